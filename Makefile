@@ -1,0 +1,36 @@
+# Every target makes .venv itself when it is missing or stale. PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= python3
+ENV := .venv/.complete
+RUN := .venv/bin/python
+ROOT ?= runs
+
+.PHONY: demo test check ui bench environment
+environment: $(ENV)
+
+$(ENV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Prepare the standard library's source, train rec and slide on two workers, evaluate both, and say where to look.
+demo: $(ENV)
+	$(RUN) -m pipelines.prepare python-source --tokenizer sentencepiece:2048 --store $(ROOT)/store
+	$(RUN) -m pipelines.train demo-rec --root $(ROOT) --data.store $(ROOT)/store
+	$(RUN) -m pipelines.train demo-slide --root $(ROOT) --data.store $(ROOT)/store
+	$(RUN) -m pipelines.evaluate $(ROOT)/demo-rec $(ROOT)/demo-slide
+
+test: $(ENV)
+	$(RUN) -m pytest -q
+
+check: $(ENV)
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+
+# MLflow's pages on the runs below ROOT, at the address that it prints.
+ui: $(ENV)
+	$(RUN) -m pipelines.ui --root $(ROOT)
+
+bench: $(ENV)
+	$(RUN) -m benchmarks.step_time
+	$(RUN) -m benchmarks.pipeline_cost

@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, segment files and lanes: everything between a folder of text and a batch. Imports no torch."""

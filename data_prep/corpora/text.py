@@ -1,0 +1,46 @@
+"""Any folder of text: a document is a file that matches a pattern, found recursively, named by its path in the folder.
+
+Sub-folders train, validation and test are the splits. Without them a document's split follows from a hash of its name.
+
+    python -m pipelines.prepare text --source FOLDER --pattern '*.md'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from data_prep.documents import SPLITS, CorpusError, Document, Source, folder_of, read_utf8, split_of
+
+
+@dataclass(frozen=True)
+class Text:
+    """A folder of UTF-8 text files."""
+
+    name: ClassVar[str] = "text"
+
+    source: str = ""
+    """Folder to read, with all the folders in it."""
+    pattern: str = "*.txt"
+    """File names that count as documents."""
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def sources(self, split: str) -> list[Source]:
+        root = folder_of(self.name, self.source)
+        own_splits = any((root / name).is_dir() for name in SPLITS)
+        sources, matched = [], False
+        for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
+            if not path.match(self.pattern) or not path.is_file():
+                continue
+            matched = True
+            name = path.relative_to(root).as_posix()
+            if (name.split("/")[0] if own_splits else split_of(name)) == split:
+                sources.append(Source(name, name, split, path.stat().st_size))
+        if not matched:
+            raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
+        return sources
+
+    def read(self, source: Source) -> Document:
+        return Document(source.id, source.title, read_utf8(folder_of(self.name, self.source) / source.id))

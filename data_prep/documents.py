@@ -1,0 +1,119 @@
+"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import xxhash
+
+SPLITS = ("train", "validation", "test")
+
+
+class CorpusError(ValueError):
+    """A corpus cannot be read: the message names the file, the place in it and the remedy."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document that has not been read yet."""
+
+    id: str
+    title: str
+    split: str
+    bytes: int
+    """Size on the disk: about the size of the text."""
+
+
+@dataclass(frozen=True)
+class Document:
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A document as the scan saw it."""
+
+    id: str
+    title: str
+    bytes: int
+    """UTF-8 bytes of the text."""
+    words: int
+    """Runs of non-whitespace, as `str.split` counts them."""
+    xxh3: str
+    """xxh3-64 (hex) of the text's UTF-8 bytes."""
+
+    def source(self, split: str) -> Source:
+        return Source(self.id, self.title, split, self.bytes)
+
+
+class Corpus(Protocol):
+    """A frozen dataclass: its fields are its options, and their docstrings become --help."""
+
+    name: ClassVar[str]
+
+    def sources(self, split: str) -> Sequence[Source]:
+        """The documents of a split, in a fixed order. Raises CorpusError where there is nothing to read at all."""
+        ...
+
+    def read(self, source: Source) -> Document:
+        """Raises CorpusError where the document cannot be read."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """The options that change the content, for the fingerprint. No paths."""
+        ...
+
+
+def split_of(name: str) -> str:
+    """The split of a document in a corpus that has none of its own: 86 % train, 7 % validation, 7 % test, by its name."""
+    share = xxhash.xxh3_64_intdigest(name.encode()) % 100
+    return "train" if share < 86 else "validation" if share < 93 else "test"
+
+
+def folder_of(name: str, source: str) -> Path:
+    """The folder that `--source` names. Raises CorpusError where it is not given or not there."""
+    if not source:
+        raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER")
+    root = Path(source).expanduser()
+    if not root.is_dir():
+        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
+    return root
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
+    data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
+            "convert the file to UTF-8 or take it out of the folder"
+        ) from None
+
+
+def scan(document: Document) -> Scanned | None:
+    """Size, words and digest of a document; None where it holds nothing but whitespace."""
+    data = document.text.encode()
+    words = count_words(document.text, data)
+    if not words:
+        return None
+    return Scanned(document.id, document.title, len(data), words, xxhash.xxh3_64_hexdigest(data))
+
+
+_ASCII_SPACE = np.zeros(256, dtype=bool)
+_ASCII_SPACE[[ord(c) for c in map(chr, range(128)) if c.isspace()]] = True
+
+
+def count_words(text: str, data: bytes) -> int:
+    """`len(text.split())`, without making the words where the text is ASCII. `data` is the text's UTF-8."""
+    if not text.isascii():
+        return len(text.split())
+    space = _ASCII_SPACE[np.frombuffer(data, dtype=np.uint8)]
+    return int(np.count_nonzero(space[:-1] & ~space[1:])) + int(len(space) > 0 and not space[0])

@@ -1,0 +1,289 @@
+"""Lanes: which tokens of which document stand in which row of the global batch, at every step.
+
+A lane is one row of the global batch. A document stays on its lane from its first token to its last, so that a model can
+carry its state from one step to the next. Time on a lane is counted in blocks; a step is `K = segment_length / block` of
+them. A document begins at a block boundary, also in the middle of a segment, and `fresh` marks the block where it begins.
+Three lanes, two steps, four blocks to a step (a letter is a block of a document, capital and `*` where it is fresh):
+
+                 step 0          step 1
+    block       0  1  2  3      0  1  2  3
+    lane 0      A* a  a  a      a  a  a  E*      A is long: its state crosses the step
+    lane 1      B* b  C* c      c  c  c  c       B ended in block 1, so C begins in block 2 of the same step
+    lane 2      D* d  d  d      d  F* f  f       the lane that is free first takes the next document
+
+The last block of a document may be part filled: its tail is padding, whose targets are -1. Nothing else is wasted.
+
+The schedule is a pure function of its arguments and of the step. It knows nothing of workers: a worker reads the range of
+lanes that it owns, and the union of all ranges is the global batch. Used as
+
+    lanes = TrainingLanes(store.lengths, lanes=8, segment_length=1024, block=256, seed=0)
+    batch = read_batch(store, lanes, step=0, lane_start=0, lane_stop=8)
+
+Shapes: B lanes, T tokens of a segment, K blocks of a segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from data_prep.timeline import Span, Timeline
+
+IGNORE = -1
+"""The target where nothing is to be predicted, and the document index of an idle block."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some lanes of one step of the global batch."""
+
+    tokens_BT: np.ndarray
+    """int64. Inputs: the targets shifted right by one within the document; begin-of-document before its first token."""
+    targets_BT: np.ndarray
+    """int64. The tokens to predict; -1 in the padding after a document's end and on idle lanes."""
+    fresh_BK: np.ndarray
+    """bool. A new document (or an idle stretch) begins at this block: the state before it must not be seen."""
+    document_BK: np.ndarray
+    """int32. Index in the manifest of the document in this block; -1 where the lane is idle."""
+    offset_BK: np.ndarray
+    """int64. Token offset in the document of the block's first target; -1 where the lane is idle."""
+
+
+class TokenStore(Protocol):
+    """What `read_batch` needs of a store; `data_prep.store.SegmentStore` is one."""
+
+    @property
+    def bod_id(self) -> int: ...
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray: ...
+
+
+class Lanes(Protocol):
+    """A schedule: what `read_batch` and the training loop need of it."""
+
+    lanes: int
+    segment_length: int
+    block: int
+
+    def spans(self, step: int, lane: int) -> list[Span]: ...
+
+    def valid_tokens(self, step: int) -> int: ...
+
+
+def _usable(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if not (lengths > 0).any():
+        raise ValueError("no document has any token: there is nothing to put on the lanes")
+    return lengths
+
+
+class TrainingLanes:
+    """An endless schedule: epochs of seeded permutations, one after the other without a gap.
+
+    The next document of the stream goes to the lane that is free first (ties: the lowest lane), at that lane's next block.
+    No lane is ever idle. The schedule is extended as far as the steps that are asked for, and the answer does not depend on
+    the order in which they are asked.
+
+    Args:
+        lengths: tokens of each document, in the manifest's order. Documents without tokens are left out.
+        lanes: rows of the global batch.
+        segment_length: tokens of a lane in one step (T).
+        block: the model's block, in tokens; divides `segment_length`.
+        seed: of the permutations.
+        fingerprint: the manifest's; part of the permutations' key.
+
+    Raises:
+        ValueError: fewer than one lane, a segment length that is not a multiple of the block, or no token at all.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        lanes: int,
+        segment_length: int,
+        block: int,
+        seed: int,
+        fingerprint: str = "",
+    ) -> None:
+        self.lanes, self.segment_length, self.block = lanes, segment_length, block
+        self.seed, self.fingerprint = seed, fingerprint
+        self._timeline = Timeline(lanes, segment_length, block)
+        self._lengths = _usable(lengths)
+        self._documents = np.flatnonzero(self._lengths > 0)
+        self._free = [(0, lane) for lane in range(lanes)]  # heap of (block at which the lane is free, lane)
+        heapify(self._free)
+        self._begins: list[int] = []  # block at which each document of the stream begins: never decreasing
+        self._epochs = 0
+        self._pending: list[int] = []  # what is left of the newest epoch, last first
+
+    @property
+    def documents_per_epoch(self) -> int:
+        return len(self._documents)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return int(self._lengths.sum())
+
+    def order(self, epoch: int) -> np.ndarray:
+        """int64 [documents_per_epoch]: the documents of an epoch, in the order in which they are drawn."""
+        key = xxhash.xxh3_128_intdigest(f"{self.fingerprint}:{self.seed}:{epoch}".encode())
+        # Sorting raw bits, since numpy keeps those stable between its versions and `permutation` it does not.
+        bits = np.random.Philox(key=key).random_raw(len(self._documents))
+        return self._documents[np.argsort(bits, kind="stable")]
+
+    def _extend(self, step: int) -> None:
+        """Place documents until every lane is taken up to the end of `step`."""
+        if step < 0:
+            raise ValueError(f"step is {step}: steps count from 0")
+        end = (step + 1) * self._timeline.blocks_per_step
+        while self._free[0][0] < end:
+            if not self._pending:
+                self._pending = self.order(self._epochs)[::-1].tolist()
+                self._epochs += 1
+            document = self._pending.pop()
+            start, lane = self._free[0]
+            self._begins.append(start)
+            heapreplace(self._free, (self._timeline.place(lane, start, document, int(self._lengths[document])), lane))
+
+    def spans(self, step: int, lane: int) -> list[Span]:
+        """The documents of one lane in one step, in order."""
+        self._extend(step)
+        return self._timeline.spans(step, lane)
+
+    def valid_tokens(self, step: int) -> int:
+        """Targets of the step over ALL lanes: every worker divides its summed loss by this, with no communication."""
+        self._extend(step)
+        return int(self._timeline.valid[step])
+
+    def tokens_before(self, step: int) -> int:
+        """Targets of all steps before this one, over all lanes."""
+        if step > 0:
+            self._extend(step - 1)
+        return int(self._timeline.valid[:step].sum())
+
+    def epoch(self, step: int) -> float:
+        """Documents that began before this step, per document of an epoch."""
+        if step > 0:
+            self._extend(step - 1)
+        return bisect_left(self._begins, step * self._timeline.blocks_per_step) / self.documents_per_epoch
+
+    def cursor(self, step: int) -> np.ndarray:
+        """int64 [lanes]: the tokens that each lane has read before this step. Differs as soon as the schedule does."""
+        if step > 0:
+            self._extend(step - 1)
+        return self._timeline.cursor(step)
+
+    def fill(self, steps: int) -> float:
+        """Share of the token slots of the first `steps` steps that hold a target."""
+        return self.tokens_before(steps) / max(steps * self.lanes * self.segment_length, 1)
+
+
+class EvaluationLanes:
+    """A finite schedule: every document once, the longest first, each onto the lane that has least to do.
+
+    Args:
+        limit_tokens: read about this many tokens instead of all, for a quick figure. Every document is clipped to the same
+            length, a multiple of the block; where not even one block of each fits, some documents, spread evenly over the
+            range of lengths, give one block each.
+
+    The other arguments, and the errors, are those of `TrainingLanes`.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        lanes: int,
+        segment_length: int,
+        block: int,
+        limit_tokens: int | None = None,
+    ) -> None:
+        self.lanes, self.segment_length, self.block = lanes, segment_length, block
+        self._timeline = Timeline(lanes, segment_length, block)
+        lengths = _usable(lengths)
+        if limit_tokens is not None:
+            lengths = _clip(lengths, block, limit_tokens)
+        self.lengths = lengths
+        """int64 [documents]: tokens read of each document; 0 where it is left out."""
+        free = [(0, lane) for lane in range(lanes)]
+        for document in np.argsort(-lengths, kind="stable").tolist():
+            length = int(lengths[document])
+            if length:
+                start, lane = free[0]
+                heapreplace(free, (self._timeline.place(lane, start, document, length), lane))
+        self.steps: int = -(-max(free)[0] // self._timeline.blocks_per_step)
+        """The number of steps after which every token has been read."""
+
+    @property
+    def tokens(self) -> int:
+        """Targets of the whole schedule."""
+        return int(self.lengths.sum())
+
+    def spans(self, step: int, lane: int) -> list[Span]:
+        """The documents of one lane in one step, in order. Empty where the lane is idle."""
+        return self._timeline.spans(step, lane)
+
+    def valid_tokens(self, step: int) -> int:
+        """Targets of the step over all lanes."""
+        return int(self._timeline.valid[step]) if step < self.steps else 0
+
+    def fill(self) -> float:
+        """Share of the schedule's token slots that hold a target."""
+        return self.tokens / (self.steps * self.lanes * self.segment_length)
+
+
+def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
+    """Clip every document to one length, such that the sum is as near below `limit` as whole blocks allow."""
+    if limit < 1:
+        raise ValueError(f"limit_tokens is {limit}: give at least 1, or leave it out to read everything")
+    low, high = 0, int(lengths.max()) // block + 1  # in blocks: the sum at `low` fits
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(np.minimum(lengths, middle * block).sum()) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    if low:
+        return np.minimum(lengths, low * block)
+    by_length = np.argsort(lengths, kind="stable")
+    by_length = by_length[lengths[by_length] > 0]
+    count = min(max(limit // block, 1), len(by_length))
+    chosen = by_length[(np.arange(count) * 2 + 1) * len(by_length) // (2 * count)]
+    clipped = np.zeros_like(lengths)
+    clipped[chosen] = np.minimum(lengths[chosen], block)
+    return clipped
+
+
+def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, lane_stop: int) -> Batch:
+    """Read lanes `lane_start` to `lane_stop` (not included) of one step; only their tokens are touched.
+
+    Returns arrays whose first dimension is `lane_stop - lane_start`.
+    """
+    block, K = schedule.block, schedule.segment_length // schedule.block
+    B = lane_stop - lane_start
+    tokens_BT = np.full((B, schedule.segment_length), store.bod_id, dtype=np.int64)
+    targets_BT = np.full((B, schedule.segment_length), IGNORE, dtype=np.int64)
+    fresh_BK = np.ones((B, K), dtype=bool)
+    document_BK = np.full((B, K), IGNORE, dtype=np.int32)
+    offset_BK = np.full((B, K), IGNORE, dtype=np.int64)
+    for row, lane in enumerate(range(lane_start, lane_stop)):
+        for column, document, offset, length in schedule.spans(step, lane):
+            first = column * block
+            previous = max(offset - 1, 0)  # the input of the first target is the token before it, or begin-of-document
+            read = store.tokens(document, previous, offset + length)
+            targets_BT[row, first : first + length] = read[offset - previous :]
+            shift = 0 if offset else 1
+            tokens_BT[row, first + shift : first + length] = read[:-1]
+            blocks = -(-length // block)
+            fresh_BK[row, column : column + blocks] = False
+            fresh_BK[row, column] = offset == 0
+            document_BK[row, column : column + blocks] = document
+            offset_BK[row, column : column + blocks] = offset + block * np.arange(blocks)
+    return Batch(tokens_BT, targets_BT, fresh_BK, document_BK, offset_BK)

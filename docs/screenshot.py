@@ -1,0 +1,192 @@
+"""A picture of a page of a running MLflow, taken by a real Chromium once its charts are drawn.
+
+    make ui &
+    python docs/screenshot.py http://127.0.0.1:5000/#/experiments/1/runs/<run id>/model-metrics out.png --wait-for-charts 6
+    python docs/screenshot.py http://127.0.0.1:5000/#/experiments/1 out.png --click Chart --wait-for-charts 6
+
+It speaks Chromium's DevTools protocol in real time: with a virtual clock MLflow's charts stay spinners. Needs aiohttp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+# The charts that are drawn, and the placeholders of what is not: MLflow's spinners and skeletons.
+COUNT_CHARTS = "document.querySelectorAll('.js-plotly-plot svg.main-svg:first-of-type').length"
+COUNT_PENDING = """[...document.querySelectorAll(
+    '[class*="spinner" i], [class*="skeleton" i], [role="progressbar"], [aria-busy="true"]'
+)].filter(e => e.getClientRects().length).length"""
+
+# MLflow opens in its view for generative AI; the page of a training run is complete in this one only.
+MODEL_TRAINING = "Model training"
+
+CLICK = """(text => {
+    const found = [...document.querySelectorAll('button, a, label, [role="tab"], [role="radio"], [role="menuitem"]')]
+        .filter(e => e.innerText.trim() === text && e.getClientRects().length);
+    if (found.length) found[0].click();
+    return found.length > 0;
+})(%s)"""
+
+
+class Page:
+    """A tab of the browser, over its DevTools socket."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._sent = socket, 0
+
+    async def command(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer. Raises RuntimeError with the browser's message when it fails."""
+        self._sent += 1
+        await self._socket.send_json({"id": self._sent, "method": method, "params": params})
+        while True:
+            answer = await self._socket.receive_json(timeout=60)
+            if answer.get("id") == self._sent:  # everything else is an event
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error'].get('message')}")
+                return answer["result"]
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of a piece of JavaScript."""
+        return (await self.command("Runtime.evaluate", expression=script, returnByValue=True))["result"].get("value")
+
+    async def wait_for(self, script: str, what: str, seconds: float) -> Any:
+        """Wait until the script's value is true in the sense of JavaScript. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not (value := await self.evaluate(script)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {what} within {seconds:.0f} seconds")
+            await asyncio.sleep(0.25)
+        return value
+
+
+@contextmanager
+def browser(program: str, width: int, height: int) -> Iterator[int]:
+    """A headless browser with a profile of its own. Yields the port that it listens on."""
+    profile = Path(tempfile.mkdtemp(prefix="screenshot-"))
+    quiet = [
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+    ]
+    command = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *quiet]
+    command += [
+        f"--user-data-dir={profile}",
+        "--remote-debugging-port=0",
+        f"--window-size={width},{height}",
+        "about:blank",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield _port(profile, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(profile, ignore_errors=True)
+
+
+def _port(profile: Path, process: subprocess.Popen[bytes], seconds: float = 30) -> int:
+    """The port that the browser chose, which it writes into its profile."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            return int((profile / "DevToolsActivePort").read_text().split()[0])
+        except (FileNotFoundError, IndexError):
+            time.sleep(0.1)
+    raise TimeoutError(f"{process.args[0] if isinstance(process.args, list) else 'the browser'} did not start")
+
+
+async def shoot(port: int, options: argparse.Namespace) -> str:
+    """Open the page, click, wait, save. Returns a line on what is in the picture."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+            tab = next(tab for tab in await answer.json() if tab["type"] == "page")
+        async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Page(socket)
+            await page.command("Page.enable")
+            size = {
+                "width": options.width,
+                "height": options.height,
+                "deviceScaleFactor": options.scale,
+                "mobile": False,
+            }
+            await page.command("Emulation.setDeviceMetricsOverride", **size)
+            await page.command("Page.navigate", url=options.url)
+            await page.wait_for(
+                "document.body && document.body.innerText.trim().length > 50", "text on the page", options.timeout
+            )
+            if not options.keep_view and await page.evaluate(CLICK % json.dumps(MODEL_TRAINING)):
+                await asyncio.sleep(1)
+                await page.command("Page.navigate", url=options.url)  # the toggle leads to the start page
+                await page.command("Page.reload")
+                await asyncio.sleep(1)
+            for text in options.click:
+                await page.wait_for(CLICK % json.dumps(text), f"{text!r} to click", options.timeout)
+            drawn = f"{COUNT_CHARTS} >= {options.wait_for_charts} && {COUNT_PENDING} === 0"
+            calm = 0
+            deadline = time.monotonic() + options.timeout
+            while calm < 4:  # a second without a placeholder: charts come in one by one
+                calm = calm + 1 if await page.evaluate(drawn) else 0
+                if time.monotonic() > deadline:
+                    charts, pending = await page.evaluate(COUNT_CHARTS), await page.evaluate(COUNT_PENDING)
+                    raise TimeoutError(
+                        f"{options.url}: {charts} charts and {pending} spinners after {options.timeout:.0f} seconds"
+                    )
+                await asyncio.sleep(0.25)
+            picture = await page.command("Page.captureScreenshot", format="png")
+            options.output.write_bytes(base64.b64decode(picture["data"]))
+            return f"{options.output}: {await page.evaluate(COUNT_CHARTS)} charts"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("url")
+    parser.add_argument("output", type=Path, help="the PNG to write")
+    parser.add_argument("--wait-for-charts", type=int, default=0, metavar="N", help="charts that must be drawn")
+    parser.add_argument(
+        "--click", action="append", default=[], metavar="TEXT", help="tab or button to click, by its text; repeatable"
+    )
+    parser.add_argument("--keep-view", action="store_true", help=f"do not switch to MLflow's {MODEL_TRAINING!r} view")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds that each wait may take")
+    parser.add_argument("--width", type=int, default=1600)
+    parser.add_argument("--height", type=int, default=1000)
+    parser.add_argument("--scale", type=float, default=1.0, help="pixels of the picture to one of the page")
+    parser.add_argument(
+        "--browser", default=next(filter(shutil.which, BROWSERS), ""), help="program; by default the Chromium in PATH"
+    )
+    options = parser.parse_args()
+    if not options.browser:
+        parser.error(
+            f"no browser found (looked for {', '.join(BROWSERS)}): install Chromium, or name one with --browser"
+        )
+    try:
+        with browser(options.browser, options.width, options.height) as port:
+            print(asyncio.run(shoot(port, options)))
+    except (OSError, RuntimeError, aiohttp.ClientError) as error:  # TimeoutError is an OSError
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

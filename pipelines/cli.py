@@ -1,0 +1,181 @@
+"""The command line of every entry script: tyro's options and help, and one plain sentence for whatever a user got wrong.
+
+    def main(argv: list[str]) -> None:
+        config = cli.parse(Config, argv, "Evaluate a checkpoint.")      # or cli.parse_preset(PRESETS, argv, "Train.")
+        ...
+
+    if __name__ == "__main__":
+        cli.run(main)
+
+`ValueError` and `OSError` are the user's errors: `run` prints `error: <sentence>` on stderr and exits with status 2, so
+messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import tyro
+
+T = TypeVar("T")
+
+
+class UsageError(ValueError):
+    """The command line does not say what the program can do."""
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
+    try:
+        status = main(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
+            raise
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        status = 130
+    sys.exit(status)
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error on one line; an OSError as "file: reason"."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def parse(config: type[T], argv: Sequence[str], description: str, *, default: T | None = None, prog: str = "") -> T:
+    """Read a config from the words of the command line.
+
+    Args:
+        config: a dataclass; fields marked `tyro.conf.Positional` are positional.
+        default: an instance whose fields are the defaults.
+        prog: what `--help` calls the program; by default `python -m` and the running module.
+
+    Raises:
+        UsageError: an unknown option (naming the nearest), a value that does not parse, or a missing argument.
+        SystemExit: after `--help`.
+    """
+
+    def cli(words: Sequence[str]) -> tuple[T, list[str]]:
+        defaults: dict[str, Any] = {} if default is None else {"default": default}
+        parsed = tyro.cli(
+            config, prog=prog or program(), description=description, args=words, return_unknown_args=True, **defaults
+        )
+        return cast("tuple[T, list[str]]", parsed)
+
+    if any(word in ("-h", "--help") for word in argv):
+        cli(["--help"])
+    error, captured = io.StringIO(), None
+    try:
+        with _wide_terminal(), contextlib.redirect_stderr(error), contextlib.redirect_stdout(error):
+            captured, unknown = cli(argv)
+    except SystemExit:
+        raise UsageError(_from_box(error.getvalue())) from None
+    if unknown:
+        raise UsageError(_unknown(unknown, argv, cli))
+    return captured
+
+
+def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str, *, noun: str = "preset") -> T:
+    """Read `PRESET [--dotted.field value]...`: the named value, with some of its fields replaced.
+
+    Raises:
+        UsageError: no preset, an unknown one (naming the nearest), or what `parse` raises.
+        SystemExit: after `--help`; before a preset it lists them, after one it lists the fields.
+    """
+    name = argv[0] if argv else ""
+    if name in ("-h", "--help"):
+        names = "\n".join(f"  {preset}" for preset in presets)
+        placeholder = noun.upper()
+        print(f"usage: {program()} {placeholder} [options]\n\n{description}\n\n{noun}:\n{names}\n")
+        print(f"{program()} {placeholder} --help lists the options.")
+        sys.exit(0)
+    if not name or name.startswith("-"):
+        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} (known: {', '.join(presets)})")
+    if name not in presets:
+        raise UsageError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
+    default = presets[name]
+    return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    listed = f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
+    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+
+
+def program() -> str:
+    """`python -m pipelines.train`, or the script's name."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name.startswith("pipelines."):
+        return f"python -m {spec.name}"
+    return os.path.basename(sys.argv[0]) or "python"
+
+
+def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[str]], object]) -> str:
+    """The sentence for words that tyro did not know."""
+    option = next((word for word in words if word.startswith("-")), None)
+    if option is None:
+        return f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+    help_text = io.StringIO()
+    with contextlib.suppress(SystemExit), _wide_terminal(), contextlib.redirect_stdout(help_text):
+        cli(["--help"])
+    options = list(dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]*\w", _plain(help_text.getvalue()))))
+    options.remove("--help")
+    written = option.partition("=")[0]
+    return f"unknown option {written}: {_nearest_option(written, options)}"
+
+
+def _nearest_option(written: str, options: list[str]) -> str:
+    near = difflib.get_close_matches(written, options, n=1, cutoff=0.6)
+    if not near:  # a field's name without the group that it stands in
+        near = [option for option in options if option.rpartition(".")[2] == written.lstrip("-")][:1]
+    return f"did you mean {near[0]}?" if near else "--help lists the options"
+
+
+@contextlib.contextmanager
+def _wide_terminal() -> Any:
+    """tyro breaks its lines at the width of the terminal: make it so wide that a sentence stays on one line."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "5000"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _plain(text: str) -> str:
+    """Text without colours and box lines."""
+    return re.sub(r"[│╭╮╰╯─]", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))
+
+
+def _from_box(text: str) -> str:
+    """The message inside the box that tyro draws: what stands between its title and the next rule."""
+    lines = [line.strip() for line in _plain(text).splitlines()]
+    blocks: list[str] = [""]
+    for line in lines:
+        if not line or set(line) <= {"-"}:
+            blocks.append("")
+        else:
+            blocks[-1] = f"{blocks[-1]} {line}".strip()
+    blocks = [block for block in blocks if block]
+    message = blocks[1] if len(blocks) > 1 else " ".join(blocks)
+    own = re.fullmatch(r"Error parsing (?!--)\S+: (.*)", message)  # a config's own ValueError: a sentence of ours
+    if own:
+        return own[1]
+    return message.removeprefix("Error parsing ").rstrip(".") + "; --help lists the options"

@@ -1,0 +1,185 @@
+"""What a training run is, as one frozen value: `TrainConfig`. Presets are instances of it (presets.py), the command line
+overrides its fields by dotted names, MLflow records it flattened, and a checkpoint carries it as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from pipelines.tracking import TrackingConfig
+from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, VanillaConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which segment store is read, and how it is laid out in lanes."""
+
+    store: str = "runs/store"
+    """Folder that `pipelines.prepare` wrote."""
+    corpus: str = "python-source"
+    """Corpus in that store."""
+    lanes: int = 8
+    """Rows of the global batch, over all workers."""
+    segment_length: int = 1024
+    """Tokens of a lane in one training step: a multiple of the model's window. Gradients reach this far back."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it."""
+    lr: float = 1e-3
+    """Peak learning rate; for adafactor, relative to the size of each parameter."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates; adafactor uses the first as its momentum."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices."""
+    clip: float = 1.0
+    """Largest global norm of the gradient; 0 leaves it alone."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate over steps: linear warm-up, then one of three shapes."""
+
+    name: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
+    """cosine to `final` at the last step; inverse-sqrt: lr / √max(step, warmup), as the paper writes it, with no linear part;
+    constant."""
+    warmup: int = 100
+    """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
+    final: float = 0.1
+    """Cosine: share of the peak rate that is left at the last step."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. Repeating the command resumes it."""
+
+    model: tyro.conf.AvoidSubcommands[RecConfig | SlideConfig | VanillaConfig]
+    """The model and its sizes."""
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    run: str = ""
+    """Name of the run and of its folder below `root`; by default the preset's."""
+    root: str = "runs"
+    """Folder of all runs; MLflow's sqlite file and artifacts stand here too."""
+    steps: int = 1000
+    """Optimizer steps in all."""
+    seed: int = 0
+    """Seeds the weights, dropout and the order of documents."""
+    num_workers: int = 2
+    """Ray Train workers; 0 runs in this process, without Ray (under torchrun: in its processes)."""
+    use_gpu: Literal["auto", "yes", "no"] = "auto"
+    """One GPU for each worker."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Autocast: auto is bfloat16 on a GPU, float32 on a CPU. Parameters stay in float32."""
+    log_every: int = 10
+    """Steps between two points of the training curve."""
+    validate_every: int = 100
+    """Steps between validations; 0 for none."""
+    validate_tokens: int = 100_000
+    """Tokens of the validation split that are read each time; 0 for all."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; the last step always makes one."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept."""
+    max_failures: int = 3
+    """Times that Ray starts the workers again from the newest checkpoint after one has died."""
+    allow_change: tuple[str, ...] = ()
+    """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "log_every", "checkpoint_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        workers = max(self.num_workers, 1)
+        if self.data.lanes < 1 or self.data.lanes % workers:
+            raise ValueError(
+                f"data.lanes is {self.data.lanes}, which {workers} workers cannot share equally: choose a multiple of {workers}"
+            )
+        if self.data.segment_length < 1 or self.data.segment_length % self.model.block:
+            raise ValueError(
+                f"data.segment_length is {self.data.segment_length}, not a multiple of the model's block of {self.model.block} "
+                f"tokens: choose {max(1, round(self.data.segment_length / self.model.block)) * self.model.block}"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return Path(self.root).absolute() / self.run
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.data.lanes * self.data.segment_length
+
+
+MEANING_FREE = (
+    "tracking",
+    "run",
+    "root",
+    "num_workers",
+    "use_gpu",
+    "log_every",
+    "validate_every",
+    "validate_tokens",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "max_failures",
+    "allow_change",
+    "data.store",
+)
+"""Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config as nested JSON values; a model's config carries its registered name under `name`."""
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    if isinstance(config, ModelConfig):
+        return {"name": config.name, **values}
+    if isinstance(config, TrainConfig):
+        values["model"] = to_json(config.model)
+    return values
+
+
+def model_from_json(values: dict[str, Any]) -> ModelConfig:
+    """The model config that `to_json` wrote. Raises ValueError when the model or a field is unknown."""
+    values = dict(values)
+    name = values.pop("name", None)
+    if name not in MODELS:
+        raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
+    known = {f.name for f in dataclasses.fields(MODELS[name])}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"the model {name!r} has no field {unknown[0]!r} in this version")
+    return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested JSON values under dotted names: ``{"optim": {"lr": 1}}`` → ``{"optim.lr": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def check_resumable(before: dict[str, Any], config: TrainConfig, place: Path) -> None:
+    """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
+    old, new = flatten(before), flatten(to_json(config))
+    allowed = MEANING_FREE + config.allow_change
+    for key in sorted(old.keys() | new.keys()):
+        if any(key == name or key.startswith(name + ".") for name in allowed):
+            continue
+        if old.get(key) != new.get(key):
+            raise ValueError(
+                f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: choose another --run, "
+                f"or add --allow-change {key}"
+            )

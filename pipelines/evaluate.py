@@ -1,0 +1,268 @@
+"""Score checkpoints on a held-out split: every document once, State carried from its first token to its last.
+
+    python -m pipelines.evaluate runs/demo-rec runs/demo-slide
+    python -m pipelines.evaluate runs/mine/checkpoints/step-00002000 --split validation
+
+Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
+each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from data_prep.manifest import StoreError
+from data_prep.store import SegmentStore
+from pipelines import checkpoint as checkpoints
+from pipelines import cli, report
+from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.config import model_from_json
+from pipelines.scoring import Clear, Evaluation, Score, has_states, score_split
+from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
+from pipelines.world import World
+from recur_models import RecurrentModel
+
+UNIGRAM_TOKENS = 20_000_000
+"""Training tokens that the unigram reference is counted from, at most."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What is scored, on what."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs (their newest checkpoint is taken) or of checkpoints."""
+    store: str = ""
+    """Store to read; by default the one that each run was trained on."""
+    corpus: str = ""
+    """Corpus in the store; by default the one that each run was trained on."""
+    split: str = "test"
+    """Split to read."""
+    lanes: int = 0
+    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the figures."""
+    segment_length: int = 0
+    """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
+    allow_other_store: bool = False
+    """Score on another store than the run was trained on, when the tokenizer is the same."""
+    output: str = ""
+    """Folder of the report; by default `reports/<names>` beside the first run."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("name at least one run or checkpoint: python -m pipelines.evaluate runs/demo-rec")
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at this path: a checkpoint's folder, or the newest good one of a run's folder."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist: name the folder of a run or of a checkpoint")
+    if (path / "checkpoint.json").exists():
+        return Checkpoint.open(path)
+    found, complaints = checkpoints.newest(path / "checkpoints")
+    for complaint in complaints:
+        print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
+    if found is None:
+        raise CheckpointError(f"{path} holds no checkpoint: train the run first, or name a checkpoint's folder")
+    return found
+
+
+def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig, name: str) -> Evaluation:
+    """Score one checkpoint, with State carried and cleared."""
+    meta = checkpoint.meta
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model_config = model_from_json(meta["config"]["model"])
+    model: RecurrentModel = model_config.build(meta["vocab_size"]).to(device)
+    model.load_state_dict(checkpoint.weights())
+    data = meta["config"]["data"]
+
+    def score(clearing: Clear) -> Score:
+        label = {"nothing": "State carried", "states": "states cleared", "everything": "all State cleared"}[clearing]
+        with pass_progress(f"{name}, {label}") as progress:
+            return score_split(
+                model,
+                store,
+                lanes=config.lanes or data["lanes"],
+                segment_length=config.segment_length or data["segment_length"],
+                world=World.current(device),
+                clearing=clearing,
+                progress=progress,
+            )
+
+    return Evaluation(
+        name=name,
+        model=model_config.name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        step=checkpoint.step,
+        train_tokens=meta["tokens"],
+        checkpoint=str(checkpoint.folder),
+        split=f"{store.manifest.corpus}/{store.manifest.split}",
+        store_fingerprint=store.manifest.fingerprint,
+        carried=score("nothing"),
+        cleared_states=score("states") if has_states(model) else None,
+        cleared_all=score("everything") if model.initial_state(1) else None,
+    )
+
+
+def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
+    """Bits per byte of the model that knows only how often each token occurs in training text (add-one smoothing)."""
+    counts = np.ones(train.vocab_size)
+    read = 0
+    for document, length in enumerate(train.lengths.tolist()):
+        counts += np.bincount(train.tokens(document, 0, length), minlength=train.vocab_size)
+        read += length
+        if read >= UNIGRAM_TOKENS:
+            break
+    bits = -np.log2(counts / counts.sum())
+    total = sum(bits[test.tokens(document, 0, length)].sum() for document, length in enumerate(test.lengths.tolist()))
+    return float(total / test.manifest.totals.bytes)
+
+
+@contextmanager
+def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, else one line at the end."""
+    console, began = Console(), time.monotonic()
+    with Progress(
+        title, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda step, steps: bar.update(task, completed=step, total=steps)
+    if not console.is_terminal:
+        print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentStore, SegmentStore | None]:
+    """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
+    data = checkpoint.meta["config"]["data"]
+    place, corpus = config.store or data["store"], config.corpus or data["corpus"]
+    store = SegmentStore.open(place, corpus, config.split)
+    try:
+        train = SegmentStore.open(place, corpus, "train")
+    except StoreError:
+        train = None
+    override = "--allow-other-store"
+    check_fits(
+        checkpoint, train or store, allow_other_store=config.allow_other_store or train is None, override=override
+    )
+    check_fits(checkpoint, store, allow_other_store=True, override=override)
+    return store, train
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    found = [find_checkpoint(path) for path in config.runs]
+    stores = [open_store(checkpoint, config) for checkpoint in found]
+    names = unique_names(found)
+    for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
+        totals = store.manifest.totals
+        print(
+            f"evaluating {name} (step {checkpoint.step:,}) on {store.folder}: {totals.documents:,} documents, {totals.tokens:,} tokens"
+        )
+
+    evaluations = [
+        evaluate(checkpoint, store, config, name)
+        for name, checkpoint, (store, _) in zip(names, found, stores, strict=True)
+    ]
+    test, train = stores[0]
+    unigram = unigram_bits_per_byte(train, test) if train else None
+    folder = Path(config.output) if config.output else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
+    paths = report.write_report(evaluations, folder, unigram=unigram)
+    track(config, found, evaluations, paths)
+
+    Console(width=max(Console().width, 120)).print(report.comparison_table(evaluations, unigram))
+    for line in remarks(evaluations):
+        print(line)
+    print(f"  report    {folder}\n  look      {folder / 'cumulative.png'}, or make ui")
+
+
+def unique_names(found: list[Checkpoint]) -> list[str]:
+    """Each run's name, with the step where one run appears twice."""
+    names = [checkpoint.meta["config"]["run"] for checkpoint in found]
+    return [
+        name if names.count(name) == 1 else f"{name}@{checkpoint.step}"
+        for name, checkpoint in zip(names, found, strict=True)
+    ]
+
+
+def remarks(evaluations: list[Evaluation]) -> list[str]:
+    """What a reader should know of the figures: whether a recurrent model's states are worth anything yet."""
+    lines = []
+    for evaluation in evaluations:
+        if evaluation.cleared_states is None:
+            continue
+        worth = evaluation.cleared_states.bits_per_byte - evaluation.carried.bits_per_byte
+        if worth > 0:
+            lines.append(
+                f"{evaluation.name}: clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
+            )
+        else:
+            lines.append(
+                f"{evaluation.name}: clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use "
+                "them yet. Minutes of training are few; RESULTS.md shows a longer run"
+            )
+    return lines
+
+
+def track(
+    config: EvaluateConfig, found: list[Checkpoint], evaluations: list[Evaluation], paths: Sequence[Path]
+) -> None:
+    """Figures into each model's own MLflow run; table and plot into a run of their own."""
+    tracking = [tracking_of(checkpoint, config.tracking) for checkpoint in found]
+    for own, checkpoint, evaluation in zip(tracking, found, evaluations, strict=True):
+        run_folder = run_folder_of(checkpoint)
+        tracker = Tracker.attach(own, run_folder.parent, run_folder)
+        row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
+        tracker.log(
+            {f"{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
+        )
+        tracker.finish()
+    first = evaluations[0]
+    tracker = Tracker.start(
+        tracking[0],
+        root=run_folder_of(found[0]).parent,
+        run_folder=paths[0].parent,
+        run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
+        params={f"{evaluation.name}.checkpoint": evaluation.checkpoint for evaluation in evaluations},
+        tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
+        dataset=DatasetInfo(
+            name=first.split,
+            digest=first.store_fingerprint,
+            source=first.split,
+            documents=first.carried.documents,
+            tokens=first.carried.tokens,
+            context="evaluation",
+        ),
+    )
+    for path in paths:
+        tracker.log_artifact(path)
+    tracker.finish()
+
+
+def run_folder_of(checkpoint: Checkpoint) -> Path:
+    """The folder of the run that a checkpoint belongs to."""
+    return checkpoint.folder.absolute().parent.parent
+
+
+def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:
+    """Where the run itself was tracked, unless the command line says where."""
+    if asked != TrackingConfig():
+        return asked
+    trained = checkpoint.meta["config"]["tracking"]
+    return replace(
+        asked, uri=trained["uri"], backend=trained["backend"], experiment=trained["experiment"], system_metrics="off"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

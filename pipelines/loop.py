@@ -1,0 +1,231 @@
+"""The training loop: one function, read from top to bottom. It knows neither Ray nor MLflow: it runs the same under Ray Train,
+under torchrun and in one plain process.
+
+Every process owns a range of lanes of the global batch and their State. Letters: B own lanes · T tokens · K blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from data_prep.lanes import TrainingLanes, read_batch
+from data_prep.store import SegmentStore
+from pipelines import checkpoint as checkpoints
+from pipelines.checkpoint import Checkpoint
+from pipelines.config import TrainConfig, to_json
+from pipelines.optim import build_optimizer, learning_rate
+from pipelines.scoring import has_states, score_split, tensors
+from pipelines.world import World
+from recur_models import RecurrentModel, State, detach
+
+
+class Diverged(ValueError):
+    """The loss is no longer a number."""
+
+
+class Log(Protocol):
+    """Where rank 0 sends its figures; the other ranks have none."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+
+def train(
+    config: TrainConfig,
+    world: World,
+    *,
+    train_store: SegmentStore,
+    validation_store: SegmentStore | None,
+    resume: Checkpoint | None,
+    log: Log | None,
+    report: Callable[[dict[str, Any]], None],
+) -> RecurrentModel:
+    """Train up to ``config.steps``, from ``resume`` if there is one. Returns the trained model.
+
+    ``report`` is called by every process after each checkpoint (Ray Train and Tune listen there).
+    """
+    start, stop = world.lanes(config.data.lanes)
+    schedule = TrainingLanes(
+        train_store.lengths,
+        lanes=config.data.lanes,
+        segment_length=config.data.segment_length,
+        block=config.model.block,
+        seed=config.seed,
+        fingerprint=train_store.manifest.fingerprint,
+    )
+
+    # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
+    torch.manual_seed(config.seed)
+    model = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
+    optimizer = build_optimizer(model, config.optim)
+    state = model.initial_state(stop - start)
+    torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)
+    nats = torch.zeros((), dtype=torch.float64, device=world.device)  # summed since the last log, own lanes
+    first_step = logged = 0
+
+    # Restore
+    if resume is not None:
+        first_step, logged = resume.step, resume.meta["logged"]
+        model.load_state_dict(resume.weights())
+        optimizer.load_state_dict(resume.optimizer())
+        state, nats = restore_lanes(resume, config, world, state, nats)
+    check_same_step(first_step, world)
+    wrapped, autocast = world.wrap(model), autocast_for(config, world)
+    model.train()
+
+    clock, clock_step = time.perf_counter(), first_step
+    for step in range(first_step, config.steps):
+        # One step. Own lanes' nats over the *global* number of targets; DDP averages, hence times the number of processes.
+        tokens_BT, targets_BT, fresh_BK = tensors(read_batch(train_store, schedule, step, start, stop), world.device)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
+        with autocast():
+            nats_BT, state = wrapped(tokens_BT, state, fresh_BK, targets_BT)
+        loss = nats_BT.sum() * (world.size / schedule.valid_tokens(step))
+        loss.backward()
+        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state = detach(state)  # truncated backpropagation through time: gradients end here, State goes on
+        nats += nats_BT.detach().sum()
+        done = step + 1
+
+        if done % config.log_every == 0 or done == config.steps:
+            targets = schedule.tokens_before(done) - schedule.tokens_before(logged)
+            bits_per_token = world.sum(nats).item() / math.log(2) / targets
+            seconds, clock = time.perf_counter() - clock, time.perf_counter()
+            if not math.isfinite(bits_per_token):
+                raise Diverged(
+                    f"the loss became {bits_per_token} by step {done}: lower optim.lr or optim.clip; the last checkpoint is intact"
+                )
+            if log:
+                figures = {
+                    "train/bits_per_token": bits_per_token,
+                    "train/learning_rate": optimizer.param_groups[0]["lr"],
+                    "train/gradient_norm": float(gradient_norm),
+                    "train/tokens": float(schedule.tokens_before(done)),
+                    "train/epoch": schedule.epoch(done),
+                    "train/tokens_per_second": (done - clock_step) * config.tokens_per_step / seconds,
+                }
+                log.log(figures, done)
+            nats, clock_step, logged = torch.zeros_like(nats), done, done
+
+        if (
+            validation_store is not None
+            and config.validate_every
+            and (done % config.validate_every == 0 or done == config.steps)
+        ):
+            figures = validate(model, validation_store, config, world, autocast)
+            if log:
+                log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
+            clock, clock_step = time.perf_counter(), done
+
+        if done % config.checkpoint_every == 0 or done == config.steps:
+            folder = checkpoints.save(
+                config.folder / "checkpoints",
+                done,
+                world=world,
+                lanes=config.data.lanes,
+                model=model,
+                optimizer=optimizer,
+                state=state,
+                extra={"nats": nats, **random_state(world)},
+                meta={
+                    "config": to_json(config),
+                    "logged": logged,
+                    "cursor": schedule.cursor(done).tolist(),
+                    "tokens": schedule.tokens_before(done),
+                    "vocab_size": model.vocab_size,
+                    "tokenizer": train_store.manifest.tokenizer.fingerprint,
+                    "store": train_store.manifest.fingerprint,
+                },
+            )
+            if world.rank == 0:
+                checkpoints.prune(config.folder / "checkpoints", config.keep_checkpoints)
+            report({"step": done, "checkpoint": str(folder)})
+            clock, clock_step = time.perf_counter(), done
+    return model
+
+
+def validate(
+    model: RecurrentModel,
+    store: SegmentStore,
+    config: TrainConfig,
+    world: World,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> dict[str, float]:
+    """Bits per token on the validation split, with a State of its own; where the model has recurrent states, also with these
+    cleared at every segment: what the loss suffers then is what the recurrence is worth.
+    """
+
+    def bits(clearing: Any) -> float:
+        score = score_split(
+            model,
+            store,
+            lanes=config.data.lanes,
+            segment_length=config.data.segment_length,
+            world=world,
+            clearing=clearing,
+            limit_tokens=config.validate_tokens or None,
+            autocast=autocast,
+        )
+        return score.bits_per_token
+
+    figures = {"validation/bits_per_token": bits("nothing")}
+    if has_states(model):
+        figures["validation/bits_per_token_states_cleared"] = bits("states")
+        figures["validation/worth_of_states_bits"] = (
+            figures["validation/bits_per_token_states_cleared"] - figures["validation/bits_per_token"]
+        )
+    return figures
+
+
+def autocast_for(config: TrainConfig, world: World) -> Callable[[], AbstractContextManager[object]]:
+    """The autocast context of a run: bfloat16 on a GPU unless told otherwise, nothing on a CPU."""
+    wanted = (
+        config.precision if config.precision != "auto" else "bfloat16" if world.device.type == "cuda" else "float32"
+    )
+    if wanted == "float32":
+        return nullcontext
+    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+
+
+def random_state(world: World) -> dict[str, torch.Tensor]:
+    """The state of the generators that dropout draws from."""
+    states = {"rng/cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(world.device)
+    return states
+
+
+def restore_lanes(
+    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, nats: torch.Tensor
+) -> tuple[State, torch.Tensor]:
+    """The State of own lanes, and the sum of nats since the last log; the generators are set as they were.
+
+    With another number of processes than before, State moves to the lanes' new owners; dropout then draws anew.
+    """
+    start, stop = world.lanes(config.data.lanes)
+    saved, own = resume.lanes(start, stop)
+    state = {name: saved[name].to(fresh[name]) for name in fresh}
+    if own is None:
+        torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
+        return state, (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)
+    torch.set_rng_state(own["rng/cpu"])
+    if world.device.type == "cuda" and "rng/cuda" in own:
+        torch.cuda.set_rng_state(own["rng/cuda"], world.device)
+    return state, own["nats"].to(nats)
+
+
+def check_same_step(step: int, world: World) -> None:
+    """Raise RuntimeError when the processes would go on from different checkpoints (a folder that not all of them share)."""
+    steps = [int(part) for part in world.gather(torch.tensor(step, device=world.device))]
+    if len(set(steps)) > 1:
+        raise RuntimeError(
+            f"the workers found checkpoints of different steps {steps}: is the run's folder shared by all of them?"
+        )

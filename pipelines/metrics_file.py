@@ -1,0 +1,81 @@
+"""The durable record of a run's figures, `<run>/metrics.jsonl`: one line per call of `Tracker.log`, whatever MLflow does.
+
+    {"step": 120, "time": 1767225600000, "metrics": {"train/bits_per_token": 5.1, …}}        time in ms since the epoch
+
+A line is one write, so that a reader (the progress bar, `pipelines.report`) sees whole lines, and the death of the process
+(not of the machine) loses none. A resumed run drops the lines after its checkpoint, because it makes these steps again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from data_prep.manifest import write_atomically
+
+
+@dataclass(frozen=True)
+class Record:
+    """The figures of one step."""
+
+    step: int
+    time: int
+    """Milliseconds since the epoch. A record that is sent twice carries it twice, by which MLflow knows it again."""
+    metrics: Mapping[str, float]
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def read_records(path: Path) -> list[Record]:
+    """The whole lines of the file, in order; none where there is no file.
+
+    What is no record is passed over: a crash of the machine can tear the last line, and no figure is worth stopping for.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [record for line in lines if (record := parse_record(line)) is not None]
+
+
+def parse_record(line: bytes | str) -> Record | None:
+    """The record of a line; None where the line is none."""
+    try:
+        values = json.loads(line)
+        return Record(int(values["step"]), int(values["time"]), {key: float(v) for key, v in values["metrics"].items()})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def drop_after(path: Path, step: int) -> list[Record]:
+    """Rewrite the file, atomically, without the records after ``step`` and without torn lines. Returns what it kept."""
+    kept = [record for record in read_records(path) if record.step <= step]
+    data = b"".join(record.line() for record in kept)
+    if path.exists() and path.read_bytes() != data:
+        write_atomically(path, data)
+    return kept
+
+
+class MetricsFile:
+    """Appends records to the file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # else a torn line would spoil the next one too
+            os.write(self._descriptor, b"\n")
+
+    def append(self, record: Record) -> None:
+        os.write(self._descriptor, record.line())
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1  # the number may soon be another file's

@@ -1,0 +1,45 @@
+"""Optimizers and learning-rate schedules by name."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from pipelines.config import OptimConfig, ScheduleConfig
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW (weight decay on matrices alone), or Adafactor as the block-recurrent paper sets it (Appendix C): factored second
+    moments with decay exponent 0.8, momentum, and updates scaled by the size of the parameter.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if config.name == "adafactor":
+        from transformers.optimization import Adafactor  # torch's own has neither momentum nor an external schedule
+
+        return Adafactor(
+            parameters,
+            lr=config.lr,
+            beta1=config.betas[0],
+            decay_rate=-0.8,
+            weight_decay=config.weight_decay,
+            scale_parameter=True,
+            relative_step=False,
+        )
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+
+
+def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
+    """The rate of optimizer step ``step`` (counted from 0) out of ``steps``."""
+    if schedule.name == "inverse-sqrt":
+        return optim.lr / math.sqrt(max(step + 1, schedule.warmup, 1))
+    warm = min(1.0, (step + 1) / max(schedule.warmup, 1))
+    if schedule.name == "constant":
+        return optim.lr * warm
+    progress = min(1.0, max(0.0, (step - schedule.warmup) / max(1, steps - schedule.warmup)))
+    return optim.lr * warm * (schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * progress)))

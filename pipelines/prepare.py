@@ -1,0 +1,287 @@
+"""Prepare a corpus: read every document, tokenize it, and write a verified segment store that training and evaluation read.
+
+    python -m pipelines.prepare python-source --tokenizer sentencepiece:2048 --store runs/store
+    python -m pipelines.prepare pg19 --source FOLDER --tokenizer FOLDER/pg19.model
+    python -m pipelines.prepare text --source FOLDER
+
+Every document is checked before a byte is written. Parts are written in parallel by Ray tasks and committed one by one: the
+same command goes on where it was killed, and the bytes are the same whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from data_prep.corpora import CORPORA
+from data_prep.documents import SPLITS
+from data_prep.manifest import Manifest, StoreError
+from data_prep.plan import SplitPlan, SplitScan, describe, sample_documents, sample_lines
+from data_prep.sharding import Done, discard_split, prepare_split, scan_split
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import (
+    SentencePieceTokenizer,
+    Tokenizer,
+    TokenizerError,
+    Training,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_from_spec,
+    train_sentencepiece,
+)
+from pipelines import cli, ray_session
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """One preparation of one corpus."""
+
+    corpus: tyro.conf.OmitArgPrefixes[Any]
+    store: str = "runs/store"
+    """Folder of all prepared corpora."""
+    tokenizer: str = "bytes"
+    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; or the path of a .model file."""
+    splits: tuple[str, ...] = SPLITS
+    """Splits to prepare."""
+    segment_length: int = 1024
+    """Tokens of a row in the store. Training may read any other length from it."""
+    part_bytes: int = 16 << 20
+    """A part is closed when it holds so many bytes of text; each part is one Ray task."""
+    num_workers: int | None = None
+    """Ray tasks at a time: the CPUs by default; 0 works in this process, without Ray."""
+    overwrite: bool = False
+    """Replace splits that were prepared from something else, or that are damaged."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment_length", "part_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ValueError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
+        if not self.splits:
+            raise ValueError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
+        for split in self.splits:
+            if split not in SPLITS:
+                raise ValueError(f"unknown split {split!r}: {cli.nearest(split, SPLITS)}")
+
+    @property
+    def folder(self) -> Path:
+        """The corpus's folder in the store."""
+        return Path(self.store).expanduser().absolute() / self.corpus.name
+
+    @property
+    def workers(self) -> int:
+        return os.cpu_count() or 1 if self.num_workers is None else self.num_workers
+
+
+COMMANDS = {name: PrepareConfig(corpus()) for name, corpus in CORPORA.items()}
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse_preset(COMMANDS, argv, "Read, tokenize and store a corpus.", noun="corpus")
+    prepare(config)
+
+
+def prepare(config: PrepareConfig) -> dict[str, Manifest]:
+    """Prepare the splits of a corpus. Returns their manifests; see the module's docstring.
+
+    Raises ValueError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
+    """
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    asked = tokenizer_from_spec(config.tokenizer)
+    splits = [split for split in SPLITS if split in config.splits]
+    trains = isinstance(asked, Training)
+    sources = {
+        split: config.corpus.sources(split) for split in SPLITS if split in splits or (trains and split == "train")
+    }
+    size = sum(source.bytes for split in splits for source in sources[split])
+    count = sum(len(sources[split]) for split in splits)
+    console.print(
+        f"{config.corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
+        f"tokenizer {config.tokenizer}; to {config.folder}"
+    )
+    if config.workers:
+        ray_session.start(num_cpus=config.workers)
+
+    scans: dict[str, SplitScan] = {}
+    with _progress(console, "scanned", sum(map(len, sources.values()))) as done:
+        for split, listed in sources.items():
+            scans[split] = scan_split(config.corpus, split, listed, config.workers, done)
+    for split in [split for split in splits if not scans[split].documents]:
+        if config.splits != SPLITS or len(splits) == 1:
+            raise StoreError(
+                f"split {split} of {config.corpus.name} holds no document with text: leave it out of --splits"
+            )
+        console.print(f"{split}: no document with text, left out")
+        splits.remove(split)
+
+    with _lock(config.folder):
+        tokenizer = _tokenizer(asked, config, scans, console)
+        plans = {
+            split: SplitPlan(scans[split], describe(tokenizer, scans[split]), config.segment_length, config.part_bytes)
+            for split in splits
+        }
+        ready = {split: manifest for split, plan in plans.items() if (manifest := _finished(config, plan)) is not None}
+        _settle_tokenizer(config, tokenizer, list(plans))
+        if not all(plan.tokenizer.lossless for plan in plans.values()):
+            console.print(
+                f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip"
+            )
+        seconds: dict[str, float] = {}
+        for split, plan in plans.items():
+            if split in ready:
+                console.print(f"{split}: already prepared")
+                continue
+            text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
+            console.print(f"{split}: writing {text}, {config.workers or 'no'} Ray workers")
+            start = time.perf_counter()
+            if config.overwrite:
+                discard_split(config.folder / split)
+            with _progress(console, "written", len(plan.scan.documents)) as done:
+                ready[split] = prepare_split(
+                    config.folder / split, plan, config.folder / "tokenizer", config.workers, done
+                )
+            seconds[split] = time.perf_counter() - start
+    manifests = {split: ready[split] for split in plans}
+    _summary(console, manifests, seconds)
+    store = "" if config.store == PrepareConfig.store else f" --data.store {config.store}"
+    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
+    return manifests
+
+
+def _tokenizer(
+    asked: Tokenizer | Training, config: PrepareConfig, scans: dict[str, SplitScan], console: Console
+) -> Tokenizer:
+    """The tokenizer itself; one that is to be trained is taken from the store where it was trained on the same text."""
+    if not isinstance(asked, Training):
+        return asked
+    corpus = scans["train"].inputs["content"]
+    with contextlib.suppress(TokenizerError):
+        kept = load_tokenizer(config.folder / "tokenizer")
+        recipe = kept.recipe if isinstance(kept, SentencePieceTokenizer) else None
+        if recipe and (recipe.spec, recipe.corpus) == (asked.spec, corpus):
+            return kept
+    documents = sample_documents(scans["train"])
+    size = sum(document.bytes for document in documents)
+    console.print(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
+    return train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
+
+
+def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
+    """The manifest of a split that this plan has already made; None where there is work to do.
+
+    Raises StoreError where the split was made from something else, or is damaged, and may not be overwritten.
+    """
+    folder = config.folder / plan.scan.split
+    if config.overwrite or not (folder / "manifest.json").is_file():
+        return None
+    manifest = SegmentStore.open(folder).manifest
+    if manifest.fingerprint != plan.fingerprint:
+        raise StoreError(
+            f"{folder} was prepared with another {_difference(manifest.inputs, plan.inputs)}: "
+            "give another --store, or --overwrite to replace it"
+        )
+    shutil.rmtree(folder / "ledger", ignore_errors=True)  # a preparation killed after its last write leaves one
+    return manifest
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Which inputs differ, in words: `segment_length (512, now 1024)`."""
+    words = []
+    if old["corpus"] != new["corpus"]:
+        counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
+        words.append("corpus options" if old["corpus"]["options"] != new["corpus"]["options"] else f"text ({counts})")
+    if old["tokenizer"] != new["tokenizer"]:
+        words.append(f"tokenizer ({old['tokenizer']['vocab_size']:,} ids, now {new['tokenizer']['vocab_size']:,})")
+    for name, value in new["parameters"].items():
+        if old["parameters"].get(name) != value:
+            words.append(f"{name} ({old['parameters'].get(name)}, now {value})")
+    return " and ".join(words)
+
+
+def _settle_tokenizer(config: PrepareConfig, tokenizer: Tokenizer, splits: list[str]) -> None:
+    """Save the tokenizer that all splits of the corpus share. Raises StoreError where one that stays was made with another."""
+    for split in set(SPLITS) - set(splits):
+        folder = config.folder / split
+        if (folder / "manifest.json").is_file():
+            other = SegmentStore.open(folder).manifest.tokenizer
+            if other.fingerprint != tokenizer.fingerprint:
+                raise StoreError(
+                    f"{folder} was prepared with another tokenizer ({other.name}), and a store has one: "
+                    "prepare all splits with --overwrite, or give another --store"
+                )
+    with contextlib.suppress(TokenizerError):
+        if load_tokenizer(config.folder / "tokenizer").fingerprint == tokenizer.fingerprint:
+            return
+    save_tokenizer(tokenizer, config.folder / "tokenizer")
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep a second preparation out of the corpus's folder. The lock ends with the process and leaves no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreError(f"another preparation is writing to {folder}: wait for it to end") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, verb: str, total: int) -> Iterator[Done]:
+    """A bar on a terminal; elsewhere a line every few seconds."""
+    start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
+    ) as bar:
+        task = bar.add_task(verb, total=total, rate="")
+
+        def done(documents: int, size: int) -> None:
+            nonlocal printed
+            seen[0] += documents
+            seen[1] += size
+            now = time.perf_counter()
+            rate = f"{seen[1] / 1e6:,.1f} MB, {seen[1] / 1e6 / max(now - start, 1e-9):,.1f} MB/s"
+            bar.update(task, completed=seen[0], rate=rate)
+            if bar.disable and now - printed > 5:
+                printed = now
+                console.print(f"  {verb} {seen[0]:,} of {total:,} documents, {rate}")
+
+        yield done
+
+
+def _summary(console: Console, manifests: dict[str, Manifest], seconds: dict[str, float]) -> None:
+    table = Table(box=None, pad_edge=False)
+    columns = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word", "MB/s")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "split" else "right")
+    for split, manifest in manifests.items():
+        t = manifest.totals
+        rate = f"{t.bytes / 1e6 / seconds[split]:.1f}" if split in seconds else "–"
+        per_token, per_word = f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"
+        counts = (f"{n:,}" for n in (t.documents, t.skipped_empty, t.bytes, t.words, t.tokens))
+        table.add_row(split, *counts, per_token, per_word, rate)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,110 @@
+"""Shows a run's progress by reading what rank 0 appends to the run's folder: figures in `metrics.jsonl`, messages in
+`logs/worker-0.log`. A bar on a terminal, else plain lines; the same whether the loop runs in this process or on another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pipelines.metrics_file import parse_record
+
+POLL_SECONDS = 0.5
+
+
+def worker_log(run_folder: Path, rank: int) -> Path:
+    """Where a worker's messages go."""
+    return run_folder / "logs" / f"worker-{rank}.log"
+
+
+@contextmanager
+def messages_into(path: Path) -> Iterator[None]:
+    """Send what this process prints to the end of a file, line by line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+    with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        yield
+
+
+@contextmanager
+def show_progress(run_folder: Path, first_step: int, steps: int) -> Iterator[None]:
+    """While the block runs, show each new record of the run's metrics and each new line of rank 0's messages."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_watch, args=(run_folder, first_step, steps, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event) -> None:
+    console, began, latest = Console(), time.monotonic(), {}
+    metrics = _Tail(run_folder / "metrics.jsonl", seen=0)
+    log = worker_log(run_folder, 0)
+    messages = _Tail(log, seen=log.stat().st_size if log.exists() else 0)
+    columns = ("training", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    shown: set[tuple[int, tuple[str, ...]]] = set()
+    with Progress(
+        *columns, TextColumn("{task.fields[figures]}"), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("training", total=steps, completed=first_step, figures="")
+        while True:
+            finishing = stop.is_set()
+            for line in messages.lines():
+                bar.console.print(line, markup=False, highlight=False)
+            for record in filter(None, map(parse_record, metrics.lines())):
+                key = (record.step, tuple(record.metrics))
+                if record.step <= first_step or key in shown:
+                    continue
+                shown.add(key)
+                latest |= record.metrics
+                bar.update(task, completed=record.step, figures=_figures(latest))
+                if not console.is_terminal:
+                    left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
+                    print(
+                        f"step {record.step}/{steps}  {_figures(record.metrics)}  about {left:.0f} s left", flush=True
+                    )
+            if finishing:
+                return
+            stop.wait(POLL_SECONDS)
+
+
+class _Tail:
+    """The lines that are appended to a file."""
+
+    def __init__(self, path: Path, seen: int):
+        self.path, self.seen = path, seen
+
+    def lines(self) -> list[str]:
+        """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""
+        try:
+            with open(self.path, "rb") as file:
+                if file.seek(0, 2) < self.seen:
+                    self.seen = 0
+                file.seek(self.seen)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.seen += len(whole)
+        return whole.decode("utf-8", "replace").splitlines()
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    parts = []
+    if "train/bits_per_token" in figures:
+        parts.append(f"{figures['train/bits_per_token']:.3f} bits/token")
+    if "train/tokens_per_second" in figures:
+        parts.append(f"{figures['train/tokens_per_second']:,.0f} tokens/s")
+    if "validation/bits_per_token" in figures:
+        parts.append(f"validation {figures['validation/bits_per_token']:.3f}")
+    return "  ".join(parts)

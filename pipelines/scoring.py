@@ -1,0 +1,156 @@
+"""One pass of a model over one split: every token of every document once, State carried, nats summed.
+
+    score = score_split(model, store, lanes=8, segment_length=1024, world=World.current())
+    score.bits_per_token, score.bits_per_byte, score.word_perplexity
+
+Validation inside the loop and `pipelines.evaluate` both call it. Letters: B lanes · T tokens · K blocks · W tokens of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from data_prep.lanes import Batch, EvaluationLanes, read_batch
+from data_prep.store import SegmentStore
+from pipelines.world import World
+from recur_models import RECURRENT, RecurrentModel, clear, detach
+from recur_models.protocol import kind_of
+
+Clear = Literal["nothing", "states", "everything"]
+"""What is put back to its initial value at the start of each segment: the study of section 4.6 clears the states."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over one pass over one split."""
+
+    nats: float
+    """Summed over all predicted tokens."""
+    tokens: int
+    words: int
+    """Whitespace-separated words of the documents read; 0 when documents were clipped."""
+    bytes: int
+    """UTF-8 bytes of the documents read; 0 when documents were clipped."""
+    documents: int
+    bucket: int
+    """Tokens in a position bucket."""
+    bucket_nats: tuple[float, ...]
+    """Nats of the tokens at position p of their document, summed in bucket p // bucket."""
+    bucket_tokens: tuple[int, ...]
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.nats / math.log(2) / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """NaN when documents were clipped."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats per word): comparable between vocabularies (paper, section 4.5). NaN when documents were clipped."""
+        return math.exp(min(self.nats / self.words, 700.0)) if self.words else math.nan
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One checkpoint on one split."""
+
+    name: str
+    model: str
+    parameters: int
+    step: int
+    train_tokens: int
+    checkpoint: str
+    split: str
+    store_fingerprint: str
+    carried: Score
+    """State carried over the whole document."""
+    cleared_states: Score | None
+    """Recurrent states cleared at each segment, keys and values kept; None where the model has none."""
+    cleared_all: Score | None
+    """The whole State cleared at each segment; None where the State is empty."""
+
+
+def has_states(model: RecurrentModel) -> bool:
+    """Whether the State holds recurrent vectors, as against cached keys and values alone."""
+    return any(kind_of(name) in RECURRENT for name in model.initial_state(1))
+
+
+def tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens [B, T], targets [B, T] and fresh [B, K] on the device."""
+    arrays = (batch.tokens_BT, batch.targets_BT, batch.fresh_BK)
+    tokens_BT, targets_BT, fresh_BK = (torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
+    return tokens_BT, targets_BT, fresh_BK
+
+
+@torch.no_grad()
+def score_split(
+    model: RecurrentModel,
+    store: SegmentStore,
+    *,
+    lanes: int,
+    segment_length: int,
+    world: World,
+    clearing: Clear = "nothing",
+    limit_tokens: int | None = None,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    progress: Callable[[int, int], None] | None = None,
+) -> Score:
+    """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
+
+    ``limit_tokens`` clips documents so that about so many tokens are read. ``progress(step, steps)`` is called after each step.
+    """
+    schedule = EvaluationLanes(
+        store.lengths, lanes=lanes, segment_length=segment_length, block=model.block, limit_tokens=limit_tokens
+    )
+    start, stop = world.lanes(lanes)
+    initial = model.initial_state(stop - start)
+    kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
+    state, was_training = initial, model.training
+    buckets = -(-int(schedule.lengths.max()) // model.block)
+    nats_P, tokens_P = np.zeros(buckets), np.zeros(buckets, dtype=np.int64)
+    model.eval()
+    for step in range(schedule.steps):
+        batch = read_batch(store, schedule, step, start, stop)
+        tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
+        state = clear(state, initial, kinds)
+        with autocast():
+            nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
+        state = detach(state)
+        nats_BK = nats_BT.double().unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
+        valid_BK = (batch.targets_BT >= 0).reshape(*nats_BK.shape, model.block).sum(-1)
+        used_BK = batch.document_BK >= 0
+        positions = batch.offset_BK[used_BK] // model.block
+        np.add.at(nats_P, positions, nats_BK[used_BK])
+        np.add.at(tokens_P, positions, valid_BK[used_BK])
+        if progress:
+            progress(step + 1, schedule.steps)
+    model.train(was_training)
+    sums = (
+        world.sum(torch.from_numpy(np.concatenate([nats_P, tokens_P.astype(np.float64)])).to(world.device))
+        .cpu()
+        .numpy()
+    )
+    nats_P, tokens_P = sums[:buckets], sums[buckets:].astype(np.int64)
+    read = schedule.lengths > 0
+    whole = bool((schedule.lengths == store.lengths).all())
+    documents = store.manifest.documents
+    return Score(
+        nats=float(nats_P.sum()),
+        tokens=int(tokens_P.sum()),
+        words=sum(document.words for document in documents) if whole else 0,
+        bytes=sum(document.bytes for document in documents) if whole else 0,
+        documents=int(read.sum()),
+        bucket=model.block,
+        bucket_nats=tuple(nats_P.tolist()),
+        bucket_tokens=tuple(tokens_P.tolist()),
+    )

@@ -1,0 +1,303 @@
+"""Block-Recurrent Transformer and sliding-window Transformer-XL: one stack of pre-norm layers (Hutchins et al. 2022).
+
+A token layer is the vertical direction; a recurrent layer adds the horizontal one: S state vectors, updated once per block of
+W tokens, that read the block's tokens and are read by the next block's. Only the horizontal direction is sequential: keys,
+values and queries of all blocks are made at once, a loop over blocks updates the states, and the vertical direction then
+runs over all blocks in parallel, each against the states that it saw.
+
+    RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
+    SlideConfig(layers=13).build(vocab_size=32_001)
+
+State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; ``layers.i.states`` [B, S, D]; under
+``equations="paper"`` also ``present`` [B], whether the lane has a previous block. Letters: see layers.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.gates import GATES, Equations, Gate
+from recur_models.layers import (
+    MLP,
+    PositionBias,
+    RMSNorm,
+    StackConfig,
+    attend,
+    linear,
+    merge_heads,
+    scale_queries,
+    split_heads,
+    unit_norm,
+)
+from recur_models.losses import chunked_cross_entropy
+from recur_models.protocol import RecurrentModel, State, check_inputs, reset
+from recur_models.window import window_bias, windowed_attention, with_previous
+
+Cell = Literal["dual", "single", "skip"]
+
+
+@dataclass(frozen=True)
+class SlideConfig(StackConfig):
+    """Sliding-window transformer, differentiable across the blocks of a segment (the paper's Slide:12L and Slide:13L)."""
+
+    name: ClassVar[str] = "slide"
+
+    equations: Equations = "meliad"
+    """Where code and paper differ: what the authors' code computes, or what the paper writes."""
+
+    def build(self, vocab_size: int) -> BlockRecurrentTransformer:
+        return BlockRecurrentTransformer(self, vocab_size)
+
+
+@dataclass(frozen=True)
+class RecConfig(StackConfig):
+    """Block-recurrent transformer: sliding window, with recurrent states in some layers (the paper's Rec and Feedback rows)."""
+
+    name: ClassVar[str] = "rec"
+
+    recurrent_layers: tuple[int, ...] = (10,)
+    """Layers with recurrent states, counted from 1 at the bottom as the paper does."""
+    states: int = 512
+    """State vectors of a recurrent layer."""
+    gate: Gate = "fixed"
+    """How a state is updated: a learned moving average, or LSTM gates (section 3.3)."""
+    cell: Cell = "skip"
+    """Gate configuration (section 3.5): both residuals gated, only the MLP, or only the projection."""
+    feedback: bool = False
+    """Every layer attends to the states of the (last) recurrent layer; the stack then runs block by block (Appendix E)."""
+    equations: Equations = "meliad"
+    """Where code and paper differ: what the authors' code computes, or what the paper writes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.states < 1:
+            raise ValueError(f"model.states is {self.states}: it must be at least 1")
+        if not self.recurrent_layers or len(set(self.recurrent_layers)) < len(self.recurrent_layers):
+            raise ValueError(f"model.recurrent_layers is {self.recurrent_layers}: name one or more different layers")
+        for layer in self.recurrent_layers:
+            if not 1 <= layer <= self.layers:
+                raise ValueError(
+                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}"
+                )
+
+    def build(self, vocab_size: int) -> BlockRecurrentTransformer:
+        return BlockRecurrentTransformer(self, vocab_size)
+
+
+class Projections(NamedTuple):
+    """Keys, values and both sets of queries of one direction, heads split: [..., H, n, E]."""
+
+    k: Tensor
+    v: Tensor
+    q_self: Tensor
+    q_cross: Tensor | None
+
+
+class Projector(nn.Module):
+    """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
+
+    def __init__(self, config: StackConfig, cross: bool):
+        super().__init__()
+        self.heads = config.heads
+        self.norm = RMSNorm(config.d_model)
+        self.kvq = linear(config.d_model, (4 if cross else 3) * config.heads * config.head_dim)
+        self.scale_H = nn.Parameter(torch.ones(config.heads))
+        self.cross_scale_H = nn.Parameter(torch.ones(config.heads)) if cross else None
+
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
+        """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
+        x = self.norm(x)
+        x = x if ids is None else x + ids
+        k, v, q, *q2 = (
+            split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
+        )
+        q_cross = None if self.cross_scale_H is None else scale_queries(unit_norm(q2[0]), self.cross_scale_H)
+        return Projections(unit_norm(k), v, scale_queries(unit_norm(q), self.scale_H), q_cross)
+
+
+class TokenLayer(nn.Module):
+    """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
+
+    def __init__(self, config: StackConfig, cross: bool):
+        super().__init__()
+        self.config = config
+        self.project = Projector(config, cross)
+        self.position_bias = PositionBias(config.heads)
+        self.out = linear((2 if cross else 1) * config.heads * config.head_dim, config.d_model)
+        self.mlp_norm = RMSNorm(config.d_model)
+        self.mlp = MLP(config.d_model, config.mlp_dim, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def attention(self, tokens: Projections, kz: Tensor, vz: Tensor, absent_BK: Tensor | None) -> Tensor:
+        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
+        return windowed_attention(tokens.q_self, kz, vz, bias_HWZ, absent_BK)
+
+    def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
+        heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
+        x_BKWD = x_BKWD + self.dropout(self.out(merge_heads(heads)))
+        return x_BKWD + self.dropout(self.mlp(self.mlp_norm(x_BKWD)))
+
+
+class StateDirection(nn.Module):
+    """The horizontal direction: states attend to one another and to the tokens of two blocks; gates replace the residuals."""
+
+    def __init__(self, config: RecConfig):
+        super().__init__()
+        heads_width = 2 * config.heads * config.head_dim
+        gate, squash = GATES[config.gate], config.cell == "single"
+        self.initial_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_(std=0.1))
+        self.ids_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_())
+        self.project = Projector(config, cross=True)
+        self.attention_gate = (
+            None if config.cell == "single" else gate(heads_width, config.d_model, config.equations, squash)
+        )
+        self.mlp_norm = RMSNorm(config.d_model) if config.cell == "dual" else None
+        self.mlp_hidden = (
+            None
+            if config.cell == "skip"
+            else linear(heads_width if config.cell == "single" else config.d_model, config.mlp_dim)
+        )
+        self.mlp_gate = (
+            None if config.cell == "skip" else gate(config.mlp_dim, config.d_model, config.equations, squash)
+        )
+
+    def read(self, c_BSD: Tensor) -> Projections:
+        """Keys and values for the tokens, and the states' own queries."""
+        return self.project(c_BSD, self.ids_SD.to(c_BSD.dtype))
+
+    def update(
+        self, c_BSD: Tensor, read: Projections, kz_BHZE: Tensor, vz_BHZE: Tensor, absent_B: Tensor | None
+    ) -> Tensor:
+        """The states after a block: ``read`` of the states before it, keys and values of its 2W tokens."""
+        assert read.q_cross is not None
+        self_BHSE = attend(read.q_self, read.k, read.v)
+        cross_BHSE = attend(read.q_cross, kz_BHZE, vz_BHZE, absent_B)
+        h_BSN = merge_heads(torch.cat([self_BHSE, cross_BHSE], dim=1))
+        if self.attention_gate is not None:
+            c_BSD = self.attention_gate(c_BSD, h_BSN)
+            h_BSN = c_BSD if self.mlp_norm is None else self.mlp_norm(c_BSD)
+        if self.mlp_gate is not None and self.mlp_hidden is not None:
+            c_BSD = self.mlp_gate(c_BSD, torch.relu(self.mlp_hidden(h_BSN)))
+        return c_BSD
+
+
+class Layer(nn.Module):
+    """One layer of the stack: tokens in blocks and this layer's State in, the same out."""
+
+    def __init__(self, config: StackConfig, recurrence: RecConfig | None, recurrent: bool):
+        super().__init__()
+        self.tokens = TokenLayer(config, cross=recurrent or (recurrence is not None and recurrence.feedback))
+        self.states = StateDirection(recurrence) if recurrent and recurrence is not None else None
+
+    def forward(
+        self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, absent_BK: Tensor | None, served: Projections | None
+    ) -> tuple[Tensor, State]:
+        """``served``: under feedback, what the tokens read of the recurrent layer's states ([B, H, S, E]; K is 1)."""
+        tokens = self.tokens.project(x_BKWD)
+        kz = with_previous(tokens.k, state["keys"], fresh_BK)
+        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        after: State = {"keys": tokens.k[:, -1], "values": tokens.v[:, -1]}
+        cross = None
+        if self.states is not None:
+            reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK)
+            cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
+        elif served is not None:
+            cross = attend(tokens.q_cross, served.k[:, None], served.v[:, None])
+        return self.tokens.combine(x_BKWD, self.tokens.attention(tokens, kz, vz, absent_BK), cross), after
+
+    def recur(
+        self, c_BSD: Tensor, kz: Tensor, vz: Tensor, fresh_BK: Tensor, absent_BK: Tensor | None
+    ) -> tuple[list[Projections], Tensor]:
+        """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
+        assert self.states is not None
+        reads: list[Projections] = []
+        for k in range(fresh_BK.shape[1]):
+            c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
+            reads.append(self.states.read(c_BSD))
+            c_BSD = self.states.update(
+                c_BSD, reads[-1], kz[:, k], vz[:, k], None if absent_BK is None else absent_BK[:, k]
+            )
+        return reads, c_BSD
+
+
+class BlockRecurrentTransformer(RecurrentModel):
+    """The stack with tied embeddings; logits are divided by √d."""
+
+    def __init__(self, config: SlideConfig | RecConfig, vocab_size: int):
+        super().__init__()
+        recurrence = config if isinstance(config, RecConfig) else None
+        self.config, self.vocab_size, self.block = config, vocab_size, config.window
+        self.recurrent = tuple(layer - 1 for layer in recurrence.recurrent_layers) if recurrence else ()
+        self.feedback = recurrence is not None and recurrence.feedback
+        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers: Any = nn.ModuleList(Layer(config, recurrence, i in self.recurrent) for i in range(config.layers))
+        self.final_norm = RMSNorm(config.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        like = self.embedding.weight
+        cache = like.new_zeros(lanes, self.config.heads, self.block, self.config.head_dim)
+        state: State = {}
+        for i, layer in enumerate(self.layers):
+            state |= {f"layers.{i}.keys": cache.clone(), f"layers.{i}.values": cache.clone()}
+            if layer.states is not None:
+                state[f"layers.{i}.states"] = layer.states.initial_SD.detach().expand(lanes, -1, -1).clone()
+        if self.config.equations == "paper":
+            state["present"] = torch.zeros(lanes, dtype=torch.bool, device=like.device)
+        return state
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        lanes, blocks = len(tokens_BT), tokens_BT.shape[1] // self.block
+        if fresh_BK is None:
+            fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
+            fresh_BK[:, 0] = state is None
+        initial = self.initial_state(lanes)
+        state = initial if state is None else state
+        check_inputs(self, tokens_BT, state, initial, fresh_BK)
+        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
+        if self.feedback:
+            outputs = []
+            for k in range(blocks):
+                x_B1WD, state = self.stack(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1])
+                outputs.append(x_B1WD)
+            x_BKWD = torch.cat(outputs, dim=1)
+        else:
+            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK)
+        hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
+        if targets_BT is None:
+            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, state
+        return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
+            targets_BT
+        ), state
+
+    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        """All layers over some blocks."""
+        after: State = {}
+        absent_BK = None
+        if "present" in state:
+            absent_BK = fresh_BK.clone()
+            absent_BK[:, 0] |= ~state["present"]
+            after["present"] = torch.ones_like(state["present"])
+        served = self.serve(state, fresh_BK) if self.feedback else None
+        for i, layer in enumerate(self.layers):
+            prefix = f"layers.{i}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+            x_BKWD, changed = layer(x_BKWD, own, fresh_BK, absent_BK, served)
+            after |= {prefix + name: tensor for name, tensor in changed.items()}
+        return x_BKWD, after
+
+    def serve(self, state: State, fresh_BK: Tensor) -> Projections:
+        """What every layer reads of the last recurrent layer's states at the beginning of a block (Appendix E)."""
+        last = max(self.recurrent)
+        states: StateDirection = self.layers[last].states
+        return states.read(reset(state[f"layers.{last}.states"], states.initial_SD, fresh_BK[:, 0]))

@@ -1,0 +1,145 @@
+"""The parts that every transformer here is made of: norm, position bias, windowed attention, MLP, initialisers.
+
+Letters: B lanes · T tokens · K blocks · W window (= block) · Z keys that a block sees (2W) · S states · D width ·
+H heads · E head size · F MLP hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recur_models.protocol import ModelConfig
+
+MASKED = -1e6
+"""The logit of a key that may not be seen (the authors' value)."""
+
+
+@dataclass(frozen=True)
+class StackConfig(ModelConfig):
+    """The sizes that every transformer here has."""
+
+    layers: int = 12
+    """Transformer layers."""
+    d_model: int = 1024
+    """Width of the residual stream."""
+    heads: int = 8
+    """Attention heads."""
+    head_dim: int = 128
+    """Size of one head."""
+    mlp_dim: int = 4096
+    """Hidden size of the MLP."""
+    window: int = 512
+    """Tokens that a token sees, and tokens in a block."""
+    dropout: float = 0.05
+    """Dropout on embeddings, attention outputs and MLPs of the token direction; none on the recurrent side."""
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "d_model", "heads", "head_dim", "mlp_dim", "window"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"model.{field} is {getattr(self, field)}: it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+
+def truncated_normal_(tensor: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
+    """Variance scaling: a normal cut at ±2σ whose standard deviation after the cut is √(scale / fan_in)."""
+    std = math.sqrt(scale / fan_in) / 0.87962566103423978  # the cut normal's own standard deviation
+    return nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | None = None) -> nn.Linear:
+    """A projection with truncated-normal weights; with a bias N(0, ``bias_std``) when that is given, else without."""
+    layer = nn.Linear(fan_in, fan_out, bias=bias_std is not None)
+    truncated_normal_(layer.weight.data, fan_in, scale)
+    if bias_std is not None:
+        nn.init.normal_(layer.bias, std=bias_std)
+    return layer
+
+
+class RMSNorm(nn.Module):
+    """Scale-only root-mean-square norm, eps 1e-6, computed in float32."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.scale.shape, self.scale.to(x.dtype), eps=1e-6)
+
+
+def unit_norm(x: Tensor) -> Tensor:
+    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as the authors' code has it)."""
+    return x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+
+
+class PositionBias(nn.Module):
+    """T5's relative position bias, unidirectional: 32 buckets up to distance 128, one table per layer."""
+
+    BUCKETS, MAX_DISTANCE = 32, 128
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.table_HN = nn.Parameter(truncated_normal_(torch.empty(heads, self.BUCKETS), fan_in=self.BUCKETS))
+
+    @classmethod
+    def bucket(cls, distance: Tensor) -> Tensor:
+        """Bucket of a distance ≥ 0 (int64): exact below 16, logarithmic above."""
+        exact = cls.BUCKETS // 2
+        far = (
+            torch.log(distance.clamp(min=1).float() / exact)
+            / math.log(cls.MAX_DISTANCE / exact)
+            * (cls.BUCKETS - exact)
+        )
+        return torch.where(distance < exact, distance, (exact + far.long()).clamp(max=cls.BUCKETS - 1))
+
+    def forward(self, distance_WZ: Tensor) -> Tensor:
+        """Bias [H, W, Z] for query-to-key distances; those below zero are masked by the caller."""
+        return self.table_HN[:, self.bucket(distance_WZ.clamp(min=0))]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[…, n, H·E] → […, H, n, E]."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[…, H, n, E] → […, n, H·E]."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def scale_queries(q_HnE: Tensor, scale_H: Tensor) -> Tensor:
+    """Queries times |scale| of their head: the learned temperature of normalised attention."""
+    return q_HnE * scale_H.abs().to(q_HnE.dtype)[:, None, None]
+
+
+def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None = None) -> Tensor:
+    """Attention without bias, over any leading dimensions: […, H, n, E]; queries are scaled already.
+
+    ``absent_B``: lanes on which the first half of the keys (the previous block's) is masked.
+    """
+    mask = None
+    if absent_B is not None:
+        first_half = torch.arange(k_HmE.shape[-2], device=k_HmE.device) < k_HmE.shape[-2] // 2
+        mask = ~(first_half & absent_B[:, None, None, None])
+    return F.scaled_dot_product_attention(q_HnE, k_HmE, v_HmE, attn_mask=mask, scale=1.0)
+
+
+class MLP(nn.Module):
+    """ReLU, no biases."""
+
+    def __init__(self, width: int, hidden: int, dropout: float, fan_in: int | None = None):
+        super().__init__()
+        self.hidden, self.out = linear(fan_in or width, hidden), linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.dropout(F.relu(self.hidden(x))))

@@ -1,0 +1,66 @@
+"""Cross-entropy in nats per token that never holds the logits of a whole segment.
+
+    nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
+
+The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
+logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recur_models.protocol import IGNORED
+
+CHUNK_ELEMENTS = 1 << 22
+"""Logits held at a time: 16 MiB in float32."""
+
+
+def chunked_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Nats of each target under softmax(hidden · weightᵀ): [N] float32, 0 where the target is ``IGNORED``.
+
+    The caller scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the softmax in float32.
+    """
+    if torch.is_autocast_enabled(hidden_ND.device.type):
+        dtype = torch.get_autocast_dtype(hidden_ND.device.type)
+        hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N)  # pyright: ignore[reportReturnType]
+
+
+def _chunks(tokens: int, vocab_size: int) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // vocab_size)
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+        nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
+        normalizer_N = torch.empty_like(nats_N)
+        for chunk in _chunks(len(hidden_ND), len(weight_VD)):
+            logits_CV = (hidden_ND[chunk] @ weight_VD.T).float()
+            targets_C = targets_N[chunk]
+            normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
+            picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
+            nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N)
+        return nats_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden_ND, weight_VD, targets_N, normalizer_N = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
+        for chunk in _chunks(len(hidden_ND), len(weight_VD)):
+            logits_CV = (hidden_ND[chunk] @ weight_VD.T).float()
+            grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
+            grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))
+            grad_CV.mul_(grad_N[chunk, None])
+            grad_CV = grad_CV.to(hidden_ND.dtype)
+            grad_hidden_ND[chunk] = grad_CV @ weight_VD
+            grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
+        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None

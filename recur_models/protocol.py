@@ -1,0 +1,122 @@
+"""The one protocol of every model: ``model(tokens, state, fresh, targets) -> (logits or nats, state)``.
+
+State is an argument and a result, never a buffer: a flat mapping from names such as ``layers.9.states`` to tensors whose
+first dimension is the lane. The last part of a name says what the tensor is: ``states`` (recurrent vectors), ``keys``
+and ``values`` (the previous block's), ``present`` (whether there is a previous block). A model without memory has the empty State.
+
+    state = model.initial_state(lanes=4)
+    nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
+
+Letters: B lanes · T tokens in a segment · K blocks in a segment (K = T / block) · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+"""What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
+
+RECURRENT = ("states",)
+"""The kinds of State that a recurrent cell updates, as against cached keys and values."""
+
+IGNORED = -1
+"""The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(ABC):
+    """What every model's config offers; the sizes themselves are fields of each model's own config."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def block(self) -> int:
+        """Tokens in a block: documents begin at block boundaries, and a segment is a whole number of blocks."""
+
+    @abstractmethod
+    def build(self, vocab_size: int) -> RecurrentModel:
+        """A freshly initialised model; draws from torch's global generator."""
+
+
+class RecurrentModel(nn.Module, ABC):
+    """A language model that carries State along its lanes."""
+
+    vocab_size: int
+    block: int
+
+    @abstractmethod
+    def initial_state(self, lanes: int) -> State:
+        """The State of ``lanes`` lanes before their first document, on the model's device and in its dtype."""
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Read one segment.
+
+        ``tokens_BT``: int64 inputs. ``fresh_BK``: True where a new document begins, so that nothing earlier is seen; by
+        default only the first block when ``state`` is None. ``targets_BT``: int64, ``IGNORED`` where nothing is predicted.
+
+        Returns nats per token [B, T] in float32 (0 where ignored) when there are targets, else logits [B, T, V]; and the
+        State after the segment, still attached to the graph: the caller detaches it.
+
+        Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
+        """
+
+
+def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
+    """One entry of the State with ``initial_B`` (broadcast to it) on the lanes where a document begins (``fresh_B``, bool)."""
+    return torch.where(fresh_B.view(-1, *[1] * (tensor_B.dim() - 1)), initial_B, tensor_B)
+
+
+def detach(state: State) -> State:
+    """The same State, cut from the graph: backpropagation through time ends here."""
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None) -> State:
+    """``state`` with the entries of these kinds (all when None) put back to ``initial`` on every lane."""
+    return {name: initial[name] if kinds is None or kind_of(name) in kinds else value for name, value in state.items()}
+
+
+def kind_of(name: str) -> str:
+    """``states`` of ``layers.9.states``."""
+    return name.rsplit(".", 1)[-1]
+
+
+def check_inputs(
+    model: RecurrentModel,
+    tokens_BT: Tensor,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    fresh_BK: Tensor,
+) -> None:
+    """Raise ValueError, naming sizes and remedy, unless the arguments of ``forward`` fit the model and one another."""
+    lanes, length = tokens_BT.shape
+    if length % model.block:
+        raise ValueError(f"a segment of {length} tokens is not a multiple of the block of {model.block}: pad or cut it")
+    if fresh_BK.shape != (lanes, length // model.block):
+        raise ValueError(
+            f"fresh has shape {tuple(fresh_BK.shape)}, but {lanes} lanes of {length // model.block} blocks are read"
+        )
+    if state.keys() != expected.keys():
+        odd = sorted(state.keys() ^ expected.keys())[0]
+        raise ValueError(f"the State is of another model: it differs in {odd!r}; start from model.initial_state(lanes)")
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise ValueError(
+                f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {tuple(expected[name].shape)} "
+                f"for {lanes} lanes; start from model.initial_state({lanes})"
+            )

@@ -1,0 +1,89 @@
+"""A transformer without memory: each block of W tokens is read alone. The floor that every memory must beat.
+
+    VanillaConfig(layers=13, window=512).build(vocab_size=32_001)
+
+The same layer as the others', so that only the memory differs: T5 position bias, normalised queries and keys, pre-norm, tied
+embeddings. A token sees itself and the earlier tokens of its block. The State is empty. Letters: see layers.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.block_recurrent import Projector
+from recur_models.layers import MASKED, MLP, PositionBias, RMSNorm, StackConfig, linear, merge_heads
+from recur_models.losses import chunked_cross_entropy
+from recur_models.protocol import RecurrentModel, State, check_inputs
+
+
+@dataclass(frozen=True)
+class VanillaConfig(StackConfig):
+    """Transformer without memory: nothing passes from one window to the next."""
+
+    name: ClassVar[str] = "vanilla"
+
+    def build(self, vocab_size: int) -> VanillaTransformer:
+        return VanillaTransformer(self, vocab_size)
+
+
+class VanillaLayer(nn.Module):
+    """Causal attention inside each block, then the MLP."""
+
+    def __init__(self, config: VanillaConfig):
+        super().__init__()
+        self.project = Projector(config, cross=False)
+        self.position_bias = PositionBias(config.heads)
+        self.out = linear(config.heads * config.head_dim, config.d_model)
+        self.mlp_norm = RMSNorm(config.d_model)
+        self.mlp = MLP(config.d_model, config.mlp_dim, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BKWD: Tensor) -> Tensor:
+        tokens = self.project(x_BKWD)
+        index = torch.arange(x_BKWD.shape[2], device=x_BKWD.device)
+        distance_WW = index[:, None] - index[None, :]
+        bias_HWW = self.position_bias(distance_WW) * self.project.scale_H.abs()[:, None, None]
+        bias_HWW = bias_HWW.masked_fill(distance_WW < 0, MASKED)
+        logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
+        heads_BKHWE = torch.softmax(logits, dim=-1).to(tokens.v.dtype) @ tokens.v
+        x_BKWD = x_BKWD + self.dropout(self.out(merge_heads(heads_BKHWE)))
+        return x_BKWD + self.dropout(self.mlp(self.mlp_norm(x_BKWD)))
+
+
+class VanillaTransformer(RecurrentModel):
+    """The stack; its blocks never meet."""
+
+    def __init__(self, config: VanillaConfig, vocab_size: int):
+        super().__init__()
+        self.config, self.vocab_size, self.block = config, vocab_size, config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        return {}
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        blocks = tokens_BT.shape[1] // self.block
+        fresh_BK = fresh_BK if fresh_BK is not None else tokens_BT.new_zeros(len(tokens_BT), blocks, dtype=torch.bool)
+        check_inputs(self, tokens_BT, state or {}, {}, fresh_BK)
+        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
+        for layer in self.layers:
+            x_BKWD = layer(x_BKWD)
+        hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
+        if targets_BT is None:
+            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, {}
+        return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
+            targets_BT
+        ), {}

@@ -1,0 +1,51 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_prep.corpora import CORPORA
+from pipelines import ray_session as session
+from pipelines.prepare import COMMANDS, PrepareConfig
+from tests.small_corpus import words
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray session of 4 CPUs for all tests that need one; it never joins a session that runs already."""
+    session.start(num_cpus=4)
+    yield
+    session.stop()
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    """Text files in split folders: long and short documents, and an empty one in train."""
+    root = tmp_path / "corpus"
+    for split, sizes in {"train": (900, 30, 1, 400, 2000, 60), "validation": (50, 300), "test": (200,)}.items():
+        (root / split).mkdir(parents=True)
+        for i, size in enumerate(sizes):
+            (root / split / f"doc{i}.txt").write_bytes(words(f"{split}{i}", size).encode())
+    (root / "train" / "blank.txt").write_text(" \n\t\n")
+    return root
+
+
+@pytest.fixture
+def make_config(text_folder: Path, tmp_path: Path) -> Callable[..., PrepareConfig]:
+    """A preparation of `text_folder` in this process, with other fields as given."""
+
+    def make(**fields: object) -> PrepareConfig:
+        defaults = {
+            "corpus": CORPORA["text"](source=str(text_folder)),
+            "store": str(tmp_path / "store"),
+            "segment_length": 64,
+            "part_bytes": 4000,
+            "num_workers": 0,
+        }
+        return replace(COMMANDS["text"], **{**defaults, **fields})  # type: ignore[arg-type]
+
+    return make

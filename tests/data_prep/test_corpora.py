@@ -1,0 +1,154 @@
+"""Every corpus on small folders of its own, and the sentence for everything that can be wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.corpora import CORPORA
+from data_prep.corpora.pg19 import Pg19
+from data_prep.corpora.python_source import PythonSource
+from data_prep.corpora.text import Text
+from data_prep.documents import SPLITS, Corpus, CorpusError, Document, count_words, scan, split_of
+
+
+def ids(corpus: Corpus, split: str) -> list[str]:
+    return [source.id for source in corpus.sources(split)]
+
+
+def texts(corpus: Corpus, split: str) -> list[str]:
+    return [corpus.read(source).text for source in corpus.sources(split)]
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    for split, name in (("train", "1001"), ("train", "99"), ("validation", "7"), ("test", "8")):
+        (tmp_path / split).mkdir(exist_ok=True)
+        (tmp_path / split / f"{name}.txt").write_bytes(f"Book {name}\r\n\r\nText.\r\n".encode())
+    (tmp_path / "metadata.csv").write_text(
+        '99,"Title, with a comma\nand a line",1900,http://x\n7,Seven,1901,http://y\n'
+    )
+    return tmp_path
+
+
+def test_registry_names() -> None:
+    assert list(CORPORA) == ["python-source", "pg19", "text"]
+    assert all(kind.name == name for name, kind in CORPORA.items())
+
+
+def test_pg19(books: Path) -> None:
+    corpus = Pg19(source=str(books))
+    assert [ids(corpus, split) for split in SPLITS] == [["99", "1001"], ["7"], ["8"]]  # by number
+    assert [source.title for source in corpus.sources("train")] == ["Title, with a comma\nand a line", "1001"]
+    assert texts(corpus, "test") == ["Book 8\r\n\r\nText.\r\n"]
+    assert texts(Pg19(source=str(books), newline="normalize"), "test") == ["Book 8\n\nText.\n"]
+    (books / "metadata.csv").unlink()
+    assert [source.title for source in corpus.sources("train")] == ["99", "1001"]
+
+
+def test_text_with_split_folders(tmp_path: Path) -> None:
+    for name in ("train/b.txt", "train/a/z.txt", "test/a.txt", "train/skip.md", "beside.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    corpus = Text(source=str(tmp_path))
+    assert [ids(corpus, split) for split in SPLITS] == [["train/a/z.txt", "train/b.txt"], [], ["test/a.txt"]]
+    assert ids(Text(source=str(tmp_path), pattern="*.md"), "train") == ["train/skip.md"]
+
+
+def test_text_without_split_folders(tmp_path: Path) -> None:
+    names = [f"{i}.txt" for i in range(100)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    found = {split: ids(Text(source=str(tmp_path)), split) for split in SPLITS}
+    assert sorted(name for listed in found.values() for name in listed) == sorted(names)
+    assert all(split_of(name) == split for split, listed in found.items() for name in listed)
+
+
+def test_split_of_is_fixed_and_of_the_right_shares() -> None:
+    counts = {split: sum(split_of(f"name {i}") == split for i in range(10_000)) for split in SPLITS}
+    assert (
+        abs(counts["train"] - 8600) < 150 and abs(counts["validation"] - 700) < 100 and abs(counts["test"] - 700) < 100
+    )
+    # A document never changes its split: stores and results depend on it.
+    assert [split_of(name) for name in ("json", "idlelib", "pydoc")] == ["train", "validation", "test"]
+
+
+def test_python_source_of_this_interpreter() -> None:
+    corpus = PythonSource()
+    for split, least in (("train", 5_000_000), ("validation", 300_000), ("test", 300_000)):
+        sources = corpus.sources(split)
+        assert len(sources) >= 5 and sum(source.bytes for source in sources) > least
+    json = next(source for source in corpus.sources("train") if source.id == "json")
+    text = corpus.read(json).text
+    headers = [line for line in text.split("\n") if line.startswith("# file: ")]
+    assert headers[:2] == ["# file: json/__init__.py", "# file: json/decoder.py"]
+    assert not {"test", "site-packages", "__pycache__"} & {s.id for split in SPLITS for s in corpus.sources(split)}
+
+
+def test_python_source_leaves_tests_out_and_honours_encodings(tmp_path: Path) -> None:
+    for name in ("pack/tests/test_a.py", "pack/b.py", "pack/a.py", "config-3/x.py", "site-packages/y.py", "mod.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    (tmp_path / "mod.py").write_bytes("# -*- coding: latin-1 -*-\nx = 'é'\n".encode("latin-1"))
+    corpus = PythonSource(source=str(tmp_path))
+    read = {source.id: corpus.read(source).text for split in SPLITS for source in corpus.sources(split)}
+    assert read == {
+        "pack": "# file: pack/a.py\n# pack/a.py\n\n# file: pack/b.py\n# pack/b.py\n\n",
+        "mod": "# file: mod.py\n# -*- coding: latin-1 -*-\nx = 'é'\n\n",
+    }
+
+
+@pytest.mark.parametrize("head", [b"x = 1\n", b"# a line\n# another\n"])
+def test_python_source_undecodable(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "bad.py").write_bytes(head + b"'\xff'\n")
+    corpus = PythonSource(source=str(tmp_path))
+    source = next(s for split in SPLITS for s in corpus.sources(split))
+    with pytest.raises(CorpusError, match=rf"bad\.py is not utf-8: byte 0xff at offset {len(head) + 1} "):
+        corpus.read(source)
+
+
+def test_not_utf8(books: Path) -> None:
+    (books / "test" / "8.txt").write_bytes(b"good \xe9t\xe9")
+    with pytest.raises(CorpusError, match=r"8\.txt is not UTF-8: byte 0xe9 at offset 5 \(invalid continuation byte\)"):
+        texts(Pg19(source=str(books)), "test")
+
+
+@pytest.mark.parametrize("kind", [Pg19, Text])
+def test_missing_folder(kind: type, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="needs a folder: give --source"):
+        kind().sources("train")
+    with pytest.raises(CorpusError, match="nowhere is not a folder: give --source"):
+        kind(source=str(tmp_path / "nowhere")).sources("train")
+
+
+def test_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"holds no file that matches '\*\.md': give another --source or --pattern"):
+        Text(source=str(tmp_path), pattern="*.md").sources("train")
+    with pytest.raises(CorpusError, match="has no folder train, validation, test"):
+        Pg19(source=str(tmp_path)).sources("train")
+    with pytest.raises(CorpusError, match=r"holds no \.py file"):
+        PythonSource(source=str(tmp_path)).sources("train")
+    (tmp_path / "test").mkdir()
+    with pytest.raises(CorpusError, match=r"test holds no \*\.txt file"):
+        Pg19(source=str(tmp_path)).sources("test")
+
+
+def test_damaged_metadata(books: Path) -> None:
+    (books / "metadata.csv").write_text("7,Seven\nlonely\n")
+    with pytest.raises(CorpusError, match=r"metadata\.csv has no title in record 2"):
+        Pg19(source=str(books)).sources("train")
+
+
+@given(st.text(alphabet=st.one_of(st.characters(max_codepoint=127), st.sampled_from(" \t\n\x1c\x85\u2028é"))))
+def test_words_are_those_of_str_split(text: str) -> None:
+    assert count_words(text, text.encode()) == len(text.split())
+
+
+def test_scan() -> None:
+    assert scan(Document("a", "A", " \n\t\u2003")) is None
+    assert scan(Document("a", "A", "")) is None
+    scanned = scan(Document("a", "A", "two wörds"))
+    assert scanned and (scanned.bytes, scanned.words) == (10, 2) and len(scanned.xxh3) == 16

@@ -1,0 +1,179 @@
+"""The lanes against a naive restatement: one list of slots per lane, filled document by document."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.lanes import IGNORE, Batch, EvaluationLanes, TrainingLanes, read_batch
+
+BOD = 1_000_000
+
+
+class Store:
+    """Document d's token at position p is 1000 d + p: unique, so that a misplaced token shows."""
+
+    bod_id = BOD
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        assert 0 <= start <= stop <= self.lengths[document]
+        return np.arange(start, stop) + 1000 * document
+
+
+cases = st.fixed_dictionaries(
+    {
+        "lengths": st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),
+        "lanes": st.integers(1, 5),
+        "block": st.integers(1, 5),
+        "blocks": st.integers(1, 4),
+        "seed": st.integers(0, 3),
+    }
+)
+
+
+def naive(
+    order: list[int], lengths: list[int], lanes: int, block: int, slots: int
+) -> list[list[tuple[int, int] | None]]:
+    """Per lane, the (document, position) in every token slot: the next document goes to the shortest lane."""
+    rows: list[list[tuple[int, int] | None]] = [[] for _ in range(lanes)]
+    for document in order:
+        row = min(rows, key=len)
+        if len(row) >= slots:
+            break
+        row += [(document, position) for position in range(lengths[document])]
+        row += [None] * (-len(row) % block)
+    return [(row + [None] * slots)[:slots] for row in rows]
+
+
+def check(batch: Batch, expected: list[list[tuple[int, int] | None]], block: int) -> None:
+    """A batch against the naive slots of its step."""
+    for row, slots in enumerate(expected):
+        for column, slot in enumerate(slots):
+            target = IGNORE if slot is None else 1000 * slot[0] + slot[1]
+            assert batch.targets_BT[row, column] == target
+            if slot is not None:
+                assert batch.tokens_BT[row, column] == (BOD if slot[1] == 0 else target - 1)
+        for k in range(len(slots) // block):
+            first = slots[k * block]
+            assert batch.fresh_BK[row, k] == (first is None or first[1] == 0)
+            assert (batch.document_BK[row, k], batch.offset_BK[row, k]) == (first or (IGNORE, IGNORE))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases)
+def test_training_lanes_against_naive(case: dict) -> None:
+    lengths, lanes, block, K = case["lengths"], case["lanes"], case["block"], case["blocks"]
+    T, steps = K * block, 6
+    schedule = TrainingLanes(lengths, lanes=lanes, segment_length=T, block=block, seed=case["seed"])
+    order = [int(d) for epoch in range(steps * T * lanes + lanes) for d in schedule.order(epoch)][
+        : steps * T * lanes + lanes
+    ]
+    slots = naive(order, lengths, lanes, block, steps * T)
+    store = Store(lengths)
+    for step in (3, 0, 5, 1, 2, 4):  # in any order: the schedule is pure in the step
+        batch = read_batch(store, schedule, step, 0, lanes)
+        check(batch, [row[step * T : (step + 1) * T] for row in slots], block)
+        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORE).sum()
+        before = [sum(slot is not None for slot in row[: step * T]) for row in slots]
+        assert schedule.cursor(step).tolist() == before
+        assert schedule.tokens_before(step) == sum(before)
+        begun = sum(slot is not None and slot[1] == 0 for row in slots for slot in row[: step * T])
+        assert schedule.epoch(step) == begun / schedule.documents_per_epoch
+        # Whoever reads which lanes, the union is the global batch.
+        halves = [read_batch(store, schedule, step, a, b) for a, b in ((0, lanes // 2), (lanes // 2, lanes))]
+        for name in ("tokens_BT", "targets_BT", "fresh_BK", "document_BK", "offset_BK"):
+            assert np.array_equal(np.concatenate([getattr(half, name) for half in halves]), getattr(batch, name))
+
+
+@given(cases)
+def test_every_document_once_per_epoch(case: dict) -> None:
+    schedule = TrainingLanes(case["lengths"], lanes=2, segment_length=4, block=2, seed=case["seed"])
+    usable = [d for d, length in enumerate(case["lengths"]) if length]
+    for epoch in range(3):
+        assert sorted(schedule.order(epoch).tolist()) == usable
+
+
+@settings(deadline=None)
+@given(cases, st.one_of(st.none(), st.integers(1, 300)))
+def test_evaluation_covers_every_token_once(case: dict, limit: int | None) -> None:
+    lengths, lanes, block = case["lengths"], case["lanes"], case["block"]
+    T = case["blocks"] * block
+    schedule = EvaluationLanes(lengths, lanes=lanes, segment_length=T, block=block, limit_tokens=limit)
+    seen: dict[int, list[int]] = {d: [] for d in range(len(lengths))}
+    valid = 0
+    for step in range(schedule.steps):
+        batch = read_batch(Store(lengths), schedule, step, 0, lanes)
+        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORE).sum() > 0
+        valid += schedule.valid_tokens(step)
+        idle = batch.document_BK == IGNORE
+        assert batch.fresh_BK[idle].all() and (batch.offset_BK[idle] == IGNORE).all()
+        for target in batch.targets_BT[batch.targets_BT != IGNORE].tolist():
+            seen[target // 1000].append(target % 1000)
+    assert seen == {d: list(range(length)) for d, length in enumerate(schedule.lengths.tolist())}  # in order, once
+    assert valid == schedule.tokens and schedule.valid_tokens(schedule.steps) == 0
+    if limit is None:
+        assert schedule.lengths.tolist() == lengths
+    else:
+        assert schedule.tokens <= max(limit, block)
+        clipped = (schedule.lengths != lengths) & (schedule.lengths > 0)
+        assert not (schedule.lengths[clipped] % block).any()
+
+
+def test_longest_document_first_on_the_least_loaded_lane() -> None:
+    schedule = EvaluationLanes([3, 9, 5, 4], lanes=2, segment_length=2, block=1)
+    assert [span.document for span in schedule.spans(0, 0)] == [1]
+    assert [span.document for span in schedule.spans(0, 1)] == [2]
+    assert schedule.steps == 6 and schedule.fill() == 21 / 24
+
+
+def test_limit_does_not_depend_on_the_order_of_documents() -> None:
+    lengths = np.array([700, 20, 310, 5, 90])
+    for limit in (1, 64, 200, 600, 5000):
+        clipped = EvaluationLanes(lengths, lanes=2, segment_length=64, block=16, limit_tokens=limit).lengths
+        turned = EvaluationLanes(lengths[::-1], lanes=2, segment_length=64, block=16, limit_tokens=limit).lengths
+        assert np.array_equal(clipped, turned[::-1])
+
+
+def test_order_follows_seed_epoch_and_fingerprint() -> None:
+    def order(seed: int, epoch: int, fingerprint: str = "") -> list[int]:
+        lengths = range(1, 101)
+        kind = TrainingLanes(lengths, lanes=1, segment_length=8, block=8, seed=seed, fingerprint=fingerprint)
+        return kind.order(epoch).tolist()
+
+    orders = [order(0, 0), order(0, 1), order(1, 0), order(0, 0, "f")]
+    assert order(0, 0) == orders[0] and len({tuple(o) for o in orders}) == 4
+    # The order of a committed seed may never change: a resumed run depends on it.
+    assert order(0, 0)[:8] == [38, 89, 61, 24, 81, 34, 13, 46]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"segment_length": 100, "block": 64}, "segment_length 100 is not a multiple of the model's block 64"),
+        ({"lanes": 0}, "lanes is 0"),
+        ({"block": 0}, "block is 0"),
+        ({"lengths": [0, 0]}, "no document has any token"),
+    ],
+)
+def test_errors(arguments: dict, words: str) -> None:
+    fields = {"lengths": [10], "lanes": 1, "segment_length": 64, "block": 16, **arguments}
+    with pytest.raises(ValueError, match=words):
+        TrainingLanes(fields.pop("lengths"), **fields, seed=0)
+    with pytest.raises(ValueError, match=words):
+        EvaluationLanes([10] if "lengths" not in arguments else [0, 0], **fields)
+
+
+def test_pg19_sized_schedule_is_quick() -> None:
+    lengths = np.random.default_rng(0).lognormal(11.2, 0.8, 28_602).astype(np.int64) + 1
+    start = time.perf_counter()
+    schedule = TrainingLanes(lengths, lanes=4096, segment_length=4096, block=512, seed=0)
+    assert schedule.valid_tokens(500) > 0
+    assert schedule.fill(500) > 0.99
+    assert time.perf_counter() - start < 20

@@ -1,0 +1,145 @@
+"""What is written is what is read, and every damaged byte is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_prep import segments
+from data_prep.documents import SPLITS
+from data_prep.manifest import Manifest, StoreError
+from data_prep.store import SegmentStore
+from pipelines.prepare import PrepareConfig, prepare
+
+
+@pytest.fixture
+def prepared(make_config, monkeypatch: pytest.MonkeyPatch) -> PrepareConfig:
+    monkeypatch.setattr(segments, "BATCH_BYTES", 3000)  # several record batches to a part
+    made = make_config(part_bytes=9000)
+    prepare(made)
+    return made
+
+
+def test_tokens_are_those_of_the_documents(prepared: PrepareConfig) -> None:
+    for split in SPLITS:
+        store = SegmentStore.open(prepared.store, "text", split)
+        sources = {source.id: source for source in prepared.corpus.sources(split)}
+        tokenizer = store.tokenizer()
+        for i, entry in enumerate(store.manifest.documents):
+            text = prepared.corpus.read(sources.pop(entry.id)).text
+            tokens = store.tokens(i, 0, entry.tokens)
+            assert np.array_equal(tokens, tokenizer.encode(text)) and tokenizer.decode(tokens) == text
+            assert np.array_equal(store.tokens(i, 3, entry.tokens - 2), tokens[3:-2])
+            assert (entry.words, entry.bytes) == (len(text.split()), len(text.encode()))
+        assert list(sources) == (["train/blank.txt"] if split == "train" else [])
+        assert store.lengths.tolist() == [entry.tokens for entry in store.manifest.documents]
+        store.verify()
+
+
+def test_tokens_are_a_view_of_the_file(prepared: PrepareConfig) -> None:
+    store = SegmentStore.open(prepared.store, "text", "train")
+    before = pa.total_allocated_bytes()
+    tokens = store.tokens(0, 0, 500)
+    assert pa.total_allocated_bytes() - before < 500 and not tokens.flags.writeable and not tokens.flags.owndata
+    with pytest.raises(IndexError):
+        store.tokens(0, 0, int(store.lengths[0]) + 1)
+
+
+def test_manifest_sums(prepared: PrepareConfig) -> None:
+    folder = prepared.folder / "train"
+    manifest = SegmentStore.open(folder).manifest
+    totals = manifest.totals
+    assert (totals.documents, totals.skipped_empty) == (6, 1) and len(manifest.parts) > 1
+    for name in ("tokens", "words", "bytes"):
+        assert getattr(totals, name) == sum(getattr(document, name) for document in manifest.documents)
+    rows = 0
+    for part in manifest.parts:
+        file = pa.ipc.open_file(pa.memory_map(str(folder / part.name)))  # any Arrow reader reads a part
+        assert [file.get_batch(i).num_rows for i in range(file.num_record_batches)] == [b.rows for b in part.batches]
+        table = file.read_all()
+        lengths = table["length"].to_numpy()
+        for i in np.unique(table["document"].to_numpy()):
+            own = table["document"].to_numpy() == i
+            assert lengths[own].sum() == manifest.documents[i].tokens
+            assert np.array_equal(table["offset"].to_numpy()[own], 64 * np.arange(own.sum()))
+        rows += table.num_rows
+    assert rows == sum(part.rows for part in manifest.parts) == sum(-(-d.tokens // 64) for d in manifest.documents)
+    assert max(len(part.batches) for part in manifest.parts) > 1
+
+
+def test_manifest_round_trip(prepared: PrepareConfig) -> None:
+    text = (prepared.folder / "train" / "manifest.json").read_text(encoding="utf-8")
+    manifest = Manifest.from_json(text, "x")
+    assert manifest.to_json() == text and str(prepared.folder) not in text
+    assert dataclasses.replace(manifest, fingerprint="x").to_json() != text
+
+
+def test_a_changed_byte_anywhere_in_a_part_is_named(prepared: PrepareConfig) -> None:
+    folder = prepared.folder / "train"
+    entry = SegmentStore.open(folder).manifest.parts[1]
+    path = folder / entry.name
+    data = path.read_bytes()
+    regions = {"its Arrow schema or footer": [0, 9, entry.batches[0].offset - 1]}
+    for i, batch in enumerate(entry.batches):
+        places = np.linspace(batch.offset, batch.offset + batch.bytes - 1, 12).astype(int)
+        regions[f"record batch {i}"] = places.tolist()
+    end = entry.batches[-1].offset + entry.batches[-1].bytes
+    regions["its Arrow schema or footer"] += [end, (end + len(data)) // 2, len(data) - 1]
+    for name, places in regions.items():
+        for place in places:
+            damaged = bytearray(data)
+            damaged[place] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(StoreError, match=rf"{entry.name} is damaged in {name}: .*--overwrite"):
+                SegmentStore.open(folder).verify()
+    path.write_bytes(data)
+    SegmentStore.open(folder).verify()
+
+
+def test_missing_and_short_parts(prepared: PrepareConfig) -> None:
+    part = prepared.folder / "train" / "part-00001.arrow"
+    size = part.stat().st_size
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(StoreError, match=rf"part-00001\.arrow has {size - 8} bytes and should have {size}"):
+        SegmentStore.open(prepared.store, "text", "train")
+    part.unlink()
+    with pytest.raises(StoreError, match=r"part-00001\.arrow is missing: prepare this split again with --overwrite"):
+        SegmentStore.open(prepared.store, "text", "train")
+
+
+def test_damaged_manifest(prepared: PrepareConfig) -> None:
+    path = prepared.folder / "train" / "manifest.json"
+    text = path.read_text(encoding="utf-8")
+    for damaged, words in (
+        (text.replace('"skipped_empty": 1', '"skipped_empty": 0'), "its checksum does not match"),
+        (text[: len(text) // 2], "is damaged"),
+        ("[]", "is damaged"),
+        ("", "is damaged"),
+        (text.replace('"schema": 1', '"schema": 99', 1), "has schema version 99 and this code reads version 1"),
+    ):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(StoreError, match=rf"manifest\.json .*{words}.*--overwrite"):
+            SegmentStore.open(prepared.store, "text", "train")
+    path.write_bytes(b"\xff" + text.encode())
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
+        SegmentStore.open(prepared.store, "text", "train")
+
+
+def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no prepared split in .*: prepare it first"):
+        SegmentStore.open(tmp_path / "nowhere", "text", "train")
+    with pytest.raises(StoreError, match="did you mean 'validation'"):
+        SegmentStore.open(prepared.store, "text", "validatoin")
+    (prepared.folder / "test" / "manifest.json").unlink()
+    (prepared.folder / "test" / "ledger").mkdir()
+    with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
+        SegmentStore.open(prepared.store, "text", "test")
+
+
+def test_opens_by_uri(prepared: PrepareConfig) -> None:
+    store = SegmentStore.open((prepared.folder / "train").as_uri())
+    assert np.array_equal(store.tokens(1, 0, 20), SegmentStore.open(prepared.folder / "train").tokens(1, 0, 20))

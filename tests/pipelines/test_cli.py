@@ -1,0 +1,137 @@
+"""What a user types, right and wrong, against nested configs like those of train and evaluate."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import tyro
+
+from pipelines import cli
+
+
+@dataclass(frozen=True)
+class Big:
+    width: int = 512
+    """Width of the model."""
+
+
+@dataclass(frozen=True)
+class Deep:
+    depth: int = 12
+    """Layers of the model."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    lr: float = 1e-3
+    """Learning rate."""
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """Which optimizer."""
+
+
+@dataclass(frozen=True)
+class Train:
+    model: tyro.conf.AvoidSubcommands[Big | Deep]
+    optim: Optim = field(default_factory=Optim)
+    steps: int = 10
+    """Steps in all."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    tokens: int | None = None
+    """Tokens to read."""
+
+
+PRESETS = {"small": Train(Big(64)), "paper": Train(Deep(), Optim(lr=1.0), steps=500_000)}
+
+
+def train(words: str) -> Train:
+    return cli.parse_preset(PRESETS, words.split(), "Train a model.")
+
+
+def test_preset_and_dotted_fields() -> None:
+    assert train("small") == PRESETS["small"]
+    assert train("paper --optim.lr 3e-4 --steps 7") == Train(Deep(), Optim(lr=3e-4), 7)
+    assert train("paper --model.depth=3") == Train(Deep(3), Optim(lr=1.0), 500_000)
+    assert train("small --optim.name adafactor") == Train(Big(64), Optim(name="adafactor"))
+
+
+def test_positional() -> None:
+    parsed = cli.parse(Evaluate, ["a", "b", "--tokens", "5"], "Evaluate runs.")
+    assert parsed == Evaluate((Path("a"), Path("b")), 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "name a preset first"),
+        ("--steps 3", "name a preset first"),
+        ("smal", "unknown preset 'smal': did you mean 'small'? (known: small, paper)"),
+        ("small --optim.lrr 3", "unknown option --optim.lrr: did you mean --optim.lr?"),
+        ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
+        ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
+        ("small --model.depth 3", "unknown option --model.depth: did you mean --model.width?"),
+        ("small --zzzzzzz 3", "unknown option --zzzzzzz: --help lists the options"),
+        ("small 3", "unexpected argument '3': options begin with --"),
+        ("small --steps abc", "--steps: invalid literal for int() with base 10: 'abc'; --help lists the options"),
+        ("small --steps 0", "steps is 0: it must be at least 1"),
+        ("small --steps", "Missing value for argument '--steps'"),
+        ("small --optim.name adm", "invalid choice 'adm' for argument '--optim.name'. Expected one of"),
+    ],
+)
+def test_wrong_words(words: str, sentence: str) -> None:
+    with pytest.raises(cli.UsageError) as caught:
+        train(words)
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (
+        ("--help", "paper"),
+        ("small --help", "Learning rate. (default: 0.001)"),
+        ("small -h", "--steps"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            train(words)
+        assert exit.value.code == 0 and shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("steps is 0:\n give more"), "error: steps is 0: give more\n"),
+        (FileNotFoundError(2, "No such file or directory", "x/y"), "error: x/y: No such file or directory\n"),
+        (ValueError(), "error: ValueError\n"),
+    ],
+)
+def test_run_prints_one_sentence(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main(argv: list[str]) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main)
+    assert exit.value.code == 2 and capsys.readouterr().err == line
+    monkeypatch.setenv("THROUGHLINE_DEBUG", "1")
+    with pytest.raises(type(error)):
+        cli.run(main)
+
+
+def test_run_passes_words_and_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "a", "b"])
+    for status in (0, 3):
+        with pytest.raises(SystemExit) as exit:
+            cli.run(lambda argv, status=status: status if argv == ["a", "b"] else 9)
+        assert exit.value.code == status

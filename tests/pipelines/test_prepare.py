@@ -1,0 +1,312 @@
+"""The prepare command from its words to its bytes: refusals, resuming, and the same store from any number of workers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep import sharding
+from data_prep.corpora.pg19 import Pg19
+from data_prep.documents import CorpusError
+from data_prep.manifest import StoreError
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import TokenizerError
+from pipelines import cli
+from pipelines.prepare import COMMANDS, PrepareConfig, main, prepare
+from tests.shared_data import need
+from tests.small_corpus import contents, words
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(made: PrepareConfig, **options: object) -> list[str]:
+    """The words of the command line that give a config."""
+    fields = {"source": made.corpus.source, "store": made.store, "segment-length": made.segment_length}
+    fields |= {"part-bytes": made.part_bytes, "num-workers": made.num_workers, **options}
+    return ["text", *(word for name, value in fields.items() for word in (f"--{name}", str(value)))]
+
+
+def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipelines.prepare", *words],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_command_line(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    main(command(make_config()))
+    out = capsys.readouterr().out
+    assert out.startswith("text: 10 documents, 0.0 MB, splits train, validation, test; tokenizer bytes; to ")
+    assert "Next: python -m pipelines.train" in out
+    table = {
+        line.split()[0]: line.split() for line in out.splitlines() if line and line.split()[0] in ("split", "train")
+    }
+    assert table["split"] == [
+        "split",
+        "documents",
+        "skipped",
+        "bytes",
+        "words",
+        "tokens",
+        "bytes/token",
+        "tokens/word",
+        "MB/s",
+    ]
+    assert table["train"][1:3] == ["6", "1"]
+    assert not list(make_config().folder.rglob("*.tmp")) and not list(make_config().folder.rglob("ledger"))
+
+
+def test_prepared_twice_is_already_prepared(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(make_config())
+    before = contents(make_config().folder)
+    stamps = {path: path.stat().st_mtime_ns for path in make_config().folder.rglob("*.arrow")}
+    capsys.readouterr()
+    prepare(make_config())
+    assert capsys.readouterr().out.count("already prepared") == 3
+    assert contents(make_config().folder) == before
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_same_bytes_from_any_number_of_workers(make_config, tmp_path: Path, ray_session: None) -> None:
+    stores = []
+    for workers in (0, 1, 2):
+        made = make_config(
+            store=str(tmp_path / f"store{workers}"),
+            num_workers=workers,
+            tokenizer="sentencepiece-bpe:400",
+            part_bytes=1000,
+        )
+        prepare(made)
+        stores.append(contents(made.folder))
+    assert stores[0] == stores[1] == stores[2]
+    assert len([name for name in stores[0] if name.startswith("train/part-")]) == 4
+
+
+@pytest.mark.ray
+def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_session: None) -> None:
+    (text_folder / "train" / "doc2.txt").write_bytes(b"ab\xff")
+    with pytest.raises(CorpusError, match=r"doc2\.txt is not UTF-8: byte 0xff at offset 2") as caught:
+        prepare(make_config(num_workers=2))
+    assert "\n" not in str(caught.value)
+    assert not make_config().folder.exists()  # nothing is written before every document was read
+
+
+KILLED = """
+import os, signal, sys, time
+from data_prep import sharding
+from pipelines.prepare import main
+write, count = sharding.write_part, 0
+def slow(*arguments):
+    global count
+    result = write(*arguments)
+    count += 1
+    if count == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+sharding.write_part = slow
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 3])
+def test_kill_and_resume(make_config, tmp_path: Path, parts: int) -> None:
+    whole = make_config(store=str(tmp_path / "whole"))
+    prepare(whole)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(parts), *command(make_config())], cwd=ROOT, capture_output=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL
+    folder = make_config().folder / "train"
+    with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
+        SegmentStore.open(folder)
+    committed = {path: path.stat().st_mtime_ns for path in folder.glob("part-*.arrow")}
+    assert len(committed) == parts
+    (folder / "part-00009.arrow.123.tmp").write_bytes(b"left over")
+    prepare(make_config())
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in committed.items())  # taken over, not made again
+    assert contents(make_config().folder) == contents(whole.folder)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_at_any_moment(make_config, text_folder: Path, tmp_path: Path) -> None:
+    for i in range(40):
+        (text_folder / "train" / f"more{i}.txt").write_text(words(f"more{i}", 3000))
+    whole = make_config(store=str(tmp_path / "whole"))
+    prepare(whole)
+    seen = 0
+    for parts in (2, 20):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.prepare", *command(make_config(), **{"num-workers": 2})],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        ledger = make_config().folder / "train" / "ledger"
+        while process.poll() is None and len(list(ledger.glob("*.json"))) < parts:
+            time.sleep(0.002)
+        seen += process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert seen, "the command ended before it could be killed"
+    prepare(make_config())
+    assert contents(make_config().folder) == contents(whole.folder)
+
+
+def test_stale_parts_of_another_plan_are_made_anew(
+    make_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sharding, "write_atomically", dies)  # every part committed, no manifest
+        prepare(make_config(segment_length=32))
+    prepare(make_config())
+    whole = make_config(store=str(tmp_path / "whole"))
+    prepare(whole)
+    assert contents(make_config().folder) == contents(whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"segment_length": 32}, r"another segment_length \(64, now 32\): give another --store, or --overwrite"),
+        ({"part_bytes": 5000}, r"another part_bytes \(4000, now 5000\)"),
+        ({"tokenizer": "sentencepiece-bpe:400"}, r"another tokenizer \(257 ids, now 401\)"),
+    ],
+)
+def test_a_store_of_other_inputs_is_kept(make_config, fields: dict, difference: str) -> None:
+    prepare(make_config())
+    before = contents(make_config().folder)
+    with pytest.raises(StoreError, match=rf"text/train was prepared with {difference}"):
+        prepare(make_config(**fields))
+    assert contents(make_config().folder) == before
+    prepare(make_config(**fields, overwrite=True))
+    assert contents(make_config().folder) != before
+
+
+def test_a_changed_document_is_noticed(make_config, text_folder: Path) -> None:
+    prepare(make_config())
+    (text_folder / "test" / "doc0.txt").write_text("other words")
+    with pytest.raises(StoreError, match=r"text/test was prepared with another text \(1 documents, now 1\)"):
+        prepare(make_config())
+
+
+def test_one_tokenizer_to_a_store(make_config) -> None:
+    prepare(make_config())
+    with pytest.raises(StoreError, match=r"was prepared with another tokenizer \(bytes\), and a store has one"):
+        prepare(make_config(splits=("train",), tokenizer="sentencepiece-bpe:400", overwrite=True))
+
+
+def test_overwrite_mends_a_damaged_store(make_config) -> None:
+    prepare(make_config())
+    before = contents(make_config().folder)
+    part = make_config().folder / "train" / "part-00000.arrow"
+    part.write_bytes(b"damaged")
+    with pytest.raises(StoreError, match="--overwrite"):
+        prepare(make_config())
+    prepare(make_config(overwrite=True))
+    assert contents(make_config().folder) == before
+
+
+def test_trained_tokenizer_is_reused(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(make_config(tokenizer="sentencepiece-bpe:400", splits=("train",)))
+    assert "training tokenizer" in capsys.readouterr().out
+    prepare(make_config(tokenizer="sentencepiece-bpe:400", splits=("validation",)))
+    assert "training tokenizer" not in capsys.readouterr().out
+    kept = json.loads((make_config().folder / "tokenizer" / "tokenizer.json").read_text())
+    assert (kept["kind"], kept["vocab_size"], kept["bod_id"]) == ("sentencepiece", 401, 400)
+
+
+def test_splits_without_documents(make_config, text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (text_folder / "test" / "doc0.txt").write_text(" ")
+    assert list(prepare(make_config())) == ["train", "validation"]
+    assert "test: no document with text, left out" in capsys.readouterr().out
+    with pytest.raises(StoreError, match="split test of text holds no document with text: leave it out of --splits"):
+        prepare(make_config(splits=("test",)))
+
+
+def test_a_second_preparation_is_refused(make_config) -> None:
+    from pipelines.prepare import _lock
+
+    with _lock(make_config().folder), pytest.raises(StoreError, match="another preparation is writing to"):
+        prepare(make_config())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name a corpus first"),
+        (["pg20"], "unknown corpus 'pg20': did you mean 'pg19'?"),
+        (["text", "--sorce", "x"], "unknown option --sorce: did you mean --source?"),
+        (["text", "--segment-length", "abc"], "--segment-length: invalid literal for int"),
+        (["text", "--segment-length", "0"], "segment_length is 0: it must be at least 1"),
+        (["text", "--splits", "tran"], "unknown split 'tran': did you mean 'train'?"),
+        (["text", "--splits"], "splits is empty"),
+        (["text", "--num-workers", "-1"], "num_workers is -1"),
+        (["text"], "corpus text needs a folder: give --source FOLDER"),
+        (["text", "--source", "nowhere"], "nowhere is not a folder"),
+        (["pg19", "--newline", "none"], "invalid choice 'none'"),
+        (["python-source", "--tokenizer", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
+    ],
+)
+def test_wrong_words(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["prepare", *words])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main)
+    captured = capsys.readouterr()
+    assert exit.value.code == 2
+    assert captured.err.startswith(f"error: {sentence}") and captured.err.count("\n") == 1
+
+
+def test_exit_status_and_debug_of_the_real_command(tmp_path: Path) -> None:
+    done = run(["text", "--source", str(tmp_path)])
+    assert (
+        (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    )
+    assert "Traceback" in run(["text", "--source", str(tmp_path)], THROUGHLINE_DEBUG="1").stderr
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert exit.value.code == 0 and all(name in out for name in COMMANDS)
+    with pytest.raises(SystemExit) as exit:
+        main(["pg19", "--help"])
+    assert exit.value.code == 0
+    out = capsys.readouterr().out
+    assert "--newline {keep,normalize}" in out and "Folder with train, validation and test" in out
+
+
+def test_wrong_model_file(make_config, tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_text("not a model")
+    with pytest.raises(TokenizerError, match=r"x\.model is not a SentencePiece model"):
+        prepare(make_config(tokenizer=str(tmp_path / "x.model")))
+    assert not make_config().folder.exists()
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_words_of_real_books(make_config) -> None:
+    books = need("pg19")
+    made = make_config(
+        corpus=Pg19(source=str(books)), splits=("validation", "test"), part_bytes=16 << 20, segment_length=1024
+    )
+    manifests = prepare(made)
+    with open(books / "manifest.csv", newline="", encoding="utf-8") as file:
+        counted = {(row["split"], row["id"]): (int(row["words"]), int(row["bytes"])) for row in csv.DictReader(file)}
+    for split, manifest in manifests.items():
+        own = {(split, entry.id): (entry.words, entry.bytes) for entry in manifest.documents}
+        assert own == {key: value for key, value in counted.items() if key[0] == split}
+        assert manifest.totals.tokens == manifest.totals.bytes

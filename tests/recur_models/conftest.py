@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from recur_models import ModelConfig
+from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.vanilla import VanillaConfig
+
+SIZE: dict[str, Any] = {
+    "layers": 3,
+    "d_model": 24,
+    "heads": 2,
+    "head_dim": 12,
+    "mlp_dim": 40,
+    "window": 4,
+    "dropout": 0.0,
+}
+
+
+def small_configs() -> dict[str, ModelConfig]:
+    configs: dict[str, ModelConfig] = {"vanilla": VanillaConfig(**SIZE)}
+    for equations in ("meliad", "paper"):
+        configs[f"slide-{equations}"] = SlideConfig(**SIZE, equations=equations)
+        for gate, cell in itertools.product(("fixed", "lstm"), ("dual", "single", "skip")):
+            rec = RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell, equations=equations)
+            configs[f"rec-{gate}-{cell}-{equations}"] = rec
+        feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
+        configs[f"feedback-two-layers-{equations}"] = feedback
+    return configs
+
+
+@pytest.fixture(params=small_configs().items(), ids=lambda item: item[0])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return request.param[1]

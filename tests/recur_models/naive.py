@@ -1,0 +1,134 @@
+"""The block-recurrent equations restated without blocks in the vertical direction: one document, one lane, dense masks.
+
+Written from the paper's section 3 and the notes on the authors' code, sharing nothing with the model but its weights. The whole
+document's tokens attend to each other through one T × T mask; only the states know of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def norm(x: Tensor, scale: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * scale
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:  # [n, H·E] → [H, n, E]
+    return torch.stack(x.chunk(heads, dim=-1))
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def t5_bucket(distance: int) -> int:
+    if distance < 16:
+        return distance
+    return min(31, 16 + int(math.log(distance / 16) / math.log(128 / 16) * 16))
+
+
+def project(p: dict[str, Tensor], x: Tensor, heads: int, cross: bool) -> list[Tensor]:
+    parts = (x @ p["kvq.weight"].T).chunk(4 if cross else 3, dim=-1)
+    k, v, q, *q2 = (heads_of(part, heads) for part in parts)
+    out = [unit(k), v, unit(q) * p["scale_H"].abs()[:, None, None]]
+    return [*out, unit(q2[0]) * p["cross_scale_H"].abs()[:, None, None]] if cross else out
+
+
+def under(p: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v
+
+
+def gate(p: dict[str, Tensor], config: Any, c: Tensor, h: Tensor) -> Tensor:
+    z = h @ p["candidate.weight"].T + p.get("candidate.bias", torch.zeros(()))
+    if config.equations == "paper":
+        z = torch.tanh(z) if config.gate == "lstm" else z
+    elif config.cell == "single":
+        z = torch.tanh(z)
+    if config.gate == "fixed":
+        g = 1 / (1 + torch.exp(-p["bias"]))
+        return c * g + z * (1 - g)
+    i = torch.sigmoid(h @ p["input.weight"].T + p["input.bias"] - 1)
+    f = torch.sigmoid(h @ p["forget.weight"].T + p["forget.bias"] + 1)
+    return c * f + z * i
+
+
+class Naive:
+    """Logits of one document, [n, V], by recomputing everything for the whole document."""
+
+    def __init__(self, model: Any):
+        self.p = {name: value.detach() for name, value in model.state_dict().items()}
+        self.config = model.config
+        self.recurrent = [i for i in range(model.config.layers) if f"layers.{i}.states.initial_SD" in self.p]
+        self.feedback = getattr(model.config, "feedback", False)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        config, p = self.config, self.p
+        W = config.window
+        x_all = p["embedding.weight"][tokens]
+        states = {i: p[f"layers.{i}.states.initial_SD"] for i in self.recurrent}
+        keys: dict[int, Tensor] = {}
+        values: dict[int, Tensor] = {}
+        out = []
+        for start in range(
+            0, len(tokens), W
+        ):  # whole stack, block by block: with or without feedback it is the same thing
+            x = x_all[start : start + W]
+            before = dict(states)
+            for i in range(config.layers):
+                x, states = self.layer(i, x, start, keys, values, states, before)
+            out.append(norm(x, p["final_norm.scale"]) @ p["embedding.weight"].T / math.sqrt(config.d_model))
+        return torch.cat(out)
+
+    def layer(self, i: int, x: Tensor, start: int, keys: Any, values: Any, states: Any, before: Any) -> Any:
+        config, H, W = self.config, self.config.heads, self.config.window
+        p = under(self.p, f"layers.{i}.tokens.")
+        cross = "project.cross_scale_H" in p
+        k, v, q, *q2 = project(under(p, "project."), norm(x, p["project.norm.scale"]), H, cross)
+        zeros = torch.zeros(H, W, config.head_dim)
+        keys[i] = torch.cat([keys.get(i, zeros), k], dim=1)  # the document so far, behind W absent tokens
+        values[i] = torch.cat([values.get(i, zeros), v], dim=1)
+        n, m = q.shape[1], keys[i].shape[1]
+        logits = torch.full((H, n, m), -1e6)
+        for a in range(n):
+            for b in range(m):
+                distance = (start + a) - (b - W)  # of positions in the document
+                if 1 <= distance <= W and (config.equations == "meliad" or b >= W):
+                    bias = p["position_bias.table_HN"][:, t5_bucket(distance)]
+                    logits[:, a, b] = (q[:, a] * keys[i][:, b]).sum(-1) + bias * p["project.scale_H"].abs()
+        phantom = torch.full((H, n, 1), -1000.0)
+        weights = torch.softmax(torch.cat([logits, phantom], dim=-1), dim=-1)[..., :-1]
+        read = [weights @ values[i]]
+        if cross:
+            source = i if i in self.recurrent else self.recurrent[-1]
+            s = under(self.p, f"layers.{source}.states.")
+            sk, sv, *_ = project(
+                under(s, "project."), norm(before[source], s["project.norm.scale"]) + s["ids_SD"], H, True
+            )
+            read.append(attention(q2[0], sk, sv))
+        if i in self.recurrent:
+            states = {**states, i: self.update(i, states[i], keys[i], values[i], start)}
+        heads = torch.cat([head for part in read for head in part], dim=-1)
+        x = x + heads @ p["out.weight"].T
+        hidden = torch.relu(norm(x, p["mlp_norm.scale"]) @ p["mlp.hidden.weight"].T)
+        return x + hidden @ p["mlp.out.weight"].T, states
+
+    def update(self, i: int, c: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        config, H, W = self.config, self.config.heads, self.config.window
+        s = under(self.p, f"layers.{i}.states.")
+        k, v, q, q2 = project(under(s, "project."), norm(c, s["project.norm.scale"]) + s["ids_SD"], H, True)
+        seen = slice(start + W if start == 0 and config.equations == "paper" else start, start + 2 * W)
+        h = torch.cat([*attention(q, k, v), *attention(q2, keys[:, seen], values[:, seen])], dim=-1)
+        if config.cell != "single":
+            c = gate(under(s, "attention_gate."), config, c, h)
+            h = norm(c, s["mlp_norm.scale"]) if config.cell == "dual" else h
+        if config.cell != "skip":
+            c = gate(under(s, "mlp_gate."), config, c, torch.relu(h @ s["mlp_hidden.weight"].T))
+        return c

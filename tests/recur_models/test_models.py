@@ -1,0 +1,157 @@
+"""What must hold for every model, and the block-recurrent ones against a restatement of the equations that is not ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from recur_models import IGNORED, ModelConfig, RecurrentModel, detach
+from recur_models.block_recurrent import RecConfig, SlideConfig
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.naive import Naive
+
+VOCAB = 31
+
+
+def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
+    torch.manual_seed(seed)
+    model = config.build(VOCAB)
+    with torch.no_grad():  # scales and norms away from one, so that their place in the equations matters
+        for name, parameter in model.named_parameters():
+            if name.endswith(("scale", "scale_H")):
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tokens(lanes: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(VOCAB, (lanes, length), generator=torch.Generator().manual_seed(seed))
+
+
+def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
+    fresh = torch.zeros(lanes, blocks, dtype=torch.bool)
+    fresh[:, 0] = True
+    for lane, block in starts:
+        fresh[lane, block] = True
+    return fresh
+
+
+def test_equals_the_naive_restatement(config: ModelConfig) -> None:
+    if not isinstance(config, SlideConfig | RecConfig):
+        pytest.skip("the restatement is of the block-recurrent equations")
+    model = build(config)
+    text = tokens(1, 5 * model.block)
+    logits, _ = model(text)
+    torch.testing.assert_close(logits[0], Naive(model).logits(text[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_token_does_not_change_earlier_logits(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, 4 * model.block)
+    logits, _ = model(text)
+    for position in (0, model.block - 1, 2 * model.block + 1, 4 * model.block - 1):
+        changed = text.clone()
+        changed[:, position] = (changed[:, position] + 1) % VOCAB
+        again, _ = model(changed)
+        assert torch.equal(again[:, :position], logits[:, :position])
+        assert not torch.equal(again[:, position], logits[:, position])
+
+
+@pytest.mark.parametrize("split", [(1, 1, 1, 1, 1, 1), (3, 3), (1, 4, 1), (5, 1)])
+def test_any_split_into_segments_equals_one_pass(config: ModelConfig, split: tuple[int, ...]) -> None:
+    model = build(config)
+    text = tokens(2, 6 * model.block)
+    fresh = fresh_at(2, 6, (0, 2), (1, 5))
+    whole, end = model(text, model.initial_state(2), fresh)
+    state, parts, block = model.initial_state(2), [], 0
+    for blocks in split:
+        piece = slice(block * model.block, (block + blocks) * model.block)
+        logits, state = model(text[:, piece], detach(state), fresh[:, block : block + blocks])
+        parts.append(logits)
+        block += blocks
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    for name in end:
+        torch.testing.assert_close(state[name], end[name], rtol=1e-5, atol=1e-5)
+
+
+def test_fresh_in_the_middle_equals_starting_anew(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, 6 * model.block)
+    logits, state = model(text, model.initial_state(2), fresh_at(2, 6, (1, 3)))
+    alone, alone_state = model(text[1:, 3 * model.block :])
+    torch.testing.assert_close(logits[1, 3 * model.block :], alone[0], rtol=1e-5, atol=1e-5)
+    for name in state:
+        torch.testing.assert_close(state[name][1], alone_state[name][0], rtol=1e-5, atol=1e-5)
+    undisturbed, _ = model(text)
+    assert torch.equal(logits[0], undisturbed[0])
+
+
+def test_the_initial_state_is_that_of_a_fresh_document(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, 3 * model.block)
+    unmarked = torch.zeros(2, 3, dtype=torch.bool)
+    assert torch.equal(model(text, model.initial_state(2), unmarked)[0], model(text)[0])
+
+
+def test_lanes_do_not_see_each_other(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(3, 3 * model.block)
+    together, _ = model(text)
+    for lane in range(3):
+        torch.testing.assert_close(model(text[lane : lane + 1])[0][0], together[lane], rtol=1e-5, atol=1e-5)
+
+
+def test_nats_are_the_cross_entropy_of_the_logits(config: ModelConfig) -> None:
+    model = build(config)
+    text, targets = tokens(2, 2 * model.block), tokens(2, 2 * model.block, seed=2)
+    targets[1, 3:] = IGNORED
+    nats, _ = model(text, None, None, targets)
+    expected = F.cross_entropy(model(text)[0].flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    torch.testing.assert_close(nats.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, 3 * model.block)
+    model(text, model.initial_state(2), fresh_at(2, 3), text)[0].sum().backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert without == []
+
+
+def test_state_follows_the_model(config: ModelConfig) -> None:
+    model = build(config).double()
+    _, state = model(tokens(2, model.block))
+    initial = model.initial_state(2)
+    assert state.keys() == initial.keys()
+    for name, tensor in state.items():
+        assert tensor.shape == initial[name].shape and tensor.dtype == initial[name].dtype and tensor.shape[0] == 2
+        assert tensor.dtype in (torch.float64, torch.bool)
+
+
+def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
+    model = build(config)
+    with pytest.raises(ValueError, match="not a multiple of the block of 4"):
+        model(tokens(2, 2 * model.block + 1))
+    with pytest.raises(ValueError, match="fresh has shape"):
+        model(tokens(2, 2 * model.block), None, torch.zeros(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="State is of another model"):
+        model(tokens(2, model.block), {**model.initial_state(2), "layers.7.keys": torch.zeros(2)})
+    if model.initial_state(1):
+        with pytest.raises(ValueError, match="for 3 lanes"):
+            model(tokens(3, model.block), model.initial_state(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "model.layers is 0"),
+        ({"dropout": 1.0}, "model.dropout is 1.0"),
+        ({"states": 0}, "model.states is 0"),
+        ({"recurrent_layers": (4,)}, "names layer 4"),
+        ({"recurrent_layers": ()}, "one or more different layers"),
+    ],
+)
+def test_impossible_sizes_are_refused(change: dict[str, object], message: str) -> None:
+    fields = {**SIZE, "recurrent_layers": (2,), **change}
+    with pytest.raises(ValueError, match=message):
+        RecConfig(**fields)

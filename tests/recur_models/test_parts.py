@@ -1,0 +1,83 @@
+"""Sizes, the chunked loss and the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from recur_models import IGNORED, MODELS, losses
+from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.layers import PositionBias
+
+# d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
+SIZES = {
+    "40M": ((512, 8, 64, 2048), 56.8, 40.4),
+    "80M": ((512, 8, 128, 4096), 96.6, 80.2),
+    "150M": ((1024, 8, 128, 4096), 193.2, 160.4),
+    "325M": ((1024, 16, 128, 8192), 352.6, 319.8),
+}
+
+
+def parameters(config: SlideConfig | RecConfig, vocab_size: int = 32_000) -> tuple[float, float]:
+    with torch.device("meta"):
+        model = config.build(vocab_size)
+    total = sum(p.numel() for p in model.parameters())
+    return round(total / 1e6, 1), round((total - model.embedding.weight.numel()) / 1e6, 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameter_counts_of_the_scaling_study(size: str) -> None:
+    (d, heads, head_dim, mlp), total, without_embeddings = SIZES[size]
+    config = RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp)
+    ours = parameters(config)
+    assert ours[0] == total
+    assert ours[1] == pytest.approx(without_embeddings, abs=0.1)  # the table subtracts rounded figures
+
+
+@pytest.mark.parametrize(
+    ("gate", "cell", "total"),
+    [
+        ("fixed", "dual", 201.6),
+        ("fixed", "single", 203.7),
+        ("fixed", "skip", 193.2),
+        ("lstm", "dual", 214.2),
+        ("lstm", "single", 212.1),
+        ("lstm", "skip", 197.4),
+    ],
+)
+def test_parameter_counts_of_the_gates(gate: str, cell: str, total: float) -> None:
+    assert parameters(RecConfig(gate=gate, cell=cell))[0] == total  # pyright: ignore[reportArgumentType]
+
+
+def test_parameter_count_of_the_largest_model() -> None:
+    config = RecConfig(layers=24, recurrent_layers=(10, 20), d_model=2048, heads=16, head_dim=128, mlp_dim=8192)
+    total, without_embeddings = parameters(config)
+    assert total == 1344.9 and round(without_embeddings) == 1279
+
+
+def test_chunked_cross_entropy_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 7 * 13)  # 7 tokens at a time, the last chunk smaller
+    torch.manual_seed(0)
+    hidden = torch.randn(30, 5, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(13, 5, dtype=torch.double, requires_grad=True)
+    targets = torch.randint(13, (30,))
+    targets[4:9] = IGNORED
+    upstream = torch.rand(30, dtype=torch.float32)
+    nats = losses.chunked_cross_entropy(hidden, weight, targets)
+    expected = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORED, reduction="none")
+    torch.testing.assert_close(nats, expected.float(), rtol=1e-6, atol=1e-6)
+    ours = torch.autograd.grad((nats * upstream).sum(), (hidden, weight))
+    theirs = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_position_buckets_are_t5s() -> None:
+    distances = torch.tensor([0, 1, 15, 16, 17, 20, 31, 32, 64, 127, 128, 5000])
+    assert PositionBias.bucket(distances).tolist() == [0, 1, 15, 16, 16, 17, 21, 21, 26, 31, 31, 31]
+
+
+def test_the_registry_knows_every_model_by_its_name() -> None:
+    assert set(MODELS) == {"rec", "slide", "vanilla"}
+    assert all(config.name == name for name, config in MODELS.items())

@@ -1,0 +1,20 @@
+"""Helpers of tests that prepare small corpora; the fixtures `text_folder` and `make_config` use them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def words(name: str, count: int) -> str:
+    """Text that differs from name to name, with lines, indents, non-ASCII letters and odd line ends."""
+    text = []
+    for i in range(count):
+        word = hashlib.blake2b(f"{name}{i}".encode(), digest_size=3).hexdigest()
+        text.append(word + ("é€ \r\n" if i % 17 == 0 else "\n    " if i % 11 == 0 else " "))
+    return "".join(text)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path in it."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
