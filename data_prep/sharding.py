@@ -118,9 +118,13 @@ def prepare_split(folder: Path, plan: SplitPlan, tokenizer_folder: Path, num_wor
 
 
 def discard_split(folder: Path) -> None:
-    """Remove a split, its manifest first: whatever happens then, it is not taken for a finished one."""
-    (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a finished split, its manifest first: whatever happens then, it is not taken for a finished one.
+
+    An unfinished one stays, so that a killed preparation that overwrites goes on where it stopped.
+    """
+    if (folder / "manifest.json").exists():
+        (folder / "manifest.json").unlink()
+        shutil.rmtree(folder)
 
 
 def _write_part(

@@ -76,12 +76,15 @@ class SegmentStore:
         return self.manifest.tokenizer.vocab_size
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the store keeps beside its splits."""
+        """The tokenizer that the store keeps beside its splits. Raises TokenizerError or StoreError where it is not this one."""
         if not isinstance(self._filesystem, pyarrow.fs.LocalFileSystem):
             raise StoreError(
                 f"the tokenizer of {self.folder} cannot be read from there: copy the store to a local folder"
             )
-        return load_tokenizer(Path(self._root).parent / "tokenizer")
+        tokenizer = load_tokenizer(Path(self._root).parent / "tokenizer")
+        if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
+            raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
+        return tokenizer
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         """Tokens `start` to `stop` (not included) of a document: a read-only view, uint16 or uint32.

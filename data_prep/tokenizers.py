@@ -108,7 +108,7 @@ class SentencePieceTokenizer:
     """A SentencePiece model; the ids are the model's own, and one more begins a document.
 
     Documents are encoded a few lines at a time where the model proves that this cannot change the ids: its normalization is the
-    identity, it adds no prefix, and no piece holds a newline beside anything else. Then no piece crosses a line's end, and
+    identity, it adds no prefix, and the only piece with a newline is the newline itself. Then no piece crosses a line's end, and
     the best segmentation of the whole is the best of each piece. (In floating point it is even better: SentencePiece sums
     scores in 32 bits, which over a whole book are too coarse to tell segmentations apart.)
     """
@@ -133,7 +133,7 @@ class SentencePieceTokenizer:
             not normalizer.precompiled_charsmap
             and not normalizer.add_dummy_prefix
             and not normalizer.remove_extra_whitespaces
-            and not any("\n" in piece.piece and piece.piece != "\n" for piece in proto.pieces)
+            and [piece.piece for piece in proto.pieces if "\n" in piece.piece] == ["\n"]
         )
 
     def encode(self, text: str) -> np.ndarray:

@@ -2,9 +2,10 @@
 
     make ui &
     python docs/screenshot.py http://127.0.0.1:5000/#/experiments/1/runs/<run id>/model-metrics out.png --wait-for-charts 6
-    python docs/screenshot.py http://127.0.0.1:5000/#/experiments/1 out.png --click Chart --wait-for-charts 6
+    python docs/screenshot.py "http://127.0.0.1:5000/#/experiments/1/runs?compareRunsMode=CHART" out.png --wait-for-charts 6
 
-It speaks Chromium's DevTools protocol in real time: with a virtual clock MLflow's charts stay spinners. Needs aiohttp.
+It speaks Chromium's DevTools protocol in real time: with a virtual clock MLflow's charts stay spinners. MLflow draws the charts
+that are in view: a taller picture (--height) holds more of them. Needs aiohttp.
 """
 
 from __future__ import annotations
@@ -33,14 +34,22 @@ COUNT_PENDING = """[...document.querySelectorAll(
     '[class*="spinner" i], [class*="skeleton" i], [role="progressbar"], [aria-busy="true"]'
 )].filter(e => e.getClientRects().length).length"""
 
-# MLflow opens in its view for generative AI; the page of a training run is complete in this one only.
-MODEL_TRAINING = "Model training"
+# MLflow opens in its view for generative AI, beside a chat: before its scripts run, choose its view for training, without the chat.
+TRAINING_VIEW = """
+localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+"""
+# A browser without a mouse shows the charts' tool bars over their lines.
+HIDE_TOOL_BARS = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
 
-CLICK = """(text => {
-    const found = [...document.querySelectorAll('button, a, label, [role="tab"], [role="radio"], [role="menuitem"]')]
-        .filter(e => e.innerText.trim() === text && e.getClientRects().length);
-    if (found.length) found[0].click();
-    return found.length > 0;
+# The middle of the innermost visible element that is called so.
+FIND = """(text => {
+    const found = [...document.body.querySelectorAll('*')]
+        .filter(e => [e.ariaLabel, e.innerText?.trim()].includes(text) && e.getClientRects().length).pop();
+    if (!found) return null;
+    found.scrollIntoViewIfNeeded();
+    const box = found.getBoundingClientRect();
+    return [box.x + box.width / 2, box.y + box.height / 2];
 })(%s)"""
 
 
@@ -73,6 +82,13 @@ class Page:
                 raise TimeoutError(f"no {what} within {seconds:.0f} seconds")
             await asyncio.sleep(0.25)
         return value
+
+    async def click(self, text: str, seconds: float) -> None:
+        """Press and release the mouse on the button, tab or link called so, as soon as there is one. Raises TimeoutError."""
+        x, y = await self.wait_for(FIND % json.dumps(text), f"{text!r} to click", seconds)
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        await asyncio.sleep(0.5)
 
 
 @contextmanager
@@ -132,17 +148,14 @@ async def shoot(port: int, options: argparse.Namespace) -> str:
                 "mobile": False,
             }
             await page.command("Emulation.setDeviceMetricsOverride", **size)
+            if not options.keep_view:
+                await page.command("Page.addScriptToEvaluateOnNewDocument", source=TRAINING_VIEW)
             await page.command("Page.navigate", url=options.url)
             await page.wait_for(
                 "document.body && document.body.innerText.trim().length > 50", "text on the page", options.timeout
             )
-            if not options.keep_view and await page.evaluate(CLICK % json.dumps(MODEL_TRAINING)):
-                await asyncio.sleep(1)
-                await page.command("Page.navigate", url=options.url)  # the toggle leads to the start page
-                await page.command("Page.reload")
-                await asyncio.sleep(1)
             for text in options.click:
-                await page.wait_for(CLICK % json.dumps(text), f"{text!r} to click", options.timeout)
+                await page.click(text, options.timeout)
             drawn = f"{COUNT_CHARTS} >= {options.wait_for_charts} && {COUNT_PENDING} === 0"
             calm = 0
             deadline = time.monotonic() + options.timeout
@@ -154,6 +167,7 @@ async def shoot(port: int, options: argparse.Namespace) -> str:
                         f"{options.url}: {charts} charts and {pending} spinners after {options.timeout:.0f} seconds"
                     )
                 await asyncio.sleep(0.25)
+            await page.evaluate(HIDE_TOOL_BARS)
             picture = await page.command("Page.captureScreenshot", format="png")
             options.output.write_bytes(base64.b64decode(picture["data"]))
             return f"{options.output}: {await page.evaluate(COUNT_CHARTS)} charts"
@@ -165,9 +179,13 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="the PNG to write")
     parser.add_argument("--wait-for-charts", type=int, default=0, metavar="N", help="charts that must be drawn")
     parser.add_argument(
-        "--click", action="append", default=[], metavar="TEXT", help="tab or button to click, by its text; repeatable"
+        "--click",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="tab or button to click, by its text or label; repeatable",
     )
-    parser.add_argument("--keep-view", action="store_true", help=f"do not switch to MLflow's {MODEL_TRAINING!r} view")
+    parser.add_argument("--keep-view", action="store_true", help="leave MLflow in the view that it opens in")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that each wait may take")
     parser.add_argument("--width", type=int, default=1600)
     parser.add_argument("--height", type=int, default=1000)

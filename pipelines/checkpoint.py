@@ -3,7 +3,9 @@
     <run>/checkpoints/step-00000200/
         model.safetensors           weights                                              (rank 0)
         optimizer.safetensors       the optimizer's tensors; its scalars are in the JSON  (rank 0)
-        lanes-0-4-of-8.safetensors  State and RNG of the process that owns lanes 0 to 3   (each rank)
+        lanes-0-4-of-8.safetensors  what the process that owns lanes 0 to 3 has          (each rank)
+            lanes/state/…           their State; lanes/digest: a digest of all that each has read
+            process/…               its generators' state, its sums since the last log
         checkpoint.json             step, config, fingerprints, size and checksum of each file; written last
 
 All ranks write into a temporary folder, which rank 0 renames when every file is there: a folder of this name is complete or
@@ -30,7 +32,6 @@ from torch import Tensor, nn
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.world import World
-from recur_models import State
 
 SCHEMA = 1
 
@@ -82,26 +83,25 @@ class Checkpoint:
         """The optimizer's state_dict."""
         return _unflatten_optimizer(_load(self.folder / "optimizer.safetensors"), self.meta["optimizer"])
 
-    def lanes(self, start: int, stop: int) -> tuple[State, dict[str, Tensor] | None]:
-        """The State of these global lanes, from whichever files hold them; and what else the process that owned just these
-        lanes had saved (RNG), or None when the lanes were divided in another way.
+    def lanes(self, start: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """What belongs to these global lanes (State and more), gathered from whichever files hold it; and what the process
+        that owned just these lanes had saved of its own (generators), or None when the lanes were divided in another way.
         """
         if self._file(start, stop) in self.meta["files"]:
             tensors = _load(self.folder / self._file(start, stop))
-            own = {key.removeprefix("state/"): value for key, value in tensors.items() if key.startswith("state/")}
-            return own, {key: value for key, value in tensors.items() if not key.startswith("state/")}
-        state: dict[str, list[Tensor]] = {}
+            return _under("lanes/", tensors), _under("process/", tensors)
+        parts: dict[str, list[Tensor]] = {}
         for first, last in self._ranges():
             rows = slice(max(start, first) - first, min(stop, last) - first)
             if rows.start < rows.stop:
-                for key, value in _load(self.folder / self._file(first, last)).items():
-                    if key.startswith("state/"):
-                        state.setdefault(key.removeprefix("state/"), []).append(value[rows])
-        return {key: torch.cat(parts) for key, parts in state.items()}, None
+                for name, value in _under("lanes/", _load(self.folder / self._file(first, last))).items():
+                    parts.setdefault(name, []).append(value[rows])
+        return {name: torch.cat(values) for name, values in parts.items()}, None
 
-    def total(self, key: str) -> Tensor:
-        """The sum over all processes of something that each had saved."""
-        return torch.stack([_load(self.folder / self._file(first, last))[key] for first, last in self._ranges()]).sum(0)
+    def total(self, name: str) -> Tensor:
+        """The sum over all processes of something that each had saved of its own."""
+        files = [self.folder / self._file(first, last) for first, last in self._ranges()]
+        return torch.stack([_under("process/", _load(file))[name] for file in files]).sum(0)
 
     def _ranges(self) -> list[tuple[int, int]]:
         """The ranges of lanes that the processes owned, in order."""
@@ -125,11 +125,13 @@ def save(
     lanes: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    state: State,
-    extra: Mapping[str, Tensor],
+    per_lane: Mapping[str, Tensor],
+    per_process: Mapping[str, Tensor],
     meta: Mapping[str, Any],
 ) -> Path:
-    """Write the checkpoint of a step; every rank calls this. ``extra``: this rank's own tensors (RNG, sums since the last log)."""
+    """Write the checkpoint of a step; every rank calls this, with what belongs to its own lanes (first dimension: lane) and
+    with what is its own.
+    """
     final, folder = root / f"step-{step:08d}", root / f".step-{step:08d}.tmp"
     if world.rank == 0:
         for stale in root.glob(".step-*.tmp"):
@@ -138,7 +140,7 @@ def save(
     world.barrier()
     start, stop = world.lanes(lanes)
     name = lanes_file(start, stop, lanes)
-    _save(folder / name, {f"state/{key}": value for key, value in state.items()} | dict(extra))
+    _save(folder / name, _over("lanes/", per_lane) | _over("process/", per_process))
     size, digest = _digest_file(folder / name)
     sums = world.gather(
         torch.tensor([start, stop, size, int(digest[:8], 16), int(digest[8:], 16)], device=world.device)
@@ -208,6 +210,14 @@ def prune(root: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints."""
     for folder in sorted(root.glob("step-*"))[:-keep]:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _over(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in tensors.items()}
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -107,10 +107,17 @@ class TrainConfig:
             raise ValueError(
                 f"data.lanes is {self.data.lanes}, which {workers} workers cannot share equally: choose a multiple of {workers}"
             )
-        if self.data.segment_length < 1 or self.data.segment_length % self.model.block:
+        blocks, rest = divmod(self.data.segment_length, self.model.block)
+        if rest:
             raise ValueError(
                 f"data.segment_length is {self.data.segment_length}, not a multiple of the model's block of {self.model.block} "
-                f"tokens: choose {max(1, round(self.data.segment_length / self.model.block)) * self.model.block}"
+                f"tokens: choose {max(self.model.least_blocks, blocks) * self.model.block}"
+            )
+        if blocks < self.model.least_blocks:
+            raise ValueError(
+                f"data.segment_length is {self.data.segment_length}, which is {blocks} block of {self.model.block} tokens: "
+                f"{self.model.name} learns its recurrence across blocks, so choose at least "
+                f"{self.model.least_blocks * self.model.block}"
             )
 
     @property

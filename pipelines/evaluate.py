@@ -166,9 +166,8 @@ def main(argv: list[str]) -> None:
     names = unique_names(found)
     for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
         totals = store.manifest.totals
-        print(
-            f"evaluating {name} (step {checkpoint.step:,}) on {store.folder}: {totals.documents:,} documents, {totals.tokens:,} tokens"
-        )
+        counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
+        print(f"evaluating {name}, step {checkpoint.step:,}, on {store.folder}: {counts}")
 
     evaluations = [
         evaluate(checkpoint, store, config, name)

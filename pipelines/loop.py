@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import xxhash
 
-from data_prep.lanes import TrainingLanes, read_batch
+from data_prep.lanes import Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint
@@ -66,6 +67,7 @@ def train(
     state = model.initial_state(stop - start)
     torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)
     nats = torch.zeros((), dtype=torch.float64, device=world.device)  # summed since the last log, own lanes
+    read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
     first_step = logged = 0
 
     # Restore
@@ -73,7 +75,7 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         model.load_state_dict(resume.weights())
         optimizer.load_state_dict(resume.optimizer())
-        state, nats = restore_lanes(resume, config, world, state, nats)
+        state, read_B, nats = restore_lanes(resume, config, world, state, nats)
     check_same_step(first_step, world)
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
     model.train()
@@ -81,7 +83,9 @@ def train(
     clock, clock_step = time.perf_counter(), first_step
     for step in range(first_step, config.steps):
         # One step. Own lanes' nats over the *global* number of targets; DDP averages, hence times the number of processes.
-        tokens_BT, targets_BT, fresh_BK = tensors(read_batch(train_store, schedule, step, start, stop), world.device)
+        batch = read_batch(train_store, schedule, step, start, stop)
+        read_B = digest_lanes(read_B, batch)
+        tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
         with autocast():
@@ -133,8 +137,8 @@ def train(
                 lanes=config.data.lanes,
                 model=model,
                 optimizer=optimizer,
-                state=state,
-                extra={"nats": nats, **random_state(world)},
+                per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
+                per_process={"nats": nats, **random_state(world)},
                 meta={
                     "config": to_json(config),
                     "logged": logged,
@@ -195,6 +199,18 @@ def autocast_for(config: TrainConfig, world: World) -> Callable[[], AbstractCont
     return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
 
 
+def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The digest of each lane after one more segment. Runs that agree in it have read the same, whatever their workers."""
+    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
+    digests = []
+    for before, *arrays in rows:
+        digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
+        for array in arrays:
+            digest.update(array.tobytes())
+        digests.append(digest.intdigest() - (1 << 63))
+    return torch.tensor(digests, dtype=torch.int64)
+
+
 def random_state(world: World) -> dict[str, torch.Tensor]:
     """The state of the generators that dropout draws from."""
     states = {"rng/cpu": torch.get_rng_state()}
@@ -205,21 +221,20 @@ def random_state(world: World) -> dict[str, torch.Tensor]:
 
 def restore_lanes(
     resume: Checkpoint, config: TrainConfig, world: World, fresh: State, nats: torch.Tensor
-) -> tuple[State, torch.Tensor]:
-    """The State of own lanes, and the sum of nats since the last log; the generators are set as they were.
+) -> tuple[State, torch.Tensor, torch.Tensor]:
+    """State and digests of own lanes, and the sum of nats since the last log; the generators are set as they were.
 
-    With another number of processes than before, State moves to the lanes' new owners; dropout then draws anew.
+    With another number of processes than before, lanes move to their new owners; dropout then draws anew.
     """
-    start, stop = world.lanes(config.data.lanes)
-    saved, own = resume.lanes(start, stop)
-    state = {name: saved[name].to(fresh[name]) for name in fresh}
+    lanes, own = resume.lanes(*world.lanes(config.data.lanes))
+    state = {name: lanes[f"state/{name}"].to(tensor) for name, tensor in fresh.items()}
     if own is None:
         torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
-        return state, (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)
+        return state, lanes["digest"], (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)
     torch.set_rng_state(own["rng/cpu"])
     if world.device.type == "cuda" and "rng/cuda" in own:
         torch.cuda.set_rng_state(own["rng/cuda"], world.device)
-    return state, own["nats"].to(nats)
+    return state, lanes["digest"], own["nats"].to(nats)
 
 
 def check_same_step(step: int, world: World) -> None:

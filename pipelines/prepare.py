@@ -11,7 +11,6 @@ same command goes on where it was killed, and the bytes are the same whatever th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -43,6 +42,7 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from pipelines import cli, ray_session
+from pipelines.lock import hold
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,18 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
         console.print(f"{split}: no document with text, left out")
         splits.remove(split)
 
-    with _lock(config.folder):
+    with hold(config.folder, "another preparation"):
         tokenizer = _tokenizer(asked, config, scans, console)
         plans = {
             split: SplitPlan(scans[split], describe(tokenizer, scans[split]), config.segment_length, config.part_bytes)
             for split in splits
         }
         ready = {split: manifest for split, plan in plans.items() if (manifest := _finished(config, plan)) is not None}
-        _settle_tokenizer(config, tokenizer, list(plans))
+        _check_other_splits(config, tokenizer)
+        if config.overwrite:
+            for split in plans:
+                discard_split(config.folder / split)
+        _save(tokenizer, config.folder / "tokenizer")
         if not all(plan.tokenizer.lossless for plan in plans.values()):
             console.print(
                 f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip"
@@ -148,8 +152,6 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
             text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
             console.print(f"{split}: writing {text}, {config.workers or 'no'} Ray workers")
             start = time.perf_counter()
-            if config.overwrite:
-                discard_split(config.folder / split)
             with _progress(console, "written", len(plan.scan.documents)) as done:
                 ready[split] = prepare_split(
                     config.folder / split, plan, config.folder / "tokenizer", config.workers, done
@@ -212,9 +214,9 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     return " and ".join(words)
 
 
-def _settle_tokenizer(config: PrepareConfig, tokenizer: Tokenizer, splits: list[str]) -> None:
-    """Save the tokenizer that all splits of the corpus share. Raises StoreError where one that stays was made with another."""
-    for split in set(SPLITS) - set(splits):
+def _check_other_splits(config: PrepareConfig, tokenizer: Tokenizer) -> None:
+    """Raises StoreError where a split that is not prepared now was made with another tokenizer: a corpus in a store has one."""
+    for split in set(SPLITS) - set(config.splits):
         folder = config.folder / split
         if (folder / "manifest.json").is_file():
             other = SegmentStore.open(folder).manifest.tokenizer
@@ -223,26 +225,14 @@ def _settle_tokenizer(config: PrepareConfig, tokenizer: Tokenizer, splits: list[
                     f"{folder} was prepared with another tokenizer ({other.name}), and a store has one: "
                     "prepare all splits with --overwrite, or give another --store"
                 )
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save the tokenizer that all splits of the corpus share, where it is not there yet."""
     with contextlib.suppress(TokenizerError):
-        if load_tokenizer(config.folder / "tokenizer").fingerprint == tokenizer.fingerprint:
+        if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
             return
-    save_tokenizer(tokenizer, config.folder / "tokenizer")
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keep a second preparation out of the corpus's folder. The lock ends with the process and leaves no file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StoreError(f"another preparation is writing to {folder}: wait for it to end") from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+    save_tokenizer(tokenizer, folder)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event)
         while True:
             finishing = stop.is_set()
             for line in messages.lines():
-                bar.console.print(line, markup=False, highlight=False)
+                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
             for record in filter(None, map(parse_record, metrics.lines())):
                 key = (record.step, tuple(record.metrics))
                 if record.step <= first_step or key in shown:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -156,8 +156,12 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     splits = list(dict.fromkeys(e.split for e in evaluations))
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
-    styles = {"State carried": "-", "recurrent states cleared": "--", "all State cleared": ":"}
-    used: dict[str, str] = {}
+    styles: dict[str, Literal["-", "--", ":"]] = {
+        "State carried": "-",
+        "recurrent states cleared": "--",
+        "all State cleared": ":",
+    }
+    used: dict[str, Literal["-", "--", ":"]] = {}
     for number, evaluation in enumerate(evaluations):
         scores = dict(zip(styles, (evaluation.carried, evaluation.cleared_states, evaluation.cleared_all), strict=True))
         for what, score in scores.items():
@@ -238,7 +242,7 @@ def plot_curves(metrics: Mapping[str, Path], path: Path, title: str = "Training"
         (cleared, "validation, recurrent states cleared", "none"),
     ):
         if shown:
-            handles.append(Line2D([], [], color="0.3", marker="o", markerfacecolor=face, linestyle="none", label=what))
+            handles.append(Line2D([], [], color="0.3", marker="o", markerfacecolor=face, linestyle="", label=what))
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
     return _save(figure, path)
 

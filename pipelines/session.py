@@ -43,7 +43,7 @@ def open_run(config: TrainConfig) -> Run:
         )
     resume, complaints = checkpoints.newest(config.folder / "checkpoints")
     if resume is not None:
-        check_resumable(resume.meta["config"], config, resume.folder)
+        check_resumable(resume.meta["config"], config, config.folder)
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )

@@ -12,12 +12,10 @@ after any number of kills every metric has every step once. (A step that was sen
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +29,7 @@ from typing import Any, Literal
 
 from data_prep.manifest import write_atomically
 from pipelines.metrics_file import MetricsFile, Record, drop_after
+from pipelines.provenance import first_cause, git_commit, mask, user_name
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -113,7 +112,7 @@ class Tracker:
         self._queue: deque[Record | Callable[[], None]] = deque(kept)
         self._changed = threading.Condition()
         self._first_try, self._abandoned = threading.Event(), threading.Event()
-        self._ended = False
+        self._closing = False
         self._silent_since: float | None = None
         self._error: TrackingError | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -141,7 +140,7 @@ class Tracker:
         kept = drop_after(run_folder / "metrics.jsonl", resume_step)
         run = None
         if config.backend == "mlflow":
-            described = {"mlflow.source.git.commit": git_commit(), "mlflow.user": _user(), **tags}
+            described = {"mlflow.source.git.commit": git_commit(), "mlflow.user": user_name(), **tags}
             identity = _Identity(run_name, params, {key: value for key, value in described.items() if value}, dataset)
             run = _MlflowRun(config, root, run_folder, identity)
         tracker = cls(config, root, run_folder, kept if run else [], run)
@@ -191,27 +190,23 @@ class Tracker:
     def finish(self, status: Status = "FINISHED") -> None:
         """Send what is left and end the run. When MLflow stays silent, one line says how much was not sent."""
         self._file.close()
-        if self._run is None or self._ended:
+        if self._run is None or self._closing:
             return
-
-        def end(run: _MlflowRun) -> None:
-            run.end(status)
-            self._ended = True
-
-        self._call(end)
+        self._call(lambda run: run.end(status))
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
         self._wait_while_it_moves(0.0 if self._error else self._config.patience)
-        if self._ended:
-            return
         self._abandoned.set()
         with self._changed:
             left = [isinstance(item, Record) for item in self._queue]
+        if not left:
+            return
         others = left.count(False) - 1  # less the end itself
-        print(
+        _say(
             f"warning: MLflow at {self._where} does not answer: {left.count(True)} records"
             + (f" and {others} files or tags" if others > 0 else "")
-            + f" were not sent; the records are in {self._file.path}, and repeating the command sends what is missing",
-            file=sys.stderr,
-            flush=True,
+            + f" were not sent; the records are in {self._file.path}, and repeating the command sends what is missing"
         )
 
     def _wait_while_it_moves(self, patience: float) -> None:
@@ -237,8 +232,7 @@ class Tracker:
         run = self._run
         if run is None or not self._try(run.open):
             return
-        while not self._ended:
-            batch = self._next_batch()
+        while batch := self._next_batch():
             if not self._try(partial(run.send, batch) if isinstance(batch[0], Record) else batch[0]):
                 return
             with self._changed:
@@ -246,9 +240,9 @@ class Tracker:
                     self._queue.popleft()
 
     def _next_batch(self) -> list[Any]:
-        """The oldest item, with the records right behind it if it is one. It stays in the queue until it is sent."""
+        """The oldest item, with the records behind it if it is one. They stay in the queue until they are sent. Empty: the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue)
+            self._changed.wait_for(lambda: self._queue or self._closing)
             batch: list[Any] = []
             metrics = 0
             for item in self._queue:
@@ -265,7 +259,9 @@ class Tracker:
             try:
                 call()
             except Exception as error:  # whatever it is, the run must go on; the line that it causes tells
-                refused = self._run is not None and self._run.run_id and getattr(error, "error_code", None) in FINAL
+                refused = self.run_id and (
+                    getattr(error, "error_code", None) in FINAL or isinstance(error, FileNotFoundError)
+                )
                 (self._refused if refused else self._silent)(error)
                 self._first_try.set()
                 if refused:
@@ -284,10 +280,10 @@ class Tracker:
         self._silent_since = now if self._silent_since is None else self._silent_since
         if self._config.on_failure == "stop":
             if not self._first_try.is_set() or now - self._silent_since >= self._config.patience:
-                self._error = self._stop(_cause(error))
+                self._error = self._stop(first_cause(error))
         elif first:
             _say(
-                f"warning: MLflow at {self._where} does not answer ({_cause(error)}): the run goes on, its figures are kept in "
+                f"warning: MLflow at {self._where} does not answer ({first_cause(error)}): the run goes on, its figures are kept in "
                 f"{self._file.path} and sent when it answers"
             )
 
@@ -302,10 +298,10 @@ class Tracker:
 
     def _refused(self, error: Exception) -> None:
         if self._config.on_failure == "stop":
-            self._error = self._stop(_cause(error))
+            self._error = self._stop(first_cause(error))
         else:
             _say(
-                f"warning: MLflow at {self._where} refused what it was sent ({_cause(error)}); {self._file.path} has the figures"
+                f"warning: MLflow at {self._where} refused what it was sent ({first_cause(error)}); {self._file.path} has the figures"
             )
 
     def _stop(self, cause: str) -> TrackingError:
@@ -336,6 +332,8 @@ class _MlflowRun:
         """Find or make the run, and describe it."""
         from mlflow import MlflowClient
 
+        if not self.config.uri:
+            make_database(self.root / "mlflow.db")
         self.client = MlflowClient(tracking_uri=tracking_uri(self.config, self.root))
         saved = _saved(self.folder)
         if self.identity is None:
@@ -468,53 +466,42 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
     return config.uri or f"sqlite:///{root.absolute() / 'mlflow.db'}"
 
 
+def make_database(path: Path) -> None:
+    """Make MLflow's tables in a file of another name, and give it its name when all are there: making them takes seconds, and
+    MLflow never recovers from a kill in the middle of it. Of two processes that do this at once, the first wins.
+    """
+    if path.exists():
+        return
+    from mlflow import MlflowClient
+
+    temporary = path.absolute().with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def is_server(config: TrackingConfig) -> bool:
     """Whether MLflow is reached through a server, which then chooses where artifacts go."""
     return config.uri.startswith(("http:", "https:", "databricks"))
 
 
+UI_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""For the process of `ui_command`: without these it calls home, and starts seven workers that nothing of ours uses."""
+
+
 def ui_command(root: Path, port: int = 5000) -> list[str]:
     """The command that serves MLflow's pages on the runs below ``root``, to this machine alone."""
-    serve = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    artifacts = ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
-    return [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        tracking_uri(TrackingConfig(), root),
-        *artifacts,
-        *serve,
-    ]
-
-
-def mask(value: Any) -> str:
-    """The value as text, without the passwords of the URIs in it."""
-    text = re.sub(r"(://[^/\s@:]*):[^/\s@]*@", r"\1:***@", str(value))
-    return re.sub(r"([?&][\w.-]*(?:secret|password|token|key|sig)[\w.-]*=)[^&\s]+", r"\1***", text, flags=re.IGNORECASE)
-
-
-def git_commit() -> str | None:
-    """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=quiet).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # else it is the commit of whatever this is installed in
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _user() -> str | None:
-    with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
-        return getpass.getuser()
-    return None
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
+    command += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
 
 
 def _load_mlflow() -> None:
@@ -540,15 +527,6 @@ def _saved(run_folder: Path) -> dict[str, str]:
         return json.loads((run_folder / "mlflow_run.json").read_bytes())
     except FileNotFoundError:
         return {}
-
-
-def _cause(error: BaseException) -> str:
-    """An error on one short line: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
-    first = error
-    while (cause := first.__cause__ or first.__context__) is not None:
-        first = cause
-    told = first if isinstance(first, OSError) else error
-    return mask(" ".join(str(told).split()) or type(told).__name__)[:200]
 
 
 def _say(line: str) -> None:

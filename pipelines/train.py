@@ -1,6 +1,7 @@
 """Train a model on a prepared corpus: on Ray Train workers, or in this process. Repeating the command resumes the run.
 
     python -m pipelines.train demo-rec
+    torchrun --nproc-per-node 2 -m pipelines.train demo-rec --num-workers 0
     python -m pipelines.train small-rec --data.corpus text --data.store runs/store --run mine --num-workers 2
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/. The curves are in MLflow (`make ui`).
@@ -9,6 +10,8 @@ Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoint
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +22,7 @@ import torch
 from data_prep.manifest import write_atomically
 from pipelines import cli
 from pipelines.config import TrainConfig, to_json
+from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.session import Run, open_run, work
@@ -64,6 +68,7 @@ def train_on_ray(config: TrainConfig) -> None:
         import ray.train
         from ray.train.torch import get_device
 
+        logging.getLogger("ray.train").setLevel(logging.WARNING)
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
         with messages_into(worker_log(config.folder, world.rank)):
@@ -92,7 +97,6 @@ def train_on_ray(config: TrainConfig) -> None:
         except WorkerGroupError as error:
             for failure in error.worker_failures.values():
                 cause = getattr(failure, "cause", failure)
-                print("DEBUG", type(failure), type(cause), repr(cause)[:300])
                 if isinstance(cause, USER_ERRORS):
                     raise cause from None
             if attempt == config.max_failures:
@@ -110,22 +114,36 @@ def _first_line(error: BaseException) -> str:
 
 def main(argv: list[str]) -> None:
     config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0])
+    if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
+        train_here(config)  # torchrun's other processes: the first one speaks for all
+        return
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        print(f"nothing to do: {config.folder} has been trained to step {run.resume.step:,}; {_next(config)}")
+        print(f"nothing to do: {config.folder} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return
-    config.folder.mkdir(parents=True, exist_ok=True)
+    with hold(config.folder, "another training run"):
+        start(config, run)
+    print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
+
+
+def start(config: TrainConfig, run: Run) -> None:
+    """Train in this process or on Ray, showing progress."""
     write_atomically(config.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
     resume_step = run.resume.step if run.resume else 0
     with show_progress(config.folder, resume_step, config.steps):
         if config.num_workers == 0:
-            join_torchrun()
-            gpu = config.use_gpu != "no" and torch.cuda.is_available()
-            work(config, World.current(torch.device("cuda" if gpu else "cpu")), lambda figures: None)
+            train_here(config)
         else:
             train_on_ray(config)
-    print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
+
+
+def train_here(config: TrainConfig) -> None:
+    """Run `work` in this process, or in those that torchrun has started."""
+    use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
+    join_torchrun()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
+    work(config, World.current(device), lambda figures: None)
 
 
 def _next(config: TrainConfig) -> str:

@@ -49,6 +49,10 @@ class SlideConfig(StackConfig):
     equations: Equations = "meliad"
     """Where code and paper differ: what the authors' code computes, or what the paper writes."""
 
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
     def build(self, vocab_size: int) -> BlockRecurrentTransformer:
         return BlockRecurrentTransformer(self, vocab_size)
 
@@ -83,6 +87,10 @@ class RecConfig(StackConfig):
                 raise ValueError(
                     f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}"
                 )
+
+    @property
+    def least_blocks(self) -> int:
+        return 2  # the states after a block are first read by the next one
 
     def build(self, vocab_size: int) -> BlockRecurrentTransformer:
         return BlockRecurrentTransformer(self, vocab_size)

@@ -41,6 +41,11 @@ class ModelConfig(ABC):
     def block(self) -> int:
         """Tokens in a block: documents begin at block boundaries, and a segment is a whole number of blocks."""
 
+    @property
+    @abstractmethod
+    def least_blocks(self) -> int:
+        """Blocks that a training segment needs so that every parameter gets a gradient."""
+
     @abstractmethod
     def build(self, vocab_size: int) -> RecurrentModel:
         """A freshly initialised model; draws from torch's global generator."""

@@ -26,6 +26,10 @@ class VanillaConfig(StackConfig):
 
     name: ClassVar[str] = "vanilla"
 
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
     def build(self, vocab_size: int) -> VanillaTransformer:
         return VanillaTransformer(self, vocab_size)
 

@@ -36,6 +36,8 @@ class Text:
                 continue
             matched = True
             name = path.relative_to(root).as_posix()
+            if any("\ud800" <= c <= "\udfff" for c in name):  # Python keeps bytes that are not UTF-8 as surrogates
+                raise CorpusError(f"{root} holds a file whose name is not UTF-8, {name!a}: rename it")
             if (name.split("/")[0] if own_splits else split_of(name)) == split:
                 sources.append(Source(name, name, split, path.stat().st_size))
         if not matched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,12 @@ def test_empty_folders(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     with pytest.raises(CorpusError, match=r"test holds no \*\.txt file"):
         Pg19(source=str(tmp_path)).sources("test")
+
+
+def test_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    Path(os.fsdecode(bytes(tmp_path) + b"/b\xffd.txt")).write_text("text")
+    with pytest.raises(CorpusError, match=r"name is not UTF-8, 'b\\udcffd\.txt': rename it"):
+        Text(source=str(tmp_path)).sources("train")
 
 
 def test_damaged_metadata(books: Path) -> None:

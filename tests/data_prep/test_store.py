@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,13 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
     (prepared.folder / "test" / "ledger").mkdir()
     with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
         SegmentStore.open(prepared.store, "text", "test")
+
+
+def test_another_tokenizer_beside_the_split(prepared: PrepareConfig, make_config) -> None:
+    prepare(make_config(store=f"{prepared.store}2", tokenizer="sentencepiece-bpe:400"))
+    shutil.copytree(f"{prepared.store}2/text/tokenizer", prepared.folder / "tokenizer", dirs_exist_ok=True)
+    with pytest.raises(StoreError, match="was made with another tokenizer than the one beside it"):
+        SegmentStore.open(prepared.store, "text", "train").tokenizer()
 
 
 def test_opens_by_uri(prepared: PrepareConfig) -> None:

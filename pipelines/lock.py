@@ -1,0 +1,32 @@
+"""Keeps a second process out of a folder that one is writing to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Locked(ValueError):
+    """Another process has the folder."""
+
+
+@contextmanager
+def hold(folder: Path, who: str) -> Iterator[None]:
+    """Hold the folder, which is made if need be. The lock ends with the process, however it ends, and leaves no file.
+
+    Raises Locked, naming ``who`` (\"another preparation\"), when another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""Where a run comes from, and what of that may be written down: the commit of the code, the user, URIs without their passwords."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def mask(value: Any) -> str:
+    """The value as text, without the passwords of the URIs in it."""
+    text = re.sub(r"(://[^/\s@:]*):[^/\s@]*@", r"\1:***@", str(value))
+    return re.sub(r"([?&][\w.-]*(?:secret|password|token|key|sig)[\w.-]*=)[^&\s]+", r"\1***", text, flags=re.IGNORECASE)
+
+
+def git_commit() -> str | None:
+    """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=quiet).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # else it is the commit of whatever this is installed in
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def user_name() -> str | None:
+    with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
+        return getpass.getuser()
+    return None
+
+
+def first_cause(error: BaseException) -> str:
+    """An error on one short line: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
+    first = error
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    told = first if isinstance(first, OSError) else error
+    return mask(" ".join(str(told).split()) or type(told).__name__)[:200]

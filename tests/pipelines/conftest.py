@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import TrainConfig
+from pipelines.prepare import PrepareConfig, prepare
+from pipelines.train import main
+
+TINY = shlex.split("""
+    small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
+    --model.mlp-dim 32 --model.window 8 --model.states 4 --model.dropout 0.1 --data.lanes 4 --data.segment-length 32
+    --steps 20 --schedule.warmup 4 --log-every 1 --validate-every 10 --validate-tokens 200 --checkpoint-every 5
+    --tracking.backend none --num-workers 0 --use-gpu no
+""")
+"""A run of seconds: the words of a command line."""
+
+
+@pytest.fixture
+def store(make_config: Callable[..., PrepareConfig]) -> Path:
+    """A prepared store of `text_folder`, in bytes."""
+    config = make_config()
+    prepare(config)
+    return Path(config.store)
+
+
+@pytest.fixture
+def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Run the training command on the small store: TINY, then these words. Returns the run's folder."""
+
+    def run(*words: str, name: str = "run") -> Path:
+        main([*TINY, "--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name, *words])
+        return tmp_path / "runs" / name
+
+    return run

@@ -1,0 +1,157 @@
+"""Tables, figures and files of a report, against figures computed by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.metrics_file import Record
+from pipelines.report import (
+    comparison_rows,
+    comparison_table,
+    cumulative_bits,
+    documents_reaching,
+    plot_cumulative,
+    plot_curves,
+    running_mean,
+    write_report,
+)
+from pipelines.scoring import Evaluation, Score
+
+BIT = math.log(2)  # nats
+
+
+def score(*bits: float, tokens: tuple[int, ...] = (8, 8, 4), byte: int = 40) -> Score:
+    """Two documents, of 12 and of 8 tokens, in buckets of 4; ``bits`` per token of each bucket."""
+    nats = tuple(b * n * BIT for b, n in zip(bits, tokens, strict=True))
+    return Score(sum(nats), sum(tokens), 5, byte, 2, 4, nats, tokens)
+
+
+REC = Evaluation(
+    name="demo-rec",
+    model="rec",
+    parameters=3_400_000,
+    step=180,
+    train_tokens=737_280,
+    checkpoint="runs/demo-rec/checkpoints/step-00000180",
+    split="python-source/test",
+    store_fingerprint="f" * 32,
+    carried=score(6.0, 4.0, 2.0),
+    cleared_states=score(6.0, 5.0, 4.0),
+    cleared_all=score(6.0, 6.0, 6.0),
+)
+SLIDE = replace(REC, name="slide", model="slide", carried=score(6.0, 4.5, 3.0), cleared_states=None, cleared_all=None)
+# 8·6 + 8·4 + 4·2 = 88 bits on 20 tokens and 40 bytes; 104 and 120 bits when cleared; slide 96.
+
+
+def printed(table: Table) -> str:
+    console = Console(file=StringIO(), width=160, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_rows_are_what_the_hand_computes() -> None:
+    rec, slide, unigram = comparison_rows([REC, SLIDE], unigram=5.5)
+    assert rec["bits_per_token"] == pytest.approx(88 / 20)
+    assert rec["bits_per_byte"] == pytest.approx(88 / 40)
+    assert rec["word_perplexity"] == pytest.approx(2 ** (88 / 5))
+    assert rec["states_cleared_bits_per_byte"] == pytest.approx(104 / 40)
+    assert rec["states_cleared_difference"] == pytest.approx(16 / 40)
+    assert rec["all_cleared_difference"] == pytest.approx(32 / 40)
+    assert (rec["name"], rec["model"], rec["parameters"], rec["steps"]) == ("demo-rec", "rec", 3_400_000, 180)
+    assert slide["states_cleared_bits_per_byte"] is None and slide["all_cleared_difference"] is None
+    assert unigram["name"] == "unigram" and unigram["bits_per_byte"] == 5.5 and unigram["bits_per_token"] is None
+    assert rec.keys() == slide.keys() == unigram.keys()
+
+
+def test_the_best_is_bold_and_the_reference_is_there() -> None:
+    text = printed(comparison_table([REC, SLIDE], unigram=5.5))
+    assert "\x1b[1m2.2000" in text and "\x1b[1m2.4000" not in text and "2.4000" in text
+    assert "2.6000 (+0.4000)" in text and "3.0000 (+0.8000)" in text
+    assert "demo-rec (rec)" in text and "unigram" in text and "5.5000" in text
+    assert "3.4M" in text and "737k" in text and "python-source/test" in text
+
+
+def test_what_stands_alone_or_on_other_data_has_no_best() -> None:
+    assert "\x1b[1m2.2000" not in printed(comparison_table([REC]))
+    text = printed(comparison_table([REC, replace(SLIDE, split="pg19/test")]))
+    assert "\x1b[1m2.2000" not in text and "pg19/test" in text and "python-source/test" in text
+
+
+def test_clipped_documents_have_no_bytes() -> None:
+    clipped = replace(SLIDE, carried=score(6.0, 4.5, 3.0, byte=0))
+    row = comparison_rows([clipped])[0]
+    assert row["bits_per_byte"] is None and row["bits_per_token"] == pytest.approx(96 / 20)
+    assert "–" in printed(comparison_table([clipped]))
+
+
+def test_curves_by_position_are_what_the_hand_computes() -> None:
+    positions, bits = cumulative_bits(REC.carried)
+    assert positions.tolist() == [4, 8, 12]
+    assert bits.tolist() == pytest.approx([6.0, 5.0, 4.4])
+    starts, documents = documents_reaching(REC.carried)
+    assert starts.tolist() == [0, 4, 8] and documents.tolist() == [2, 2, 1]
+
+
+def test_the_running_mean_does_not_lag() -> None:
+    line = np.arange(20.0)
+    assert running_mean(line, 3).tolist() == pytest.approx(line.tolist())
+    assert running_mean(np.array([0.0, 3.0, 0.0, 0.0]), 1).tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert running_mean(np.array([2.0]), 5).tolist() == [2.0]
+
+
+def colours(path: Path) -> int:
+    """Different colours of a picture: one or two in an empty plot."""
+    pixels = imread(path)
+    assert pixels.shape[0] > 600 and pixels.shape[1] > 1000
+    return len(np.unique((pixels[..., :3] * 255).astype(np.uint8).reshape(-1, 3), axis=0))
+
+
+def test_a_report_is_written_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "reports" / "both"
+    for _ in range(2):  # a second time over the first
+        paths = write_report([REC, SLIDE], folder, unigram=5.5)
+    assert sorted(path.name for path in paths) == sorted(path.name for path in folder.iterdir())
+    values = json.loads((folder / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert values["unigram_bits_per_byte"] == 5.5
+    assert values["evaluations"][0]["carried"]["bucket_tokens"] == [8, 8, 4]
+    assert values["evaluations"][1]["cleared_states"] is None
+    with open(folder / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["demo-rec", "slide", "unigram"]
+    assert float(rows[0]["bits_per_byte"]) == pytest.approx(2.2) and rows[1]["states_cleared_difference"] == ""
+    assert colours(folder / "cumulative.png") > 50
+
+
+def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) -> None:
+    other = replace(SLIDE, carried=Score(88 * BIT, 20, 5, 40, 2, 8, (80 * BIT, 8 * BIT), (16, 4)))
+    assert colours(plot_cumulative([REC], tmp_path / "one.png")) > 20
+    assert colours(plot_cumulative([other, REC], tmp_path / "two.png")) > 20
+    with pytest.raises(ValueError, match="at least one evaluation"):
+        plot_cumulative([], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_training_curves(tmp_path: Path) -> None:
+    lines = b""
+    for step in range(10, 510, 10):
+        tokens = {"train/tokens": step * 100.0}
+        lines += Record(step, 0, {"train/bits_per_token": 4 + 100 / step, **tokens}).line()
+        if step % 100 == 0:
+            lines += Record(step, 0, {"validation/bits_per_token": 4.2 + 100 / step, **tokens}).line()
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(lines)
+    assert colours(plot_curves({"rec": file, "again": file}, tmp_path / "curves.png", "Two runs")) > 20
+    with pytest.raises(ValueError, match=r"absent\.jsonl: no train/bits_per_token"):
+        plot_curves({"rec": tmp_path / "absent.jsonl"}, tmp_path / "never.png")

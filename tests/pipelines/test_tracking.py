@@ -1,0 +1,448 @@
+"""Tracking against a real MLflow server on loopback, which is stopped and woken, and against sqlite. What MLflow has is asked
+through its REST API, or read from its database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.metrics_file import MetricsFile, Record, drop_after, read_records
+from pipelines.provenance import git_commit, mask
+from pipelines.tracking import (
+    RUN_KEY,
+    UI_ENVIRONMENT,
+    DatasetInfo,
+    Tracker,
+    TrackingConfig,
+    TrackingError,
+    ui_command,
+)
+
+DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class Server:
+    """A running MLflow."""
+
+    uri: str
+    process: subprocess.Popen[bytes]
+
+    def call(self, endpoint: str, **query: str) -> dict[str, Any]:
+        url = f"{self.uri}/api/2.0/mlflow/{endpoint}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)
+
+    def post(self, endpoint: str, **body: Any) -> dict[str, Any]:
+        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.uri}/api/2.0/mlflow/{endpoint}", data, kind)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return self.call("runs/get", run_id=run_id)["run"]
+
+    def runs(self, experiment: str) -> list[dict[str, Any]]:
+        found = self.call("experiments/get-by-name", experiment_name=experiment)["experiment"]
+        return self.post("runs/search", experiment_ids=[found["experiment_id"]]).get("runs", [])
+
+    def points(self, run_id: str, key: str) -> list[dict[str, Any]]:
+        return self.call("metrics/get-history", run_id=run_id, metric_key=key).get("metrics", [])
+
+    def steps(self, run_id: str, key: str) -> list[int]:
+        return sorted(point["step"] for point in self.points(run_id, key))
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    port = free_port()
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    serve = ["--serve-artifacts", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *store, *serve],
+            cwd=folder,
+            env={**os.environ, **UI_ENVIRONMENT},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # so that a signal reaches its worker too
+        )
+    running = Server(f"http://127.0.0.1:{port}", process)
+    try:
+        wait_until(lambda: answers(running.uri), 90)
+        yield running
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(uri: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{uri}/health", timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def wait_until(true: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def config(server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TrackingConfig:
+    """The server, with an experiment for each test; a request may take one second."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    return TrackingConfig(uri=server.uri, experiment=request.node.name, system_metrics="off", patience=20)
+
+
+def start(config: TrackingConfig, folder: Path, **options: Any) -> Tracker:
+    options = {"params": {"optim.lr": 0.001}, "tags": {"model": "rec"}, **options}
+    return Tracker.start(config, folder, folder / "run", "run", **options)
+
+
+def test_a_run_is_described(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    params = {f"many.p{n}": n for n in range(230)}
+    params |= {"tracking.uri": "http://me:secret@host:1/x", "empty": "", "long": "x" * 7000, "list": [1, 2]}
+    config = replace(config, system_metrics="on")
+    tracker = start(
+        config, tmp_path, params=params, tags={"model": "rec", "where": "s3://key:secret@b/c"}, dataset=DATA
+    )
+    tracker.log({"train/bits_per_token": 5.25}, 10)
+    table = tmp_path / "table.csv"
+    table.write_text("a,b\n")
+    tracker.log_artifact(table, "report")
+    tracker.set_tag("best", "10")
+    tracker.finish()
+
+    assert tracker.run_id
+    run = server.run(tracker.run_id)
+    assert run["info"]["status"] == "FINISHED" and run["info"]["run_name"] == "run"
+    logged = {p["key"]: p["value"] for p in run["data"]["params"]}
+    assert len(logged) == len(params) and logged["many.p229"] == "229" and logged["list"] == "[1, 2]"
+    assert logged["tracking.uri"] == "http://me:***@host:1/x" and logged["long"] == "x" * 6000 and logged["empty"] == ""
+    tags = {t["key"]: t["value"] for t in run["data"]["tags"]}
+    assert tags["model"] == "rec" and tags["best"] == "10" and tags["where"] == "s3://key:***@b/c"
+    dataset = run["inputs"]["dataset_inputs"][0]["dataset"]
+    assert (dataset["name"], dataset["digest"]) == (DATA.name, DATA.digest)
+    assert json.loads(dataset["profile"]) == {"documents": 3, "tokens": 999}
+    files = server.call("artifacts/list", run_id=tracker.run_id, path="report")["files"]
+    assert [file["path"] for file in files] == ["report/table.csv"]
+    assert [(p["step"], p["value"]) for p in server.points(tracker.run_id, "train/bits_per_token")] == [(10, 5.25)]
+
+
+LOGS_UNTIL_KILLED = """
+import sys, time
+from pathlib import Path
+from pipelines.tracking import Tracker, TrackingConfig
+folder, uri, experiment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+config = TrackingConfig(uri=uri, experiment=experiment, system_metrics="off")
+tracker = Tracker.start(config, folder, folder / "run", "run", {"optim.lr": 0.001}, {"model": "rec"})
+for step in range(1, 100_000):
+    tracker.log({"a": step / 2, "b": -step}, step)
+    time.sleep(0.002)
+"""
+
+
+def test_every_step_once_after_a_kill(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LOGS_UNTIL_KILLED, str(tmp_path), config.uri, config.experiment]
+    child = subprocess.Popen(words, cwd=Path(__file__).parents[2])
+    state, lines = tmp_path / "run/mlflow_run.json", tmp_path / "run/metrics.jsonl"
+    try:
+        wait_until(lambda: state.exists() and "run_id" in json.loads(state.read_bytes()), 60)
+        run_id = json.loads(state.read_bytes())["run_id"]
+        wait_until(lambda: len(server.points(run_id, "a")) >= 100, 30)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    before = {point["step"]: point["value"] for point in server.points(run_id, "a")}
+    with open(lines, "ab") as file:
+        file.write(b'{"step": 99, "ti')
+    last = read_records(lines)[-1].step
+    assert last >= max(before) > 60
+
+    tracker = start(config, tmp_path, resume_step=60)
+    assert [record.step for record in read_records(lines)] == list(range(1, 61))
+    for step in range(61, last + 50):  # what was sent before the kill is made again
+        tracker.log({"a": step / 2, "b": -step}, step)
+        if step % 10 == 0:
+            tracker.log({"validation": 1.0, "a": step / 2}, step)  # "a" twice for one step
+    tracker.finish()
+
+    assert tracker.run_id == run_id and [run["info"]["run_id"] for run in server.runs(config.experiment)] == [run_id]
+    for key in ("a", "b"):
+        assert server.steps(run_id, key) == list(range(1, last + 50))
+    assert all(point["value"] == point["step"] / 2 for point in server.points(run_id, "a"))
+    assert server.run(run_id)["info"]["status"] == "FINISHED"
+
+
+def test_a_silent_server_loses_nothing(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 0.0}, 0)
+    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a") == [0], 20)
+    server.signal(signal.SIGSTOP)
+    try:
+        longest = 0.0
+        for step in range(1, 41):
+            began = time.perf_counter()
+            tracker.log({"a": float(step), "b": 1.0}, step)
+            longest = max(longest, time.perf_counter() - began)
+            time.sleep(0.1)
+    finally:
+        server.signal(signal.SIGCONT)
+    assert longest < 0.5  # a request that is waited for takes a second
+    tracker.log({"a": 41.0}, 41)
+    tracker.finish()
+    assert tracker.run_id
+    assert server.steps(tracker.run_id, "a") == list(range(42)) and server.steps(tracker.run_id, "b") == list(
+        range(1, 41)
+    )
+    told = capfd.readouterr().err
+    assert told.count("does not answer") == 1 and "answers again" in told and config.uri in told
+
+
+def test_stop_ends_a_run_whose_server_falls_silent(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    tracker = start(replace(config, on_failure="stop", patience=1.5), tmp_path)
+    assert tracker.run_id  # "stop" waits for the first answer
+    server.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(TrackingError, match="does not take the run's figures"):
+            for step in range(1000):
+                tracker.log({"a": 1.0}, step)
+                assert time.monotonic() < began + 15
+                time.sleep(0.05)
+        began = time.monotonic()
+        tracker.finish("FAILED")
+        assert time.monotonic() < began + 2
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+def test_no_server_stop(tmp_path: Path) -> None:
+    config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{free_port()}", on_failure="stop")
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"http://me:\*\*\*@127\.0\.0\.1:\d+ .*Connection refused.*tracking\.uri"):
+        start(config, tmp_path)
+    assert time.monotonic() < began + 10
+
+
+def test_no_server_continue_and_later_all_is_sent(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    absent = replace(config, uri=f"http://127.0.0.1:{free_port()}", patience=1)
+    tracker = start(absent, tmp_path)
+    for step in range(1, 31):
+        tracker.log({"a": float(step)}, step)
+    tracker.finish()
+    warnings = capfd.readouterr().err.splitlines()
+    assert len(warnings) == 2 and "the run goes on" in warnings[0]
+    assert "30 records were not sent" in warnings[1] and "repeating the command" in warnings[1]
+
+    tracker = start(config, tmp_path, resume_step=30)
+    tracker.log({"a": 31.0}, 31)
+    tracker.finish()
+    assert tracker.run_id and server.steps(tracker.run_id, "a") == list(range(1, 32))
+    assert len(server.runs(config.experiment)) == 1
+
+
+def test_a_run_whose_id_was_never_noted_is_found_by_its_key(
+    server: Server, config: TrackingConfig, tmp_path: Path
+) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    tracker.finish()
+    state = tmp_path / "run/mlflow_run.json"
+    saved = json.loads(state.read_bytes())
+    assert {t["key"]: t["value"] for t in server.run(saved["run_id"])["data"]["tags"]}[RUN_KEY] == saved["key"]
+    state.write_text(json.dumps({"key": saved["key"]}))  # as after a kill between MLflow's making it and our noting it
+    again = start(config, tmp_path, resume_step=1)
+    again.finish()
+    assert again.run_id == tracker.run_id and server.steps(saved["run_id"], "a") == [1]
+
+
+def test_of_a_deleted_run_a_new_one_is_made(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    tracker.finish()
+    server.post("runs/delete", run_id=tracker.run_id)
+    again = start(config, tmp_path, resume_step=1)
+    again.finish()
+    assert again.run_id and again.run_id != tracker.run_id and server.steps(again.run_id, "a") == [1]
+
+
+def test_what_mlflow_refuses_does_not_stop_what_follows(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"not a name: %": 1.0}, 1)
+    gone = tmp_path / "gone.png"
+    server.signal(signal.SIGSTOP)
+    try:
+        gone.write_bytes(b"png")
+        tracker.log_artifact(gone)
+        gone.unlink()  # before it could be sent
+    finally:
+        server.signal(signal.SIGCONT)
+    tracker.log({"a": 1.0}, 2)
+    tracker.finish()
+    assert tracker.run_id and server.steps(tracker.run_id, "a") == [2]
+    assert capfd.readouterr().err.count("refused") == 2
+    with pytest.raises(FileNotFoundError, match=r"gone\.png"):
+        tracker.log_artifact(gone)
+
+
+def test_attach_adds_to_a_run_as_it_is(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 1.0}, 5)
+    tracker.finish("FAILED")
+    for step in (5, 3, 3):
+        other = Tracker.attach(config, tmp_path, tmp_path / "run")
+        other.log({"test/bits_per_byte": 2.5}, step)
+        other.finish()
+    assert tracker.run_id and server.steps(tracker.run_id, "test/bits_per_byte") == [3, 5]
+    assert server.run(tracker.run_id)["info"]["status"] == "FAILED"
+
+
+def test_sqlite_is_the_default_and_waits_for_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "all runs"
+    config = TrackingConfig(system_metrics="off", on_failure="stop")
+    tracker = start(config, root, dataset=DATA)
+    with sqlite3.connect(root / "mlflow.db", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")  # as another process in the middle of writing
+        for step in range(10):
+            tracker.log({"a": float(step)}, step)
+        time.sleep(0.5)
+        other.execute("COMMIT")
+    (root / "figure.png").write_bytes(b"png")
+    tracker.log_artifact(root / "figure.png")
+    tracker.finish()
+    again = start(config, root, resume_step=5)
+    again.log({"a": 6.0}, 6)
+    again.finish("KILLED")
+
+    rows = sqlite3.connect(root / "mlflow.db")
+    assert [s for (s,) in rows.execute("SELECT step FROM metrics WHERE key = 'a' ORDER BY timestamp, step")] == list(
+        range(10)
+    )
+    assert rows.execute("SELECT run_uuid, status FROM runs").fetchall() == [(tracker.run_id, "KILLED")]
+    assert [path.name for path in (root / "mlartifacts").rglob("*.png")] == ["figure.png"]
+    assert sorted(os.listdir(tmp_path)) == ["all runs"]  # nothing into the working directory
+    told = capfd.readouterr()
+    assert told.out == told.err == ""
+    assert f"sqlite:///{root}/mlflow.db" in ui_command(root)
+
+
+def test_without_mlflow_the_record_alone_is_kept(tmp_path: Path) -> None:
+    tracker = start(TrackingConfig(backend="none"), tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    tracker.finish()
+    tracker.finish()
+    attached = Tracker.attach(TrackingConfig(), tmp_path, tmp_path / "run")  # the run is in no MLflow
+    attached.log({"b": 2.0}, 1)
+    attached.finish()
+    assert [record.metrics for record in read_records(tmp_path / "run/metrics.jsonl")] == [{"a": 1.0}, {"b": 2.0}]
+    assert os.listdir(tmp_path / "run") == ["metrics.jsonl"]
+
+
+def test_the_record_survives_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(Record(1, 7, {"a": 1.0}).line() + b'{"step": 2, "ti')
+    file = MetricsFile(path)
+    file.append(Record(3, 8, {"a": 3.0}))
+    file.close()
+    file.close()
+    assert [record.step for record in read_records(path)] == [1, 3]
+    assert drop_after(path, 2) == [Record(1, 7, {"a": 1.0})] and path.read_bytes() == Record(1, 7, {"a": 1.0}).line()
+    assert read_records(tmp_path / "absent.jsonl") == drop_after(tmp_path / "absent.jsonl", 1) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("http://me:secret@host:5000/a", "http://me:***@host:5000/a"),
+        ("postgresql://u:p%40ss@h/db and s3://k:s@b", "postgresql://u:***@h/db and s3://k:***@b"),
+        (
+            "s3://bucket/key?access_key=abc&secret_key=def&region=eu",
+            "s3://bucket/key?access_key=***&secret_key=***&region=eu",
+        ),
+        ("http://host:5000/@x", "http://host:5000/@x"),
+        ("lr: 3@4", "lr: 3@4"),
+    ],
+)
+def test_passwords_are_masked(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
+def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parents[2]
+    done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not in a git checkout")
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() in (None, done.stdout.strip(), f"{done.stdout.strip()}-dirty")
+    monkeypatch.setenv("PATH", "")
+    assert git_commit() is None
+
+
+def test_a_run_deleted_under_way_ends_at_once(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a"), 20)
+    server.post("runs/delete", run_id=tracker.run_id)
+    tracker.log({"a": 2.0}, 2)
+    began = time.monotonic()
+    tracker.finish()
+    assert time.monotonic() < began + 5
+
+
+def test_config_errors_are_sentences() -> None:
+    with pytest.raises(ValueError, match="whole path"):
+        TrackingConfig(uri="sqlite:///mlflow.db")
+    with pytest.raises(ValueError, match="experiment is empty"):
+        TrackingConfig(experiment=" ")
+
+
+def test_importing_tracking_and_report_imports_neither_mlflow_nor_torch() -> None:
+    code = "import sys, pipelines.tracking, pipelines.report; print([m for m in ('mlflow', 'torch', 'ray') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

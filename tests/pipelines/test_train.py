@@ -1,0 +1,245 @@
+"""Training in this process: State carried, resume bit for bit, damaged and foreign checkpoints, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.store import SegmentStore
+from pipelines.checkpoint import Checkpoint, CheckpointError, newest
+from pipelines.config import model_from_json
+from pipelines.metrics_file import read_records
+from pipelines.scoring import score_split
+from pipelines.world import World
+from tests.small_corpus import contents
+
+Train = Callable[..., Path]
+
+
+def load(folder: Path) -> torch.nn.Module:
+    checkpoint, _ = newest(folder / "checkpoints")
+    assert checkpoint is not None
+    model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
+    model.load_state_dict(checkpoint.weights())
+    return model
+
+
+def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
+    """A checkpoint's files, less the JSON that names the run."""
+    return {name: data for name, data in files.items() if not name.endswith(".json")}
+
+
+def test_a_run_writes_its_figures_and_checkpoints(train: Train) -> None:
+    folder = train()
+    steps = [
+        record.step for record in read_records(folder / "metrics.jsonl") if "train/bits_per_token" in record.metrics
+    ]
+    assert steps == list(range(1, 21))
+    validated = [r for r in read_records(folder / "metrics.jsonl") if "validation/bits_per_token" in r.metrics]
+    assert [record.step for record in validated] == [10, 20]
+    assert set(validated[0].metrics) >= {"validation/bits_per_token_states_cleared", "validation/worth_of_states_bits"}
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (10, 15, 20)]
+    checkpoint = Checkpoint.open(folder / "checkpoints" / "step-00000020")
+    assert len(checkpoint.meta["cursor"]) == 4 and sum(checkpoint.meta["cursor"]) == checkpoint.meta["tokens"]
+
+
+def test_the_loss_falls(train: Train) -> None:
+    records = read_records(train("--optim.lr", "1e-2", "--steps", "60") / "metrics.jsonl")
+    losses = [record.metrics["train/bits_per_token"] for record in records if "train/bits_per_token" in record.metrics]
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
+
+
+def forget(folder: Path, *steps: int) -> None:
+    """Remove checkpoints, as if the run had been killed before it made them."""
+    for step in steps:
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """Every figure at its step, but for the speed."""
+    records = read_records(folder / "metrics.jsonl")
+    return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]
+
+
+@pytest.mark.parametrize("log_every", ["1", "4"])  # 4: the checkpoint of step 10 lies between two points of the curve
+def test_resumed_equals_undisturbed_bit_for_bit(train: Train, log_every: str) -> None:
+    words = ("--log-every", log_every, "--validate-every", "6")
+    undisturbed, resumed = train(*words, name="whole"), train(*words, name="halves")
+    forget(resumed, 15, 20)
+    assert train(*words, name="halves") == resumed
+    last = "checkpoints/step-00000020"
+    assert without_run_name(contents(undisturbed / last)) == without_run_name(contents(resumed / last))
+    assert curve(undisturbed) == curve(resumed)
+
+
+def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train()
+    before = contents(folder)
+    capsys.readouterr()
+    train()
+    assert "nothing to do" in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
+    model = load(train("--optim.lr", "1e-2", "--steps", "40"))
+    split = SegmentStore.open(store, "text", "train")
+
+    def nats(segment_length: int, clearing: str = "nothing") -> np.ndarray:
+        score = score_split(
+            model,
+            split,
+            lanes=1,
+            segment_length=segment_length,
+            world=World.current(),
+            clearing=clearing,  # pyright: ignore
+        )
+        return np.array(score.bucket_nats)
+
+    np.testing.assert_allclose(nats(32), nats(64), rtol=1e-5)
+    np.testing.assert_allclose(nats(32), nats(8), rtol=1e-5)
+    assert not np.allclose(nats(32), nats(32, "everything"), rtol=1e-3)
+
+
+def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) -> None:
+    model = load(train())
+    split = SegmentStore.open(store, "text", "train")
+    totals = split.manifest.totals
+    one = score_split(model, split, lanes=1, segment_length=16, world=World.current())
+    many = score_split(model, split, lanes=5, segment_length=64, world=World.current())
+    for score in (one, many):
+        assert (score.tokens, score.words, score.bytes) == (totals.tokens, totals.words, totals.bytes)
+        assert score.documents == totals.documents and sum(score.bucket_tokens) == totals.tokens
+    assert one.nats == pytest.approx(many.nats, rel=1e-5)
+    assert one.bits_per_byte == pytest.approx(one.nats / np.log(2) / totals.bytes)
+
+
+class TestDamage:
+    """A checkpoint that is not whole is never loaded; the one before it is, with a message; if none is good, nothing is touched."""
+
+    @pytest.mark.parametrize("name", ["model", "optimizer", "lanes-0-4-of-4", "checkpoint"])
+    @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+    def test_the_previous_one_is_used(
+        self, train: Train, capsys: pytest.CaptureFixture[str], name: str, how: str
+    ) -> None:
+        folder = train("--steps", "10")
+        damage(folder / "checkpoints" / "step-00000010", name, how)
+        train("--steps", "20", "--allow-change", "steps")
+        out = capsys.readouterr().out
+        assert "passed over a checkpoint" in out and "resumes from step 5" in out
+
+    def test_without_a_good_one_it_stops(self, train: Train) -> None:
+        folder = train("--steps", "10")
+        for step in (5, 10):
+            damage(folder / "checkpoints" / f"step-{step:08d}", "model", "flip")
+        before = contents(folder)
+        with pytest.raises(CheckpointError, match=r"no checkpoint below .* can be used"):
+            train("--steps", "20", "--allow-change", "steps")
+        assert contents(folder) == before
+
+    def test_a_half_written_folder_is_ignored(self, train: Train) -> None:
+        folder = train("--steps", "10")
+        shutil.copytree(folder / "checkpoints" / "step-00000010", folder / "checkpoints" / ".step-00000015.tmp")
+        train("--steps", "20", "--allow-change", "steps")
+        assert not list((folder / "checkpoints").glob(".*"))
+
+
+def damage(checkpoint: Path, name: str, how: str) -> None:
+    path = next(checkpoint.glob(f"{name}.*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    if how == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data if how == "flip" else data[: len(data) // 2])
+
+
+class TestRefusals:
+    """One sentence that names the value and the remedy; what is there stays as it was."""
+
+    def test_a_changed_field(self, train: Train) -> None:
+        folder = train("--steps", "10")
+        before = contents(folder)
+        with pytest.raises(
+            ValueError, match=r"begun with optim.lr=0.002, and this command says 0.1: .*--allow-change optim.lr"
+        ):
+            train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
+        assert contents(folder) == before
+
+    def test_another_store(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
+        from pipelines.prepare import prepare
+
+        train("--steps", "10")
+        (tmp_path / "corpus" / "train" / "new.txt").write_text("one more document\n")
+        other = str(tmp_path / "other")
+        prepare(make_config(store=other))  # pyright: ignore[reportArgumentType]
+        words = ("--steps", "20", "--data.store", other, "--allow-change", "steps")
+        with pytest.raises(ValueError, match=r"made from another store .*--allow-change store"):
+            train(*words)
+        train(*words, "store")
+
+    def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
+        from pipelines.prepare import prepare
+
+        train("--steps", "10")
+        other = str(tmp_path / "other")
+        prepare(make_config(store=other, tokenizer="sentencepiece:300"))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match=r"the vocabulary of .* is not that of"):
+            train("--steps", "20", "--data.store", other, "--allow-change", "steps", "store")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--num-workers", "3"), "data.lanes is 4, which 3 workers cannot share equally"),
+            (("--data.segment-length", "33"), "not a multiple of the model's block of 8 tokens: choose 32"),
+            (("--data.segment-length", "8"), "learns its recurrence across blocks, so choose at least 16"),
+            (("--data.corpus", "tex"), "tex"),
+            (("--steps", "0"), "steps is 0"),
+            (("--steps", "many"), "steps"),
+            (("--model.stats", "4"), r"did you mean --model.states\?"),
+        ],
+    )
+    def test_bad_words(self, train: Train, words: tuple[str, ...], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            train(*words)
+
+    def test_a_changed_byte_in_a_part(self, train: Train, store: Path) -> None:
+        part = next((store / "text" / "train").glob("part-*.arrow"))
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2] ^= 1
+        part.write_bytes(data)
+        with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged"):
+            train("--steps", "60")
+
+    def test_a_damaged_or_missing_manifest(self, train: Train, store: Path) -> None:
+        manifest = store / "text" / "train" / "manifest.json"
+        text = manifest.read_text()
+        manifest.write_text(text.replace('"tokens": 6', '"tokens": 7', 1) if '"tokens": 6' in text else text[:-40])
+        with pytest.raises(ValueError, match=r"manifest.json is damaged"):
+            train()
+        manifest.unlink()
+        with pytest.raises(ValueError, match="prepare"):
+            train()
+
+    def test_a_loss_that_is_no_number(self, train: Train) -> None:
+        with pytest.raises(ValueError, match="the loss became"):
+            train("--optim.lr", "1e30", "--optim.clip", "0")
+
+    def test_a_second_process_of_the_same_run(self, train: Train) -> None:
+        from pipelines.lock import hold
+
+        folder = train("--steps", "5")
+        with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):
+            train("--steps", "10", "--allow-change", "steps")
+
+
+def test_checkpoints_hold_no_pickle(train: Train) -> None:
+    files = contents(train("--steps", "5") / "checkpoints")
+    assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
+    assert json.loads(files["step-00000005/checkpoint.json"])["step"] == 5
