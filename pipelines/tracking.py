@@ -11,7 +11,6 @@ after any number of kills every metric has every step once. (A step that was sen
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -283,8 +282,8 @@ class Tracker:
                 self._error = self._stop(first_cause(error))
         elif first:
             _say(
-                f"warning: MLflow at {self._where} does not answer ({first_cause(error)}): the run goes on, its figures are kept in "
-                f"{self._file.path} and sent when it answers"
+                f"warning: MLflow at {self._where} does not answer ({first_cause(error)}): the run goes on, its figures are kept "
+                f"in {self._file.path} and sent when it answers"
             )
 
     def _answered(self) -> None:
@@ -301,7 +300,8 @@ class Tracker:
             self._error = self._stop(first_cause(error))
         else:
             _say(
-                f"warning: MLflow at {self._where} refused what it was sent ({first_cause(error)}); {self._file.path} has the figures"
+                f"warning: MLflow at {self._where} refused what it was sent ({first_cause(error)}); the figures are in "
+                f"{self._file.path}"
             )
 
     def _stop(self, cause: str) -> TrackingError:

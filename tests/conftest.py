@@ -14,7 +14,6 @@ from pipelines import ray_session as session
 from pipelines.prepare import COMMANDS, PrepareConfig
 from tests.small_corpus import words
 
-
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import TrainConfig
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
 

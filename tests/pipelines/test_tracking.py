@@ -209,9 +209,14 @@ def test_every_step_once_after_a_kill(server: Server, config: TrackingConfig, tm
 
 
 def test_a_silent_server_loses_nothing(
-    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    server: Server,
+    config: TrackingConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tracker = start(config, tmp_path)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.5")
+    tracker = start(replace(config, system_metrics="on"), tmp_path)
     tracker.log({"a": 0.0}, 0)
     wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a") == [0], 20)
     server.signal(signal.SIGSTOP)
@@ -226,8 +231,16 @@ def test_a_silent_server_loses_nothing(
         server.signal(signal.SIGCONT)
     assert longest < 0.5  # a request that is waited for takes a second
     tracker.log({"a": 41.0}, 41)
+    assert (run_id := tracker.run_id)
+    memory = (
+        "system/system_memory_usage_percentage"  # MLflow's own monitor ends when the server is silent: ours goes on
+    )
+    wait_until(lambda: 41 in server.steps(run_id, "a"), 20)
+    before = len(server.points(run_id, memory))
+    wait_until(lambda: len(server.points(run_id, memory)) > before, 20)
     tracker.finish()
-    assert tracker.run_id
+    steps = server.steps(run_id, memory)
+    assert len(set(steps)) == len(steps)
     assert server.steps(tracker.run_id, "a") == list(range(42)) and server.steps(tracker.run_id, "b") == list(
         range(1, 41)
     )
