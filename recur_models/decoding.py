@@ -1,0 +1,213 @@
+"""Read text a few tokens at a time, from any place in a block: what generation needs of every model.
+
+A model reads whole blocks. Between two tokens a lane stands somewhere inside one, so a `Reading` holds the State as of the
+lane's last block boundary and what its current block has so far. Lanes need not stand at the same place of their blocks.
+
+    stepper = stepper_for(model)                                                    # recur_models.stepping
+    logits_B1V, reading = read(stepper, begin(stepper, lanes=1), prompt_BT, keep=1)
+    logits_B1V, reading = read(stepper, reading, next_B1)
+
+A reading never grows: a step costs the same after 100 tokens as after 100,000, and a prompt of any length is read a few blocks
+at a time. The logits equal those of the model's own pass over whole blocks.
+
+Letters: B lanes · T tokens given · n tokens of one block · W block · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recur_models.protocol import RecurrentModel, State
+
+TOKENS_AT_ONCE = 2048
+"""Tokens of a long prompt that are read in one pass, over all lanes: bounds the memory that reading a prompt takes."""
+
+
+class Places:
+    """Where some tokens stand in their lanes' blocks, and how to put something of theirs there.
+
+    Attributes:
+        of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
+    """
+
+    def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
+        """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
+        step_n = torch.arange(int(counts_B.max()))
+        places_Bn = filled_B[:, None] + step_n
+        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
+        self.of_tokens_Bn = places_Bn.to(device)
+        self._row, self._step, self._place = row.to(device), step.to(device), places_Bn[row, step].to(device)
+
+    def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
+        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
+        copy the block, except where a gradient is recorded.
+        """
+        put = torch.Tensor.index_put if torch.is_grad_enabled() else torch.Tensor.index_put_
+        return put(into_BW, (self._row, self._place), values_Bn[self._row, self._step].to(into_BW.dtype))
+
+
+class Stepper(ABC):
+    """How the models of one kind read a part of a block. What it keeps of a block is like a State: tensors, lane first."""
+
+    def __init__(self, model: RecurrentModel):
+        self.model = model
+
+    @abstractmethod
+    def open(self, state: State, lanes: int) -> State:
+        """An empty block, in tensors of its own, that begins at ``state``."""
+
+    @abstractmethod
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Read tokens of one block. Returns their logits [B, n, V], and the block with them (``block`` may be overwritten)."""
+
+    @abstractmethod
+    def close(self, state: State, block: State) -> State:
+        """The State after a full block that began at ``state``."""
+
+
+class Rereader(Stepper):
+    """Keeps the tokens of the block and runs the model over it at each step: right for every model, at W times the work."""
+
+    def open(self, state: State, lanes: int) -> State:
+        device = next(self.model.parameters()).device
+        return {"tokens": torch.zeros(lanes, self.model.block, dtype=torch.int64, device=device)}
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        tokens_BW = places.write(block["tokens"], tokens_Bn)
+        logits_BWV, _ = self.model(tokens_BW, state, unmarked(self.model, tokens_BW))
+        place_Bn1 = places.of_tokens_Bn.clamp(max=self.model.block - 1)[..., None]
+        return torch.take_along_dim(logits_BWV, place_Bn1, dim=1), {"tokens": tokens_BW}
+
+    def close(self, state: State, block: State) -> State:
+        return self.model(block["tokens"], state, unmarked(self.model, block["tokens"]))[1]
+
+
+def unmarked(model: RecurrentModel, tokens_BT: Tensor) -> Tensor:
+    """``fresh`` of a segment in which no document begins."""
+    blocks = tokens_BT.shape[1] // model.block
+    return torch.zeros(len(tokens_BT), blocks, dtype=torch.bool, device=tokens_BT.device)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where each lane stands in what it reads."""
+
+    state: State
+    """As of each lane's last block boundary."""
+    block: State
+    """What each lane's current block has so far, as the `Stepper` keeps it."""
+    filled_B: Tensor
+    """int64, on the CPU: tokens of the current block that are read, 0 … W − 1."""
+
+    def select(self, lanes: Tensor) -> Reading:
+        """Copies of these lanes (int64), in this order; a lane may appear several times."""
+        return Reading(
+            {name: tensor[lanes.to(tensor.device)] for name, tensor in self.state.items()},
+            {name: tensor[lanes.to(tensor.device)] for name, tensor in self.block.items()},
+            self.filled_B[lanes.cpu()],
+        )
+
+    def replace(self, lanes: Tensor, by: Reading) -> Reading:
+        """The same, but these lanes (int64, different ones) as in ``by``."""
+        if len(lanes) == len(self.filled_B):
+            return by
+        state = {name: _put(tensor, lanes, by.state[name]) for name, tensor in self.state.items()}
+        block = {name: _put(tensor, lanes, by.block[name]) for name, tensor in self.block.items()}
+        return Reading(state, block, self.filled_B.index_copy(0, lanes, by.filled_B))
+
+
+def _put(tensor: Tensor, lanes: Tensor, by: Tensor) -> Tensor:
+    return tensor.index_copy(0, lanes.to(tensor.device), by.to(tensor.dtype))
+
+
+def begin(stepper: Stepper, lanes: int) -> Reading:
+    """Lanes before their document's first token."""
+    state = stepper.model.initial_state(lanes)
+    return Reading(state, stepper.open(state, lanes), torch.zeros(lanes, dtype=torch.int64))
+
+
+def read(
+    stepper: Stepper, reading: Reading, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
+) -> tuple[Tensor, Reading]:
+    """Read on. The reading given is used up: go on from the one returned.
+
+    Args:
+        tokens_BT: int64.
+        mask_BT: 0 (or False) at padding: on whichever side it is, it is as if it were not there.
+        keep: how many of the last columns' logits are wanted; 0 means all.
+
+    Returns:
+        Logits [B, keep, V], in a padded column those of the latest token before it (zeros where there is none); and the
+        reading after these tokens.
+    """
+    tokens_BT, source_BT = compact(tokens_BT, mask_BT)
+    length_B = (source_BT[:, -1] + 1).cpu()
+    keep = keep or tokens_BT.shape[1]
+    slots: Tensor | None = None
+    done_B = torch.zeros_like(length_B)
+    while (left_B := length_B - done_B).any():
+        lanes, count_B = _next_part(reading.filled_B, left_B, stepper.model.block)
+        index_Bn = done_B[lanes, None] + torch.arange(int(count_B.max()))
+        part_Bn = tokens_BT[lanes[:, None], index_Bn.clamp(max=tokens_BT.shape[1] - 1)]
+        part = reading if len(lanes) == len(length_B) else reading.select(lanes)
+        logits_BnV, part = _read_part(stepper, part, part_Bn, count_B)
+        reading = reading.replace(lanes, part)
+        # A lane's last `keep` tokens have a slot each.
+        slot_Bn = index_Bn - (length_B - keep)[lanes, None]
+        row, step = ((slot_Bn >= 0) & (index_Bn < (done_B[lanes] + count_B)[:, None])).nonzero(as_tuple=True)
+        if slots is None:
+            slots = logits_BnV.new_zeros(len(length_B), keep, logits_BnV.shape[-1])
+        slots[lanes[row], slot_Bn[row, step]] = logits_BnV[row, step]
+        done_B = done_B.index_add(0, lanes, count_B)
+    if slots is None:
+        raise ValueError("there is nothing to read: every token is masked")
+    if mask_BT is None:
+        return slots, reading
+    slot_BT = (source_BT - (length_B.to(source_BT.device) - keep)[:, None])[:, -keep:, None]
+    logits_BTV = torch.take_along_dim(slots, slot_BT.clamp(min=0), dim=1)
+    return logits_BTV.masked_fill((source_BT[:, -keep:] < 0)[..., None], 0.0), reading
+
+
+def compact(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each lane's own tokens moved to the front, zeros after them; and for each column the index there of the latest token
+    that the lane has in it (int64 [B, T], −1 before the first).
+    """
+    if mask_BT is None:
+        return tokens_BT, torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    mask_BT = mask_BT.to(tokens_BT.device).bool()
+    source_BT = mask_BT.long().cumsum(1) - 1
+    row, column = mask_BT.nonzero(as_tuple=True)
+    moved_BT = torch.zeros_like(tokens_BT)
+    moved_BT[row, source_BT[row, column]] = tokens_BT[row, column]
+    return moved_BT, source_BT
+
+
+def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Which lanes read now, and how many tokens each: whole blocks where lanes can, else up to the end of their block."""
+    lanes = ((filled_B == 0) & (left_B >= block)).nonzero()[:, 0]
+    if len(lanes):
+        blocks = min(int(left_B[lanes].min()) // block, max(1, TOKENS_AT_ONCE // (block * len(lanes))))
+        return lanes, torch.full_like(lanes, blocks * block)
+    lanes = left_B.nonzero()[:, 0]
+    return lanes, torch.minimum(block - filled_B[lanes], left_B[lanes])
+
+
+def _read_part(stepper: Stepper, reading: Reading, tokens_Bn: Tensor, count_B: Tensor) -> tuple[Tensor, Reading]:
+    """One pass: whole blocks of lanes that stand at a boundary, or tokens of each lane's current block."""
+    model, lanes = stepper.model, len(tokens_Bn)
+    if int(count_B[0]) >= model.block:
+        logits_BnV, state = model(tokens_Bn, reading.state, unmarked(model, tokens_Bn))
+        return logits_BnV, Reading(state, stepper.open(state, lanes), reading.filled_B)
+    places = Places(reading.filled_B, count_B, tokens_Bn.device)
+    logits_BnV, block = stepper.extend(tokens_Bn, places, reading.state, reading.block)
+    reading = Reading(reading.state, block, reading.filled_B + count_B)
+    full = (reading.filled_B == model.block).nonzero()[:, 0]
+    if not len(full):
+        return logits_BnV, reading
+    ended = reading if len(full) == lanes else reading.select(full)
+    state = stepper.close(ended.state, ended.block)
+    return logits_BnV, reading.replace(full, Reading(state, stepper.open(state, len(full)), torch.zeros_like(full)))
