@@ -13,7 +13,7 @@ from typing import Any, Literal
 import tyro
 
 from pipelines.tracking import TrackingConfig
-from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, VanillaConfig
+from recur_models import ModelConfig, RecConfig, SlideConfig, VanillaConfig, model_to_json
 
 
 @dataclass(frozen=True)
@@ -150,24 +150,12 @@ MEANING_FREE = (
 
 def to_json(config: Any) -> dict[str, Any]:
     """A config as nested JSON values; a model's config carries its registered name under `name`."""
-    values = json.loads(json.dumps(dataclasses.asdict(config)))
     if isinstance(config, ModelConfig):
-        return {"name": config.name, **values}
+        return model_to_json(config)
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
     return values
-
-
-def model_from_json(values: dict[str, Any]) -> ModelConfig:
-    """The model config that `to_json` wrote. Raises ValueError when the model or a field is unknown."""
-    values = dict(values)
-    name = values.pop("name", None)
-    if name not in MODELS:
-        raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
-    known = {f.name for f in dataclasses.fields(MODELS[name])}
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"the model {name!r} has no field {unknown[0]!r} in this version")
-    return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -27,11 +27,10 @@ from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import cli, report
 from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
-from pipelines.config import model_from_json
 from pipelines.scoring import Clear, Evaluation, Score, has_states, score_split
 from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
 from pipelines.world import World
-from recur_models import RecurrentModel
+from recur_models import RecurrentModel, model_from_json
 
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""

@@ -1,9 +1,49 @@
-"""Every model behind one protocol: ``MODELS[name]`` is a frozen config class whose ``build(vocab_size)`` makes the model."""
+"""Every model behind one protocol: ``MODELS[name]`` is a frozen config class whose ``build(vocab_size)`` makes the model.
+
+Importing this package also makes the models known to transformers' Auto classes (hf_auto.py).
+"""
+
+import dataclasses
+import json
+from typing import Any
 
 from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.hf_auto import register
 from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
 from recur_models.vanilla import VanillaConfig
 
 MODELS: dict[str, type[ModelConfig]] = {config.name: config for config in (RecConfig, SlideConfig, VanillaConfig)}
 
-__all__ = ["IGNORED", "MODELS", "RECURRENT", "ModelConfig", "RecurrentModel", "State", "clear", "detach", "reset"]
+
+def model_to_json(config: ModelConfig) -> dict[str, Any]:
+    """A model's config as JSON values, its registered name under ``name``."""
+    return {"name": config.name, **json.loads(json.dumps(dataclasses.asdict(config)))}
+
+
+def model_from_json(values: dict[str, Any]) -> ModelConfig:
+    """The config that `model_to_json` wrote. Raises ValueError when the model or a field is unknown."""
+    values = dict(values)
+    name = values.pop("name", None)
+    if name not in MODELS:
+        raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
+    known = {f.name for f in dataclasses.fields(MODELS[name])}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"the model {name!r} has no field {unknown[0]!r} in this version")
+    return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+register()
+
+__all__ = [
+    "IGNORED",
+    "MODELS",
+    "RECURRENT",
+    "ModelConfig",
+    "RecurrentModel",
+    "State",
+    "clear",
+    "detach",
+    "model_from_json",
+    "model_to_json",
+    "reset",
+]

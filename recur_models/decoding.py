@@ -167,9 +167,8 @@ def read(
         raise ValueError("there is nothing to read: every token is masked")
     if mask_BT is None:
         return slots, reading
-    slot_BT = (source_BT - (length_B.to(source_BT.device) - keep)[:, None])[:, -keep:, None]
-    logits_BTV = torch.take_along_dim(slots, slot_BT.clamp(min=0), dim=1)
-    return logits_BTV.masked_fill((source_BT[:, -keep:] < 0)[..., None], 0.0), reading
+    first_B = (length_B - keep).to(source_BT.device)
+    return spread(slots, source_BT[:, -keep:], first_B), reading
 
 
 def compact(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -184,6 +183,13 @@ def compact(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     moved_BT = torch.zeros_like(tokens_BT)
     moved_BT[row, source_BT[row, column]] = tokens_BT[row, column]
     return moved_BT, source_BT
+
+
+def spread(logits_BnV: Tensor, source_BT: Tensor, first_B: Tensor | int = 0) -> Tensor:
+    """The columns' logits [B, T, V] from those of moved tokens (`compact`), of which ``logits_BnV`` begins at ``first_B``."""
+    slot_BT = source_BT - (first_B if isinstance(first_B, int) else first_B[:, None])
+    logits_BTV = torch.take_along_dim(logits_BnV, slot_BT.clamp(min=0)[..., None], dim=1)
+    return logits_BTV.masked_fill((source_BT < 0)[..., None], 0.0)
 
 
 def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Tensor]:

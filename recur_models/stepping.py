@@ -9,6 +9,8 @@ Letters: see layers.py; n tokens of one block.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,8 @@ class VanillaStepper(Stepper):
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
         bucket_BnW, unseen_BnW = PositionBias.bucket(distance_BnW.clamp(min=0)), distance_BnW < 0
         x_BnD, after = self.model.dropout(self.model.embedding(tokens_Bn)), {}
-        for i, layer in enumerate(self.model.layers):
+        layers: Any = self.model.layers
+        for i, layer in enumerate(layers):
             tokens = layer.project(x_BnD)
             keys, values = append(places, tokens, block, after, i)
             bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)

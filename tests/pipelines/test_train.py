@@ -13,10 +13,10 @@ import torch
 
 from data_prep.store import SegmentStore
 from pipelines.checkpoint import Checkpoint, CheckpointError, newest
-from pipelines.config import model_from_json
 from pipelines.metrics_file import read_records
 from pipelines.scoring import score_split
 from pipelines.world import World
+from recur_models import model_from_json
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]

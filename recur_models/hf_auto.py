@@ -1,0 +1,39 @@
+"""Makes the models known to transformers, so that after ``import recur_models`` its Auto classes open an exported folder:
+
+    import recur_models
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForCausalLM, AutoTokenizer))
+
+The model's class brings in most of transformers, seconds that training does not need: it is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from recur_models.hf_config import ThroughlineConfig
+from recur_models.hf_tokenizer import ThroughlineTokenizer
+
+
+class _Imported(type):
+    """The class of a class that stands for another until one of its attributes is asked for."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(importlib.import_module("recur_models.hf").ThroughlineForCausalLM, name)
+
+
+class ThroughlineForCausalLM(metaclass=_Imported):
+    """Stands for `recur_models.hf.ThroughlineForCausalLM`."""
+
+    config_class = ThroughlineConfig
+
+
+def register() -> None:
+    """Enter config, model and tokenizer in transformers' Auto classes. Harmless when done twice."""
+    AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
+    AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)  # type: ignore[arg-type]
+    AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)

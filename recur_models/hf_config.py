@@ -1,0 +1,61 @@
+"""The one transformers config of all models: which model it is, with the fields of its own config, and its vocabulary.
+
+ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from recur_models.protocol import ModelConfig, RecurrentModel
+
+
+@strict
+class ThroughlineConfig(PreTrainedConfig):
+    """A registered model by name; a model added to ``MODELS`` needs nothing more."""
+
+    model_type = "throughline"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (read by transformers as it stands)
+
+    model: dict[str, Any] | None = None
+    """``name``, as in ``recur_models.MODELS``, and the fields of that config."""
+    vocab_size: int = 257
+    """Ids, that of begin-of-document included."""
+    bos_token_id: int | None = None
+    """Begin-of-document, by default the last id: it stands before a text's first token, so that this is predicted too."""
+    eos_token_id: int | list[int] | None = None
+    """By default begin-of-document as well, which ends the text before; as no model predicts it, none stops of itself."""
+    pad_token_id: int | None = None
+    """By default begin-of-document: where the attention mask is 0 nothing is read. One id for all three, as GPT-2 has it, also
+    keeps `generate` from taking a begin-of-document for padding where no mask is given."""
+    use_cache: bool = True
+    """Whether a call returns, as ``past_key_values``, what is needed to read on."""
+    tie_word_embeddings: bool = False
+    """False: where a model's output is its embedding, that is one parameter, and nothing is left to be tied."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.bos_token_id is None:
+            self.bos_token_id = self.vocab_size - 1
+        self.eos_token_id = self.bos_token_id if self.eos_token_id is None else self.eos_token_id
+        self.pad_token_id = self.bos_token_id if self.pad_token_id is None else self.pad_token_id
+
+    @classmethod
+    def of(cls, config: ModelConfig, vocab_size: int, **fields: Any) -> ThroughlineConfig:
+        """The config of ``config.build(vocab_size)``."""
+        from recur_models import model_to_json
+
+        return cls(model=model_to_json(config), vocab_size=vocab_size, **fields)
+
+    def build(self) -> RecurrentModel:
+        """The model, freshly initialised. Raises ValueError where the name or a field is unknown to this version."""
+        from recur_models import model_from_json
+
+        if self.model is None:
+            raise ValueError(
+                "this ThroughlineConfig names no model: make it with ThroughlineConfig.of(config, vocab_size)"
+            )
+        return model_from_json(self.model).build(self.vocab_size)

@@ -1,0 +1,83 @@
+"""SentencePiece for transformers' AutoTokenizer, with exactly the ids that the models were trained on.
+
+SentencePiece itself does the work. A conversion to another library would not give the same ids on every text: where two
+segmentations score almost alike, the sums' rounding decides.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from transformers.tokenization_python import PreTrainedTokenizer
+
+BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
+"""The one special token: its id is the last one, and it stands before every text."""
+
+SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BEGIN_OF_DOCUMENT)
+"""It plays all parts, as GPT-2's does (see hf_config.py)."""
+
+
+class ThroughlineTokenizer(PreTrainedTokenizer):
+    """The pieces of a SentencePiece model, and begin-of-document after them."""
+
+    vocab_files_names = {"vocab_file": "tokenizer.model"}  # noqa: RUF012  (read by transformers as it stands)
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+
+    def __init__(self, vocab_file: str, piece_characters: int | None = None, **kwargs: Any) -> None:
+        """``piece_characters``: a long text is encoded in pieces that end at the first newline after so many characters."""
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
+        self.vocab_file, self.piece_characters = vocab_file, piece_characters
+        kwargs = {**SPECIAL_TOKENS, "padding_side": "left", **kwargs}
+        kwargs |= {"special_tokens_pattern": "bos", "clean_up_tokenization_spaces": False}
+        super().__init__(piece_characters=piece_characters, **kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces; `len(tokenizer)` counts begin-of-document too."""
+        return self.processor.get_piece_size()
+
+    def get_vocab(self) -> dict[str, int]:
+        return {self.processor.id_to_piece(i): i for i in range(self.vocab_size)} | self.added_tokens_encoder
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        pieces, start = [], 0
+        while start < len(text):
+            newline = -1 if self.piece_characters is None else text.find("\n", start + self.piece_characters)
+            stop = newline + 1 if newline >= 0 else len(text)
+            pieces += self.processor.encode(text[start:stop], out_type=str)
+            start = stop
+        return pieces
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.processor.piece_to_id(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.processor.id_to_piece(index)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return self.processor.decode(tokens)
+
+    def _decode(
+        self,
+        token_ids: int | list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **kwargs: Any,
+    ) -> str:
+        text, ids = "", []
+        for index in [token_ids] if isinstance(token_ids, int) else token_ids:
+            if index < self.vocab_size:
+                ids.append(int(index))
+            elif not skip_special_tokens:
+                text, ids = text + self.processor.decode(ids) + self.added_tokens_decoder[int(index)].content, []
+        return text + self.processor.decode(ids)
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        target = Path(save_directory) / (prefix + self.vocab_files_names["vocab_file"])
+        if not target.exists() or not target.samefile(self.vocab_file):
+            shutil.copyfile(self.vocab_file, target)
+        return (str(target),)

@@ -1,0 +1,225 @@
+"""Every model as an ordinary transformers model: saved, loaded, generating, with State as its cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from recur_models import ModelConfig
+from recur_models.block_recurrent import SlideConfig
+from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
+from tests.recur_models.conftest import SIZE, small_configs
+from tests.recur_models.test_models import VOCAB, build, tokens
+
+BOD = VOCAB - 1
+
+
+def wrap(config: ModelConfig) -> Any:
+    model = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
+    model.model.load_state_dict(build(config).state_dict())
+    return model
+
+
+def representatives() -> dict[str, ModelConfig]:
+    """One config of each model, and another of the recurrent one; that decoding is right for all, test_decoding.py says."""
+    configs = small_configs()
+    return {config.name: config for config in configs.values()} | {"rec-other": configs["rec-lstm-dual-meliad"]}
+
+
+@pytest.fixture(params=representatives().items(), ids=lambda item: item[0])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return request.param[1]
+
+
+@pytest.fixture
+def model(config: ModelConfig) -> Any:
+    return wrap(config)
+
+
+def text(lanes: int, length: int) -> torch.Tensor:
+    """Begin-of-document, then other ids."""
+    ids = tokens(lanes, length) % BOD
+    ids[:, 0] = BOD
+    return ids
+
+
+def greedy(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """The likeliest continuation, by reading the whole text anew for each token."""
+    for _ in range(count):
+        filled = torch.nn.functional.pad(ids, (0, -ids.shape[1] % model.model.block))
+        logits = model.model(filled)[0][:, ids.shape[1] - 1]
+        logits[:, BOD] = -torch.inf
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+    return ids
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 4, 11])
+def test_logits_of_any_length_are_those_of_the_model(model: Any, length: int) -> None:
+    ids = text(2, length)
+    expected = model.model(torch.nn.functional.pad(ids, (0, -length % model.model.block)))[0][:, :length]
+    for use_cache in (True, False):
+        torch.testing.assert_close(model(ids, use_cache=use_cache).logits, expected, rtol=1e-5, atol=1e-5)
+        last = model(ids, use_cache=use_cache, logits_to_keep=1).logits
+        torch.testing.assert_close(last, expected[:, -1:], rtol=1e-5, atol=1e-5)
+    assert model(ids, use_cache=False).past_key_values is None
+    assert model(ids, use_cache=False, return_dict=False)[0].shape == expected.shape
+
+
+def test_saved_and_loaded_equals_itself(model: Any, config: ModelConfig, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is ThroughlineForCausalLM and loaded.model.config == config
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert torch.equal(loaded(text(2, 9)).logits, model(text(2, 9)).logits)
+    assert loaded.generation_config.suppress_tokens == [BOD]
+
+
+@torch.no_grad()
+def test_generate_continues_as_reading_anew_does(model: Any) -> None:
+    ids = text(2, 10)
+    for options in ({}, {"use_cache": False}, {"attention_mask": torch.ones_like(ids)}):
+        found = model.generate(ids, max_new_tokens=9, do_sample=False, **options)
+        assert torch.equal(torch.as_tensor(found), greedy(model, ids, 9))
+
+
+@torch.no_grad()
+def test_sampling_and_beams_are_the_same_with_and_without_the_cache(model: Any) -> None:
+    ids = text(2, 7)
+    for options in ({"do_sample": True, "top_k": 5}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}):
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(0)
+            found.append(model.generate(ids, max_new_tokens=8, use_cache=use_cache, **options))
+        assert torch.equal(*found)
+        assert not (found[0][:, 1:] == BOD).any()
+
+
+@torch.no_grad()
+def test_a_padded_batch_continues_as_each_text_alone(model: Any) -> None:
+    width, lengths = 11, (1, 6, 11)
+    ids, mask = torch.full((3, width), BOD), torch.zeros(3, width, dtype=torch.int64)
+    for lane, length in enumerate(lengths):
+        ids[lane, width - length :], mask[lane, width - length :] = text(3, length)[lane], 1
+    for options in ({}, {"num_beams": 2}):
+        together = model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, **options)
+        for lane, length in enumerate(lengths):
+            alone = model.generate(ids[lane : lane + 1, width - length :], max_new_tokens=9, do_sample=False, **options)
+            assert torch.equal(together[lane, width:], alone[0, length:])
+
+
+@torch.no_grad()
+def test_the_cache_does_not_grow() -> None:
+    model = wrap(representatives()["rec"])
+
+    def contents(cache: RecurrentCache) -> tuple[int, int]:
+        assert cache.reading is not None
+        tensors = [*cache.reading.state.values(), *cache.reading.block.values(), cache.reading.filled_B]
+        return len(tensors), sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    cache = model(text(1, 10)).past_key_values
+    after_10 = contents(cache)
+    for token in text(1, 991)[0, 1:]:
+        model(token.view(1, 1), past_key_values=cache)
+    assert cache.get_seq_length() == 1000 and contents(cache) == after_10
+
+
+@torch.no_grad()
+def test_going_on_with_a_cache(model: Any) -> None:
+    ids = text(2, 23)
+    whole = model(ids).logits
+    first = model(ids[:, :9])
+    second = model(ids[:, 9:], past_key_values=first.past_key_values)
+    assert second.past_key_values is first.past_key_values
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole, rtol=1e-5, atol=1e-5)
+    begun = model.generate(ids[:, :9], max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+    further = model.generate(begun.sequences, past_key_values=begun.past_key_values, max_new_tokens=5, do_sample=False)
+    assert torch.equal(torch.as_tensor(further), greedy(model, ids[:, :9], 10))
+
+
+def test_loss_is_the_cross_entropy_of_the_next_token(model: Any) -> None:
+    ids = text(2, 10)
+    labels = ids.clone()
+    labels[1, 7:] = -100
+    out = model(ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, expected)
+    assert out.past_key_values is None
+    out.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_the_cache_follows_the_model(model: Any) -> None:
+    out = model.to(torch.bfloat16)(text(2, 9))
+    assert out.logits.dtype == torch.bfloat16
+    for name, tensor in out.past_key_values.reading.state.items():
+        assert tensor.dtype in (torch.bfloat16, torch.bool), name
+
+
+@pytest.fixture
+def slide() -> Any:
+    return wrap(SlideConfig(**SIZE))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": None}, "give input_ids"),
+        ({"past_key_values": object()}, "past_key_values is a object"),
+        ({"attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask has shape"),
+        ({"attention_mask": torch.ones(2, 3)}, "attention_mask has shape"),
+        ({"attention_mask": torch.zeros(2, 5)}, "every token is masked"),
+    ],
+)
+def test_bad_arguments_are_refused(slide: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        slide(**{"input_ids": text(2, 5), **arguments})
+
+
+def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
+    cache = slide(text(2, 5)).past_key_values
+    with pytest.raises(ValueError, match="of 2 lanes, but 3"):
+        slide(text(3, 5), past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        cache.crop(1)
+
+
+def test_weights_that_do_not_fit_are_refused(slide: Any, tmp_path: Path) -> None:
+    state = {name: tensor for name, tensor in slide.state_dict().items() if "final_norm" not in name}
+    slide.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match=r"missing keys: model\.final_norm\.scale"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="the model 'no' is unknown"):
+        ThroughlineForCausalLM(ThroughlineConfig(model={"name": "no"}, vocab_size=5))
+    with pytest.raises(ValueError, match="names no model"):
+        ThroughlineForCausalLM(ThroughlineConfig())
+
+
+def test_a_fresh_interpreter_needs_only_the_import(slide: Any, tmp_path: Path) -> None:
+    slide.save_pretrained(tmp_path)
+    code = f"""
+import sys
+import recur_models
+assert "transformers.modeling_utils" not in sys.modules  # seconds that training does not need
+from transformers import AutoConfig, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
+other = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained({str(tmp_path)!r}))
+assert type(model) is type(other)
+print(type(model).__module__, model.generate(max_new_tokens=3).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[0] == "recur_models.hf torch.Size([1, 4])", done.stderr
