@@ -136,6 +136,11 @@ class SentencePieceTokenizer:
             and [piece.piece for piece in proto.pieces if "\n" in piece.piece] == ["\n"]
         )
 
+    @property
+    def piece_characters(self) -> int | None:
+        """A long text is encoded in pieces that end at the first newline after so many characters; None: as a whole."""
+        return PIECE_CHARACTERS if self._by_line else None
+
     def encode(self, text: str) -> np.ndarray:
         dtype = token_dtype(self.vocab_size)
         if not self._by_line:

@@ -9,7 +9,6 @@ each segment; and the cumulative cross-entropy over position (block-recurrent pa
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,13 +23,12 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingC
 
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines import cli, report
-from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoint import Checkpoint, check_fits
 from pipelines.scoring import Clear, Evaluation, Score, has_states, score_split
 from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
+from pipelines.trained import find_checkpoint, model_of
 from pipelines.world import World
-from recur_models import RecurrentModel, model_from_json
 
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
@@ -63,27 +61,11 @@ class EvaluateConfig:
             raise ValueError("name at least one run or checkpoint: python -m pipelines.evaluate runs/demo-rec")
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at this path: a checkpoint's folder, or the newest good one of a run's folder."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path} does not exist: name the folder of a run or of a checkpoint")
-    if (path / "checkpoint.json").exists():
-        return Checkpoint.open(path)
-    found, complaints = checkpoints.newest(path / "checkpoints")
-    for complaint in complaints:
-        print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
-    if found is None:
-        raise CheckpointError(f"{path} holds no checkpoint: train the run first, or name a checkpoint's folder")
-    return found
-
-
 def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig, name: str) -> Evaluation:
     """Score one checkpoint, with State carried and cleared."""
     meta = checkpoint.meta
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model_config = model_from_json(meta["config"]["model"])
-    model: RecurrentModel = model_config.build(meta["vocab_size"]).to(device)
-    model.load_state_dict(checkpoint.weights())
+    model = model_of(checkpoint).to(device)
     data = meta["config"]["data"]
 
     def score(clearing: Clear) -> Score:
@@ -101,7 +83,7 @@ def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig
 
     return Evaluation(
         name=name,
-        model=model_config.name,
+        model=meta["config"]["model"]["name"],
         parameters=sum(p.numel() for p in model.parameters()),
         step=checkpoint.step,
         train_tokens=meta["tokens"],

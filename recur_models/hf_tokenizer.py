@@ -1,7 +1,7 @@
-"""SentencePiece for transformers' AutoTokenizer, with exactly the ids that the models were trained on.
+"""The tokenizers of exported models, for transformers' AutoTokenizer, with exactly the ids that the models were trained on.
 
-SentencePiece itself does the work. A conversion to another library would not give the same ids on every text: where two
-segmentations score almost alike, the sums' rounding decides.
+For SentencePiece models, SentencePiece itself does the work. A conversion to another library would not give the same ids on
+every text: where two segmentations score almost alike, the sums' rounding decides.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as RustTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
 BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
@@ -81,3 +84,16 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         if not target.exists() or not target.samefile(self.vocab_file):
             shutil.copyfile(self.vocab_file, target)
         return (str(target),)
+
+
+def byte_tokenizer() -> RustTokenizer:
+    """UTF-8 bytes as ids 0 to 255, 256 before every text: byte-pair encoding with no pairs."""
+    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
+    begin, pair = f"{BEGIN_OF_DOCUMENT}:0 $A:0", f"{BEGIN_OF_DOCUMENT}:0 $A:0 {BEGIN_OF_DOCUMENT}:1 $B:1"
+    special = [(BEGIN_OF_DOCUMENT, tokenizer.token_to_id(BEGIN_OF_DOCUMENT))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=begin, pair=pair, special_tokens=special)  # type: ignore
+    return tokenizer

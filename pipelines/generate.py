@@ -1,0 +1,164 @@
+"""Continue a text with a trained model, printing as it writes, in constant memory.
+
+    python -m pipelines.generate runs/demo-rec --file story.txt --max-new-tokens 1000
+    python -m pipelines.generate exported/demo-rec --prompt "def main(" --temperature 0.8 --top-p 0.95 --seed 1
+
+The text is read a few blocks at a time, whatever its length; then a token costs the same after 100 as after 100,000. The
+continuation goes to stdout, everything else to stderr. Without a text, a new document is begun.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from torch import Tensor
+
+from pipelines import cli
+from pipelines.trained import TextTokenizer, Trained, load
+from recur_models.decoding import begin, read
+from recur_models.stepping import stepper_for
+
+CONTEXT = 8
+"""Tokens that are decoded again before new ones: how a token reads may depend on what stands before it."""
+
+INCOMPLETE = 3
+"""Tokens that may be the beginning of a character: UTF-8 has at most four bytes."""
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """What is continued, by which model, and how tokens are chosen."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
+    file: Path | None = None
+    """Text file to continue (UTF-8)."""
+    prompt: str = ""
+    """Text to continue, instead of a file."""
+    max_new_tokens: int = 256
+    """Tokens to write."""
+    temperature: float = 1.0
+    """Divides the logits; 0 always takes the likeliest token."""
+    top_k: int = 0
+    """Choose among so many of the likeliest tokens; 0 for all."""
+    top_p: float = 1.0
+    """Choose among the likeliest tokens that together have this probability."""
+    seed: int | None = None
+    """Of the random choices; by default another one each time, which is printed."""
+    store: str = ""
+    """Store that the run was trained on, for its tokenizer; by default where the run had it."""
+
+    def __post_init__(self) -> None:
+        if self.file is not None and self.prompt:
+            raise ValueError("--file and --prompt are both given: choose one text to continue")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
+        if self.temperature < 0:
+            raise ValueError(f"--temperature is {self.temperature}: it must be 0 or more")
+        if self.top_k < 0:
+            raise ValueError(f"--top-k is {self.top_k}: it must be 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p is {self.top_p}: it must be above 0 and at most 1")
+
+
+@torch.no_grad()
+def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, seed: int) -> Iterator[int]:
+    """Ids that continue a document which begins with ``prompt_ids``, one by one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(seed)
+    stepper = stepper_for(trained.model.to(device).eval())
+    tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=device)
+    logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
+    for left in range(config.max_new_tokens, 0, -1):
+        logits_V = logits_BTV[0, -1].float()
+        logits_V[trained.bod_id] = -torch.inf  # no document has it inside
+        token = choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
+        yield int(token)
+        if left > 1:
+            logits_BTV, reading = read(stepper, reading, token.view(1, 1))
+
+
+def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
+    """One id, drawn from softmax(logits / temperature) cut to the ``top_k`` likeliest and to ``top_p`` of the probability."""
+    if temperature == 0:
+        return logits_V.argmax()
+    logits_V, ids_V = torch.sort(logits_V / temperature, descending=True)
+    if top_k:
+        logits_V, ids_V = logits_V[:top_k], ids_V[:top_k]
+    chances_V = torch.softmax(logits_V, dim=-1)
+    before_V = chances_V.cumsum(-1) - chances_V  # of all likelier ones together: the first is always kept
+    chances_V = chances_V.masked_fill(before_V >= top_p, 0.0)
+    return ids_V[torch.multinomial(chances_V, 1, generator=generator)[0]]
+
+
+class TextStream:
+    """Text of ids that come one by one: each character once it is complete."""
+
+    def __init__(self, tokenizer: TextTokenizer, before: list[int]) -> None:
+        self._tokenizer, self._before = tokenizer, before[-CONTEXT:]
+        self._waiting: list[int] = []
+
+    def put(self, token: int) -> str:
+        """The text that is certain with this token: all but the last few, where these may be a character's beginning."""
+        self._waiting.append(token)
+        for held in range(min(INCOMPLETE, len(self._waiting)) + 1):
+            text = self._text(len(self._waiting) - held)
+            if held == INCOMPLETE or not text.endswith("\ufffd"):
+                return self._take(len(self._waiting) - held, text)
+        return ""
+
+    def end(self) -> str:
+        """What is left."""
+        return self._take(len(self._waiting), self._text(len(self._waiting)))
+
+    def _text(self, count: int) -> str:
+        shown = len(self._tokenizer.decode(self._before))
+        return self._tokenizer.decode(self._before + self._waiting[:count])[shown:]
+
+    def _take(self, count: int, text: str) -> str:
+        self._before = (self._before + self._waiting[:count])[-CONTEXT:]
+        self._waiting = self._waiting[count:]
+        return text
+
+
+def prompt_of(config: GenerateConfig) -> str:
+    """The text to continue. Raises ValueError or OSError where the file cannot be read as text."""
+    if config.file is None:
+        return config.prompt
+    try:
+        return config.file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(GenerateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    prompt = prompt_of(config)
+    trained = load(config.run, config.store)
+    prompt_ids = trained.tokenizer.encode(prompt).tolist()
+    seed = secrets.randbits(31) if config.seed is None else config.seed
+    print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
+    stream, began, first = TextStream(trained.tokenizer, prompt_ids), time.monotonic(), 0.0
+    try:
+        for count, token in enumerate(generate(trained, prompt_ids, config, seed)):
+            first = time.monotonic() if count == 0 else first
+            print(stream.put(token), end="", flush=True)
+        print(stream.end())
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read stdout has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    rate = (config.max_new_tokens - 1) / max(time.monotonic() - first, 1e-9)
+    print(f"text read in {first - began:.1f} s, then {rate:.0f} tokens/s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    cli.run(main)

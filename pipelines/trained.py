@@ -1,0 +1,119 @@
+"""A trained model and its tokenizer, from wherever they are: a run's folder, a checkpoint's, or one that `pipelines.export` made.
+
+trained = load(Path("runs/demo-rec"))
+trained.tokenizer.encode("def f():"), trained.model
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
+from pipelines import checkpoint as checkpoints
+from pipelines.checkpoint import Checkpoint, CheckpointError
+from recur_models import RecurrentModel, model_from_json
+
+
+class TextTokenizer(Protocol):
+    """What generation needs of a tokenizer; those of `data_prep.tokenizers` have it."""
+
+    def encode(self, text: str) -> np.ndarray: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class ExportedTokenizer:
+    """The tokenizer beside exported weights, without begin-of-document."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model to be used, in evaluation mode, on the CPU."""
+
+    place: str
+    model: RecurrentModel
+    tokenizer: TextTokenizer
+    bod_id: int
+    """What stands before a text's first token."""
+
+
+def load(path: Path, store: str = "") -> Trained:
+    """The model and tokenizer at this path.
+
+    Raises:
+        CheckpointError: there is no model, or it is damaged.
+        ValueError: the tokenizer is not where the run had it (``store`` says where it is), or not the run's.
+    """
+    if is_exported(path):
+        from recur_models.hf import ThroughlineForCausalLM
+
+        wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
+        return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(path), wrapped.config.bos_token_id)
+    checkpoint = find_checkpoint(path)
+    tokenizer = tokenizer_of(checkpoint, store)
+    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer))
+
+
+def is_exported(path: Path) -> bool:
+    """Whether `pipelines.export` made this folder."""
+    try:
+        return json.loads((path / "config.json").read_text("utf-8")).get("model_type") == "throughline"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at this path: a checkpoint's folder, or the newest good one of a run's folder."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist: name the folder of a run or of a checkpoint")
+    if (path / "checkpoint.json").exists():
+        return Checkpoint.open(path)
+    found, complaints = checkpoints.newest(path / "checkpoints")
+    for complaint in complaints:
+        print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
+    if found is None:
+        raise CheckpointError(f"{path} holds no checkpoint: train the run first, or name a checkpoint's folder")
+    return found
+
+
+def model_of(checkpoint: Checkpoint) -> RecurrentModel:
+    """The model that was saved, in evaluation mode."""
+    model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
+    model.load_state_dict(checkpoint.weights())
+    return model.eval()
+
+
+def tokenizer_of(checkpoint: Checkpoint, store: str = "") -> Tokenizer:
+    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since."""
+    data = checkpoint.meta["config"]["data"]
+    place = store or data["store"]
+    folder = Path(place) / data["corpus"] / "tokenizer"
+    if not (folder / "tokenizer.json").is_file():
+        raise TokenizerError(
+            f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on, or a local copy of it, "
+            "with --store"
+        )
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.fingerprint != checkpoint.meta["tokenizer"]:
+        raise TokenizerError(
+            f"the tokenizer in {folder} is not the one that {checkpoint.folder} was trained with: name the right store with "
+            "--store"
+        )
+    return tokenizer
