@@ -56,7 +56,7 @@ def config_from_params(params: Mapping[str, np.ndarray], window: int, dropout: f
 
 
 def model_from_params(params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0) -> BlockRecurrentTransformer:
-    """The model with these weights, in float32. Raises ValueError naming a parameter that is missing, unknown or of another shape."""
+    """The model with these weights, in float32. Raises ValueError naming a parameter that is missing, odd or of another shape."""
     params = {name.removeprefix("params/"): array for name, array in params.items()}
     config = config_from_params(params, window, dropout)
     model = config.build(len(params["embed/embedding"]))
