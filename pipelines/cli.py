@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -122,6 +123,14 @@ def program() -> str:
     if spec is not None and spec.name.startswith("pipelines."):
         return f"python -m {spec.name}"
     return os.path.basename(sys.argv[0]) or "python"
+
+
+def shown(path: str | Path) -> str:
+    """A path as a person would type it here: relative where it lies below the working directory."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[str]], object]) -> str:

@@ -121,6 +121,12 @@ class TrainConfig:
                 f"{self.model.least_blocks * self.model.block}"
             )
 
+    def located(self) -> TrainConfig:
+        """The same run with whole paths: workers have working directories of their own."""
+        store = self.data.store if "://" in self.data.store else str(Path(self.data.store).expanduser().absolute())
+        root = str(Path(self.root).expanduser().absolute())
+        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
+
     @property
     def folder(self) -> Path:
         """The run's own folder."""

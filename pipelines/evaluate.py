@@ -167,7 +167,7 @@ def main(argv: list[str]) -> None:
     for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
         totals = store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
-        print(f"evaluating {name}, step {checkpoint.step:,}, on {store.folder}: {counts}")
+        print(f"evaluating {name}, step {checkpoint.step:,}, on {cli.shown(store.folder)}: {counts}")
 
     evaluations = [
         evaluate(checkpoint, store, config, name)
@@ -175,14 +175,18 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    folder = Path(config.output) if config.output else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
+    folder = (
+        Path(config.output).absolute()
+        if config.output
+        else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
+    )
     paths = report.write_report(evaluations, folder, unigram=unigram)
     track(config, found, evaluations, paths)
 
     Console(width=max(Console().width, 120)).print(report.comparison_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line)
-    print(f"  report    {folder}\n  look      {folder / 'cumulative.png'}, or make ui")
+    print(f"  report    {cli.shown(folder)}\n  look      {cli.shown(folder / 'cumulative.png')}, or make ui")
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:

@@ -172,7 +172,9 @@ class TestRefusals:
             train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
         assert contents(folder) == before
 
-    def test_another_store(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
+    def test_another_store(
+        self, train: Train, make_config: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         from pipelines.prepare import prepare
 
         train("--steps", "10")
@@ -182,7 +184,9 @@ class TestRefusals:
         words = ("--steps", "20", "--data.store", other, "--allow-change", "steps")
         with pytest.raises(ValueError, match=r"made from another store .*--allow-change store"):
             train(*words)
+        capsys.readouterr()
         train(*words, "store")
+        assert "State begins anew" in capsys.readouterr().out
 
     def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
         from pipelines.prepare import prepare
