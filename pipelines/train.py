@@ -67,7 +67,7 @@ def train_on_ray(config: TrainConfig) -> None:
         import ray.train
         from ray.train.torch import get_device
 
-        logging.getLogger("ray.train.v2").setLevel(logging.WARNING)
+        logging.disable(logging.INFO)  # Ray says every report; what we say is printed
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
         with messages_into(worker_log(config.folder, world.rank)):
