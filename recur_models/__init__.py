@@ -9,4 +9,19 @@ MODELS: dict[str, type[ModelConfig]] = {
     config.name: config for config in (RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig)
 }
 
-__all__ = ["IGNORED", "MODELS", "RECURRENT", "ModelConfig", "RecurrentModel", "State", "clear", "detach", "reset"]
+__all__ = [
+    "IGNORED",
+    "MODELS",
+    "RECURRENT",
+    "MemorizingConfig",
+    "ModelConfig",
+    "RecConfig",
+    "RecurrentModel",
+    "SlideConfig",
+    "State",
+    "VanillaConfig",
+    "XLConfig",
+    "clear",
+    "detach",
+    "reset",
+]
