@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
 from recur_models import MODELS, MemorizingConfig, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
@@ -159,6 +160,7 @@ def to_json(config: Any) -> dict[str, Any]:
         return {"name": config.name, **values}
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
+        values["tracking"]["uri"] = mask(config.tracking.uri)
     return values
 
 

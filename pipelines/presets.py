@@ -11,18 +11,18 @@ from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfi
 from pipelines.paper_presets import PAPER_PRESETS
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
-# The demo: minutes on two cores. rec has one layer less and one of them recurrent, which comes to the parameters of slide.
-DEMO_SIZE = {"d_model": 192, "heads": 3, "head_dim": 64, "mlp_dim": 768, "window": 128, "dropout": 0.0}
+# The demo: minutes on two cores. rec has one layer less, and one of them recurrent, which comes to the parameters of slide.
+DEMO_SIZE = {"d_model": 192, "heads": 3, "head_dim": 64, "mlp_dim": 768, "window": 64, "dropout": 0.0}
 DEMO = TrainConfig(
     model=RecConfig(layers=4, recurrent_layers=(3,), states=64, **DEMO_SIZE),
-    data=DataConfig(corpus="python-source", lanes=8, segment_length=512),
-    optim=OptimConfig(name="adamw", lr=3e-3, weight_decay=0.1),
-    schedule=ScheduleConfig(name="cosine", warmup=30),
-    steps=180,
+    data=DataConfig(corpus="python-source", lanes=4, segment_length=256),
+    optim=OptimConfig(name="adamw", lr=6e-3, weight_decay=0.1),
+    schedule=ScheduleConfig(name="cosine", warmup=50),
+    steps=700,
     num_workers=2,
-    validate_every=60,
-    validate_tokens=40_000,
-    checkpoint_every=60,
+    validate_every=175,
+    validate_tokens=50_000,
+    checkpoint_every=175,
 )
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.

@@ -25,7 +25,7 @@ from pipelines.config import TrainConfig, to_json
 from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
-from pipelines.session import Run, open_run, work
+from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.world import World, join_torchrun
 
 USER_ERRORS = (ValueError, OSError)
@@ -68,7 +68,7 @@ def train_on_ray(config: TrainConfig) -> None:
         import ray.train
         from ray.train.torch import get_device
 
-        logging.getLogger("ray.train").setLevel(logging.WARNING)
+        logging.getLogger("ray.train.v2").setLevel(logging.WARNING)
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
         with messages_into(worker_log(config.folder, world.rank)):
@@ -120,6 +120,7 @@ def main(argv: list[str]) -> None:
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
+        start_tracker(config, run, run.resume.step).finish()  # sends what an MLflow that was silent then has not got
         print(f"nothing to do: {config.folder} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return
     with hold(config.folder, "another training run"):

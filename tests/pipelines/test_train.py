@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from data_prep.store import SegmentStore
 from pipelines.checkpoint import Checkpoint, CheckpointError, newest
@@ -17,12 +16,13 @@ from pipelines.config import model_from_json
 from pipelines.metrics_file import read_records
 from pipelines.scoring import score_split
 from pipelines.world import World
+from recur_models import RecurrentModel
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]
 
 
-def load(folder: Path) -> torch.nn.Module:
+def load(folder: Path) -> RecurrentModel:
     checkpoint, _ = newest(folder / "checkpoints")
     assert checkpoint is not None
     model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
