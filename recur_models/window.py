@@ -18,10 +18,10 @@ from recur_models.layers import MASKED, PositionBias
 def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
     """Each block's keys (or values) behind the previous block's: [B, K, H, 2W, E]; zeros before a document's first block.
 
-    ``detached``: the previous block's get no gradient.
+    ``detached``: the previous block's get no gradient, wherever they come from.
     """
-    earlier_BKHWE = x_BKHWE[:, :-1].detach() if detached else x_BKHWE[:, :-1]
-    previous_BKHWE = torch.cat([cache_BHWE[:, None].to(x_BKHWE.dtype), earlier_BKHWE], dim=1)
+    previous_BKHWE = torch.cat([cache_BHWE[:, None].to(x_BKHWE.dtype), x_BKHWE[:, :-1]], dim=1)
+    previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
     previous_BKHWE = previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0)
     return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
 

@@ -120,24 +120,27 @@ def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig)
     assert without == []
 
 
-def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int) -> dict[str, torch.Tensor]:
-    """Of the summed nats, when the text is read in segments of so many blocks and State is cut between them."""
-    state = model.initial_state(len(text))
+def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:
+    """Of the summed nats, when the text is read in segments of so many blocks, State ``cut`` from the graph between them."""
+    state, total = model.initial_state(len(text)), torch.zeros(())
     for segment in text.split(blocks * model.block, dim=1):
-        nats, state = model(segment, detach(state), None, segment)
-        nats.sum().backward()
+        nats, state = model(segment, detach(state) if cut else state, None, segment)
+        total = total + nats.sum()
+    total.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_xl_is_step_by_step_whatever_the_segment() -> None:
     text = tokens(2, 4 * SIZE["window"])
     whole, stepped = gradients(build(XLConfig(**SIZE)), text, 4), gradients(build(XLConfig(**SIZE)), text, 1)
+    uncut = gradients(build(XLConfig(**SIZE)), text, 1, cut=False)
     slide, slide_stepped = (
         gradients(build(SlideConfig(**SIZE)), text, 4),
         gradients(build(SlideConfig(**SIZE)), text, 1),
     )
     for name in whole:
         torch.testing.assert_close(whole[name], stepped[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(uncut[name], stepped[name], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(slide_stepped[name], stepped[name], rtol=1e-4, atol=1e-5)
     assert max(float((slide[name] - whole[name]).abs().max()) for name in whole) > 0.1  # slide's reach further back
 
