@@ -14,7 +14,7 @@ import tyro
 
 from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
-from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, VanillaConfig
+from recur_models import MODELS, MemorizingConfig, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,15 @@ class ScheduleConfig:
     """Cosine: share of the peak rate that is left at the last step."""
 
 
+AnyModel = RecConfig | SlideConfig | XLConfig | MemorizingConfig | VanillaConfig
+"""The models that a run can have, for the command line: those of MODELS."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run. Repeating the command resumes it."""
 
-    model: tyro.conf.AvoidSubcommands[RecConfig | SlideConfig | VanillaConfig]
+    model: tyro.conf.AvoidSubcommands[AnyModel]
     """The model and its sizes."""
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -111,7 +111,7 @@ def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig
         store_fingerprint=store.manifest.fingerprint,
         carried=score("nothing"),
         cleared_states=score("states") if has_states(model) else None,
-        cleared_all=score("everything") if model.initial_state(1) else None,
+        cleared_all=score("everything") if model.initial_state(0) else None,
     )
 
 
