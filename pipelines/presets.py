@@ -18,11 +18,11 @@ DEMO = TrainConfig(
     data=DataConfig(corpus="python-source", lanes=4, segment_length=256),
     optim=OptimConfig(name="adamw", lr=6e-3, weight_decay=0.1),
     schedule=ScheduleConfig(name="cosine", warmup=50),
-    steps=700,
+    steps=600,
     num_workers=2,
-    validate_every=175,
+    validate_every=150,
     validate_tokens=50_000,
-    checkpoint_every=175,
+    checkpoint_every=150,
 )
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.

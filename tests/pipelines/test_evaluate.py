@@ -63,7 +63,7 @@ def test_figures_table_and_files(
         assert float(rows[name]["bits_per_byte"]) == pytest.approx(naive_bits_per_byte(checkpoint, test), rel=1e-5)
         logged = read_records(Path(run) / "metrics.jsonl")[-1]
         assert logged.step == checkpoint.step
-        assert logged.metrics["test/bits_per_byte"] == float(rows[name]["bits_per_byte"])
+        assert logged.metrics["whole_test/bits_per_byte"] == float(rows[name]["bits_per_byte"])
     assert (folder / "cumulative.png").stat().st_size > 10_000
     report = json.loads((folder / "report.json").read_text())
     assert json.dumps(report).count("bucket_nats") >= 6  # two models, carried and cleared twice
