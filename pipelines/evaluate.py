@@ -227,7 +227,7 @@ def track(
         tracker = Tracker.attach(own, run_folder.parent, run_folder)
         row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
-            {f"{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
+            {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
         tracker.finish()
     first = evaluations[0]
