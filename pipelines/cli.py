@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -101,7 +102,7 @@ def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str
         print(f"{program()} {placeholder} --help lists the options.")
         sys.exit(0)
     if not name or name.startswith("-"):
-        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} (known: {', '.join(presets)})")
+        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} ({_listed(presets)})")
     if name not in presets:
         raise UsageError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
     default = presets[name]
@@ -112,8 +113,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    listed = f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
-    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+    return f"did you mean {near[0]!r}? ({_listed(known)})" if near else _listed(known)
+
+
+def _listed(known: Iterable[str]) -> str:
+    known = list(known)
+    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
 
 
 def program() -> str:
@@ -122,6 +127,14 @@ def program() -> str:
     if spec is not None and spec.name.startswith("pipelines."):
         return f"python -m {spec.name}"
     return os.path.basename(sys.argv[0]) or "python"
+
+
+def shown(path: str | Path) -> str:
+    """A path as a person would type it here: relative where it lies below the working directory."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[str]], object]) -> str:

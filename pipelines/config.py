@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import tyro
 
+from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
-from recur_models import ModelConfig, RecConfig, SlideConfig, VanillaConfig, model_to_json
+from recur_models import MemorizingConfig, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig, model_to_json
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,15 @@ class ScheduleConfig:
     """Cosine: share of the peak rate that is left at the last step."""
 
 
+AnyModel = RecConfig | SlideConfig | XLConfig | MemorizingConfig | VanillaConfig
+"""The models that a run can have, for the command line: those of MODELS."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run. Repeating the command resumes it."""
 
-    model: tyro.conf.AvoidSubcommands[RecConfig | SlideConfig | VanillaConfig]
+    model: tyro.conf.AvoidSubcommands[AnyModel]
     """The model and its sizes."""
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -120,6 +125,12 @@ class TrainConfig:
                 f"{self.model.least_blocks * self.model.block}"
             )
 
+    def located(self) -> TrainConfig:
+        """The same run with whole paths: workers have working directories of their own."""
+        store = self.data.store if "://" in self.data.store else str(Path(self.data.store).expanduser().absolute())
+        root = str(Path(self.root).expanduser().absolute())
+        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
+
     @property
     def folder(self) -> Path:
         """The run's own folder."""
@@ -155,6 +166,7 @@ def to_json(config: Any) -> dict[str, Any]:
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
+        values["tracking"]["uri"] = mask(config.tracking.uri)
     return values
 
 

@@ -92,7 +92,7 @@ def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig
         store_fingerprint=store.manifest.fingerprint,
         carried=score("nothing"),
         cleared_states=score("states") if has_states(model) else None,
-        cleared_all=score("everything") if model.initial_state(1) else None,
+        cleared_all=score("everything") if model.initial_state(0) else None,
     )
 
 
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> None:
     for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
         totals = store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
-        print(f"evaluating {name}, step {checkpoint.step:,}, on {store.folder}: {counts}")
+        print(f"evaluating {name}, step {checkpoint.step:,}, on {cli.shown(store.folder)}: {counts}")
 
     evaluations = [
         evaluate(checkpoint, store, config, name)
@@ -156,14 +156,18 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    folder = Path(config.output) if config.output else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
+    folder = (
+        Path(config.output).absolute()
+        if config.output
+        else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
+    )
     paths = report.write_report(evaluations, folder, unigram=unigram)
     track(config, found, evaluations, paths)
 
     Console(width=max(Console().width, 120)).print(report.comparison_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line)
-    print(f"  report    {folder}\n  look      {folder / 'cumulative.png'}, or make ui")
+    print(f"  report    {cli.shown(folder)}\n  look      {cli.shown(folder / 'cumulative.png')}, or make ui")
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:
@@ -204,7 +208,7 @@ def track(
         tracker = Tracker.attach(own, run_folder.parent, run_folder)
         row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
-            {f"{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
+            {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
         tracker.finish()
     first = evaluations[0]

@@ -75,7 +75,11 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         model.load_state_dict(resume.weights())
         optimizer.load_state_dict(resume.optimizer())
-        state, read_B, nats = restore_lanes(resume, config, world, state, nats)
+        if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
+            state, read_B, nats = restore_lanes(resume, config, world, state, nats)
+        else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
+            print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
+            logged = first_step
     check_same_step(first_step, world)
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
     model.train()

@@ -1,24 +1,28 @@
-"""What we run: every run is a named value here. `python -m pipelines.train NAME --optim.lr 3e-4` overrides any field of it."""
+"""What we run: every run is a named value here or in paper_presets.py.
+
+`python -m pipelines.train NAME --optim.lr 3e-4` overrides any field of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from recur_models import RecConfig, SlideConfig, VanillaConfig
+from pipelines.paper_presets import PAPER_PRESETS
+from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
-# The demo: minutes on two cores. rec has one layer less and one of them recurrent, which comes to the parameters of slide.
-DEMO_SIZE = {"d_model": 192, "heads": 3, "head_dim": 64, "mlp_dim": 768, "window": 128, "dropout": 0.0}
+# The demo: minutes on two cores. rec has one layer less, and one of them recurrent, which comes to the parameters of slide.
+DEMO_SIZE = {"d_model": 192, "heads": 3, "head_dim": 64, "mlp_dim": 768, "window": 64, "dropout": 0.0}
 DEMO = TrainConfig(
     model=RecConfig(layers=4, recurrent_layers=(3,), states=64, **DEMO_SIZE),
-    data=DataConfig(corpus="python-source", lanes=8, segment_length=512),
-    optim=OptimConfig(name="adamw", lr=3e-3, weight_decay=0.1),
-    schedule=ScheduleConfig(name="cosine", warmup=30),
-    steps=180,
+    data=DataConfig(corpus="python-source", lanes=4, segment_length=256),
+    optim=OptimConfig(name="adamw", lr=6e-3, weight_decay=0.1),
+    schedule=ScheduleConfig(name="cosine", warmup=50),
+    steps=600,
     num_workers=2,
-    validate_every=60,
-    validate_tokens=40_000,
-    checkpoint_every=60,
+    validate_every=150,
+    validate_tokens=50_000,
+    checkpoint_every=150,
 )
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.
@@ -33,27 +37,14 @@ SMALL = TrainConfig(
     checkpoint_every=200,
 )
 
-# The paper's setting on PG-19 (section 4.1 and Appendix C): 150M parameters, segments of 4,096, batch 32, Adafactor.
-PG19 = TrainConfig(
-    model=RecConfig(),
-    data=DataConfig(corpus="pg19", lanes=32, segment_length=4096),
-    optim=OptimConfig(name="adafactor", lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, clip=0.0),
-    schedule=ScheduleConfig(name="inverse-sqrt", warmup=1000),
-    steps=500_000,
-    num_workers=32,
-    validate_every=5000,
-    validate_tokens=1_000_000,
-    checkpoint_every=1000,
-)
-
 PRESETS: dict[str, TrainConfig] = {
     "demo-rec": DEMO,
     "demo-slide": replace(DEMO, model=SlideConfig(layers=5, **DEMO_SIZE)),
     "small-rec": SMALL,
     "small-slide": replace(SMALL, model=SlideConfig(layers=7, **SMALL_SIZE)),
     "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
-    "pg19-rec-fixed-skip": PG19,
-    "pg19-slide-12L": replace(PG19, model=SlideConfig(layers=12)),
-    "pg19-slide-13L": replace(PG19, model=SlideConfig(layers=13)),
+    "small-xl": replace(SMALL, model=XLConfig(layers=7, **SMALL_SIZE)),
+    "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
+    **PAPER_PRESETS,
 }
 PRESETS = {name: replace(config, run=name) for name, config in PRESETS.items()}

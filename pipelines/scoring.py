@@ -81,8 +81,8 @@ class Evaluation:
 
 
 def has_states(model: RecurrentModel) -> bool:
-    """Whether the State holds recurrent vectors, as against cached keys and values alone."""
-    return any(kind_of(name) in RECURRENT for name in model.initial_state(1))
+    """Whether the State holds recurrent vectors or a memory, as against cached keys and values alone."""
+    return any(kind_of(name) in RECURRENT for name in model.initial_state(0))
 
 
 def tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from pipelines.config import TrainConfig, to_json
 from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
-from pipelines.session import Run, open_run, work
+from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.world import World, join_torchrun
 
 USER_ERRORS = (ValueError, OSError)
@@ -41,11 +40,11 @@ def describe(config: TrainConfig, run: Run) -> int:
     where = "in this process" if config.num_workers == 0 else f"on {config.num_workers} Ray Train workers"
     print(
         f"training {config.run}: {config.model.name}, {parameters / 1e6:.2f}M parameters, {where}\n"
-        f"  data    {run.train_store.folder}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
+        f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
         f"vocabulary {run.train_store.vocab_size:,}\n"
         f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
         f"= {tokens:,} tokens, {tokens / max(totals.tokens, 1):.2f} epochs\n"
-        f"  into    {config.folder}",
+        f"  into    {cli.shown(config.folder)}",
         flush=True,
     )
     for complaint in run.complaints:
@@ -68,7 +67,7 @@ def train_on_ray(config: TrainConfig) -> None:
         import ray.train
         from ray.train.torch import get_device
 
-        logging.getLogger("ray.train").setLevel(logging.WARNING)
+        logging.disable(logging.INFO)  # Ray says every report; what we say is printed
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
         with messages_into(worker_log(config.folder, world.rank)):
@@ -113,14 +112,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
         train_here(config)  # torchrun's other processes: the first one speaks for all
         return
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        print(f"nothing to do: {config.folder} has been trained to step {run.resume.step:,}\n{_next(config)}")
+        start_tracker(config, run, run.resume.step).finish()  # sends what an MLflow that was silent then has not got
+        print(
+            f"nothing to do: {cli.shown(config.folder)} has been trained to step {run.resume.step:,}\n{_next(config)}"
+        )
         return
     with hold(config.folder, "another training run"):
         start(config, run)
@@ -148,8 +150,8 @@ def train_here(config: TrainConfig) -> None:
 
 def _next(config: TrainConfig) -> str:
     return (
-        f"  result    {config.folder / 'checkpoints'}\n"
-        f"  evaluate  python -m pipelines.evaluate {Path(config.root) / config.run}\n"
+        f"  result    {cli.shown(config.folder / 'checkpoints')}\n"
+        f"  evaluate  python -m pipelines.evaluate {cli.shown(config.folder)}\n"
         f"  look      make ui"
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import cli
-from pipelines.tracking import ui_command
+from pipelines.tracking import UI_ENVIRONMENT, ui_command
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
         f"MLflow on the runs below {config.root}: http://127.0.0.1:{config.port} (choose “Model training” at the left; Ctrl-C ends)"
     )
     sys.stdout.flush()
-    os.execv(sys.executable, ui_command(config.root, config.port))
+    os.execve(sys.executable, ui_command(config.root, config.port), {**os.environ, **UI_ENVIRONMENT})
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ import dataclasses
 import json
 from typing import Any
 
-from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
 from recur_models.hf_auto import register
+from recur_models.memorizing import MemorizingConfig
 from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
 from recur_models.vanilla import VanillaConfig
 
-MODELS: dict[str, type[ModelConfig]] = {config.name: config for config in (RecConfig, SlideConfig, VanillaConfig)}
+MODELS: dict[str, type[ModelConfig]] = {
+    config.name: config for config in (RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig)
+}
 
 
 def model_to_json(config: ModelConfig) -> dict[str, Any]:
@@ -38,9 +41,14 @@ __all__ = [
     "IGNORED",
     "MODELS",
     "RECURRENT",
+    "MemorizingConfig",
     "ModelConfig",
+    "RecConfig",
     "RecurrentModel",
+    "SlideConfig",
     "State",
+    "VanillaConfig",
+    "XLConfig",
     "clear",
     "detach",
     "model_from_json",

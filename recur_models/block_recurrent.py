@@ -1,4 +1,4 @@
-"""Block-Recurrent Transformer and sliding-window Transformer-XL: one stack of pre-norm layers (Hutchins et al. 2022).
+"""Block-Recurrent Transformer, sliding window and Transformer-XL: one stack of pre-norm layers (Hutchins et al. 2022).
 
 A token layer is the vertical direction; a recurrent layer adds the horizontal one: S state vectors, updated once per block of
 W tokens, that read the block's tokens and are read by the next block's. Only the horizontal direction is sequential: keys,
@@ -7,6 +7,7 @@ runs over all blocks in parallel, each against the states that it saw.
 
     RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
     SlideConfig(layers=13).build(vocab_size=32_001)
+    XLConfig(layers=12, window=2048).build(vocab_size=32_001)
 
 State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; ``layers.i.states`` [B, S, D]; under
 ``equations="paper"`` also ``present`` [B], whether the lane has a previous block. Letters: see layers.py.
@@ -14,6 +15,7 @@ State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H,
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -41,10 +43,8 @@ Cell = Literal["dual", "single", "skip"]
 
 
 @dataclass(frozen=True)
-class SlideConfig(StackConfig):
-    """Sliding-window transformer, differentiable across the blocks of a segment (the paper's Slide:12L and Slide:13L)."""
-
-    name: ClassVar[str] = "slide"
+class WindowedConfig(StackConfig):
+    """A stack of layers with windowed attention. Configs differ in the layers that they put into it."""
 
     equations: Equations = "meliad"
     """Where code and paper differ: what the authors' code computes, or what the paper writes."""
@@ -53,12 +53,39 @@ class SlideConfig(StackConfig):
     def least_blocks(self) -> int:
         return 1
 
+    @abstractmethod
+    def layer(self, index: int) -> nn.Module:
+        """A new layer for this place in the stack, counted from 0: `Layer`, or a module with its two methods."""
+
     def build(self, vocab_size: int) -> BlockRecurrentTransformer:
         return BlockRecurrentTransformer(self, vocab_size)
 
 
 @dataclass(frozen=True)
-class RecConfig(StackConfig):
+class SlideConfig(WindowedConfig):
+    """Sliding-window transformer, differentiable across the blocks of a segment (the paper's Slide:12L and Slide:13L)."""
+
+    name: ClassVar[str] = "slide"
+
+    def layer(self, index: int) -> nn.Module:
+        return Layer(self)
+
+
+@dataclass(frozen=True)
+class XLConfig(WindowedConfig):
+    """Transformer-XL: the previous block's keys and values are read, and get no gradient (the paper's XL:512 to XL:2048).
+
+    That holds between all blocks, also those of one segment: so a segment of several windows is XL too, step by step.
+    """
+
+    name: ClassVar[str] = "xl"
+
+    def layer(self, index: int) -> nn.Module:
+        return Layer(self, cache="detached")
+
+
+@dataclass(frozen=True)
+class RecConfig(WindowedConfig):
     """Block-recurrent transformer: sliding window, with recurrent states in some layers (the paper's Rec and Feedback rows)."""
 
     name: ClassVar[str] = "rec"
@@ -73,8 +100,6 @@ class RecConfig(StackConfig):
     """Gate configuration (section 3.5): both residuals gated, only the MLP, or only the projection."""
     feedback: bool = False
     """Every layer attends to the states of the (last) recurrent layer; the stack then runs block by block (Appendix E)."""
-    equations: Equations = "meliad"
-    """Where code and paper differ: what the authors' code computes, or what the paper writes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,8 +117,8 @@ class RecConfig(StackConfig):
     def least_blocks(self) -> int:
         return 2  # the states after a block are first read by the next one
 
-    def build(self, vocab_size: int) -> BlockRecurrentTransformer:
-        return BlockRecurrentTransformer(self, vocab_size)
+    def layer(self, index: int) -> nn.Module:
+        return Layer(self, self if index + 1 in self.recurrent_layers else None, cross=self.feedback)
 
 
 class Projections(NamedTuple):
@@ -130,15 +155,21 @@ class Projector(nn.Module):
 class TokenLayer(nn.Module):
     """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
 
-    def __init__(self, config: StackConfig, cross: bool):
+    def __init__(self, config: StackConfig, cross: bool, position: bool = True):
         super().__init__()
         self.config = config
         self.project = Projector(config, cross)
-        self.position_bias = PositionBias(config.heads)
+        self.position_bias = PositionBias(config.heads) if position else None
         self.out = linear((2 if cross else 1) * config.heads * config.head_dim, config.d_model)
         self.mlp_norm = RMSNorm(config.d_model)
         self.mlp = MLP(config.d_model, config.mlp_dim, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
+
+    def initial_cache(self, lanes: int) -> State:
+        """The keys and values of no previous block: zeros."""
+        config = self.config
+        shape = (lanes, config.heads, config.window, config.head_dim)
+        return {"keys": self.out.weight.new_zeros(shape), "values": self.out.weight.new_zeros(shape)}
 
     def attention(self, tokens: Projections, kz: Tensor, vz: Tensor, absent_BK: Tensor | None) -> Tensor:
         bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
@@ -194,20 +225,38 @@ class StateDirection(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of the stack: tokens in blocks and this layer's State in, the same out."""
+    """One layer of the stack: tokens in blocks and this layer's State in, the same out.
 
-    def __init__(self, config: StackConfig, recurrence: RecConfig | None, recurrent: bool):
+    ``recurrence``: whose states this layer keeps, if any. ``cross``: its tokens read states, its own or those of another layer.
+    ``cache``: whether gradients reach the previous block of the same segment through its keys and values.
+    """
+
+    def __init__(
+        self,
+        config: WindowedConfig,
+        recurrence: RecConfig | None = None,
+        cross: bool = False,
+        cache: Literal["differentiable", "detached"] = "differentiable",
+    ):
         super().__init__()
-        self.tokens = TokenLayer(config, cross=recurrent or (recurrence is not None and recurrence.feedback))
-        self.states = StateDirection(recurrence) if recurrent and recurrence is not None else None
+        self.tokens = TokenLayer(config, cross=cross or recurrence is not None)
+        self.states = StateDirection(recurrence) if recurrence is not None else None
+        self.detached = cache == "detached"
+
+    def initial_state(self, lanes: int) -> State:
+        """This layer's part of the State before a document."""
+        state = self.tokens.initial_cache(lanes)
+        if self.states is not None:
+            state["states"] = self.states.initial_SD.detach().expand(lanes, -1, -1).clone()
+        return state
 
     def forward(
         self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, absent_BK: Tensor | None, served: Projections | None
     ) -> tuple[Tensor, State]:
         """``served``: under feedback, what the tokens read of the recurrent layer's states ([B, H, S, E]; K is 1)."""
         tokens = self.tokens.project(x_BKWD)
-        kz = with_previous(tokens.k, state["keys"], fresh_BK)
-        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
+        vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
         after: State = {"keys": tokens.k[:, -1], "values": tokens.v[:, -1]}
         cross = None
         if self.states is not None:
@@ -235,7 +284,7 @@ class Layer(nn.Module):
 class BlockRecurrentTransformer(RecurrentModel):
     """The stack with tied embeddings; logits are divided by √d."""
 
-    def __init__(self, config: SlideConfig | RecConfig, vocab_size: int):
+    def __init__(self, config: WindowedConfig, vocab_size: int):
         super().__init__()
         recurrence = config if isinstance(config, RecConfig) else None
         self.config, self.vocab_size, self.block = config, vocab_size, config.window
@@ -243,19 +292,15 @@ class BlockRecurrentTransformer(RecurrentModel):
         self.feedback = recurrence is not None and recurrence.feedback
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers: Any = nn.ModuleList(Layer(config, recurrence, i in self.recurrent) for i in range(config.layers))
+        self.layers: Any = nn.ModuleList(config.layer(i) for i in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
 
     def initial_state(self, lanes: int) -> State:
-        like = self.embedding.weight
-        cache = like.new_zeros(lanes, self.config.heads, self.block, self.config.head_dim)
         state: State = {}
         for i, layer in enumerate(self.layers):
-            state |= {f"layers.{i}.keys": cache.clone(), f"layers.{i}.values": cache.clone()}
-            if layer.states is not None:
-                state[f"layers.{i}.states"] = layer.states.initial_SD.detach().expand(lanes, -1, -1).clone()
+            state |= {f"layers.{i}.{name}": tensor for name, tensor in layer.initial_state(lanes).items()}
         if self.config.equations == "paper":
-            state["present"] = torch.zeros(lanes, dtype=torch.bool, device=like.device)
+            state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
         return state
 
     def forward(
@@ -269,9 +314,8 @@ class BlockRecurrentTransformer(RecurrentModel):
         if fresh_BK is None:
             fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
             fresh_BK[:, 0] = state is None
-        initial = self.initial_state(lanes)
-        state = initial if state is None else state
-        check_inputs(self, tokens_BT, state, initial, fresh_BK)
+        state = self.initial_state(lanes) if state is None else state
+        check_inputs(self, tokens_BT, state, self.initial_state(0), fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         if self.feedback:
             outputs = []

@@ -2,23 +2,36 @@
 
     model = model_from_params({"embed/embedding": ..., "transformer0/tbase/_kvq/keys_layer/kernel": ...}, window=512)
 
-Gate, configuration, sizes and feedback are inferred from the names and shapes.
+Gate, configuration, sizes and feedback are inferred from the names and shapes. The parameters of a sliding window and of
+Transformer-XL are the same, since only their gradients differ: ``baseline`` says which is meant.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recur_models.block_recurrent import BlockRecurrentTransformer, Cell, RecConfig, SlideConfig
+from recur_models.block_recurrent import (
+    BlockRecurrentTransformer,
+    Cell,
+    RecConfig,
+    SlideConfig,
+    WindowedConfig,
+    XLConfig,
+)
 from recur_models.protocol import State
 
+Baseline = Literal["slide", "xl"]
 
-def config_from_params(params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0) -> SlideConfig | RecConfig:
+
+def config_from_params(
+    params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
+) -> WindowedConfig:
     """The config that these parameters belong to. Raises ValueError when a name or shape that it needs is missing."""
     layers = 1 + max((int(m[1]) for m in map(re.compile(r"transformer(\d+)/").match, params) if m), default=-1)
     if layers == 0 or "embed/embedding" not in params:
@@ -27,7 +40,7 @@ def config_from_params(params: Mapping[str, np.ndarray], window: int, dropout: f
         )
     heads = _need(params, "transformer0/tbase/_kvq/attention_scale").shape[0]
     width, head_width = _need(params, "transformer0/tbase/_kvq/keys_layer/kernel").shape
-    sizes = {
+    sizes: dict[str, Any] = {
         "layers": layers,
         "d_model": width,
         "heads": heads,
@@ -38,7 +51,7 @@ def config_from_params(params: Mapping[str, np.ndarray], window: int, dropout: f
     }
     recurrent = [i for i in range(layers) if f"transformer{i}/recurrent_initial_state" in params]
     if not recurrent:
-        return SlideConfig(**sizes)
+        return {"slide": SlideConfig, "xl": XLConfig}[baseline](**sizes)
     cell_prefix = f"transformer{recurrent[0]}/recurrent_tbase/"
     has_projection = f"{cell_prefix}post_attn_mlp/output_layer/kernel" in params
     has_mlp = f"{cell_prefix}ffn/output_layer/kernel" in params
@@ -55,10 +68,15 @@ def config_from_params(params: Mapping[str, np.ndarray], window: int, dropout: f
     )
 
 
-def model_from_params(params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0) -> BlockRecurrentTransformer:
-    """The model with these weights, in float32. Raises ValueError naming a parameter that is missing, unknown or of another shape."""
+def model_from_params(
+    params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
+) -> BlockRecurrentTransformer:
+    """The model with these weights, in float32. ``window``: as it was trained with; it leaves no trace in the parameters.
+
+    Raises ValueError naming a parameter that is missing, unknown or of another shape.
+    """
     params = {name.removeprefix("params/"): array for name, array in params.items()}
-    config = config_from_params(params, window, dropout)
+    config = config_from_params(params, window, dropout, baseline)
     model = config.build(len(params["embed/embedding"]))
     tensors, used = state_dict_from_params(params, model)
     unknown = sorted(params.keys() - used)

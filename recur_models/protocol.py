@@ -2,7 +2,8 @@
 
 State is an argument and a result, never a buffer: a flat mapping from names such as ``layers.9.states`` to tensors whose
 first dimension is the lane. The last part of a name says what the tensor is: ``states`` (recurrent vectors), ``keys``
-and ``values`` (the previous block's), ``present`` (whether there is a previous block). A model without memory has the empty State.
+and ``values`` (the previous block's), ``present`` (whether there is a previous block), ``memory_keys``, ``memory_values``
+and ``memory_count`` (a kNN memory and how much it holds). A model without memory has the empty State.
 
     state = model.initial_state(lanes=4)
     nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 State = dict[str, Tensor]
 """What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
 
-RECURRENT = ("states",)
-"""The kinds of State that a recurrent cell updates, as against cached keys and values."""
+RECURRENT = ("states", "memory_keys", "memory_values", "memory_count")
+"""The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
+block's keys and values. These are what the study of section 4.6 clears."""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
@@ -108,7 +110,10 @@ def check_inputs(
     expected: Mapping[str, Tensor],
     fresh_BK: Tensor,
 ) -> None:
-    """Raise ValueError, naming sizes and remedy, unless the arguments of ``forward`` fit the model and one another."""
+    """Raise ValueError, naming sizes and remedy, unless the arguments of ``forward`` fit the model and one another.
+
+    ``expected``: the State of any number of lanes; ``model.initial_state(0)`` costs nothing.
+    """
     lanes, length = tokens_BT.shape
     if length % model.block:
         raise ValueError(f"a segment of {length} tokens is not a multiple of the block of {model.block}: pad or cut it")
@@ -120,8 +125,9 @@ def check_inputs(
         odd = sorted(state.keys() ^ expected.keys())[0]
         raise ValueError(f"the State is of another model: it differs in {odd!r}; start from model.initial_state(lanes)")
     for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
+        needed = (lanes, *expected[name].shape[1:])
+        if tensor.shape != needed:
             raise ValueError(
-                f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {tuple(expected[name].shape)} "
+                f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {needed} "
                 f"for {lanes} lanes; start from model.initial_state({lanes})"
             )

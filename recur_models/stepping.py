@@ -17,10 +17,11 @@ from torch import Tensor
 from recur_models.block_recurrent import BlockRecurrentTransformer, Projections
 from recur_models.decoding import Places, Rereader, Stepper
 from recur_models.layers import MASKED, PositionBias, attend, merge_heads
+from recur_models.memorizing import MemorizingLayer, emptied, recall
 from recur_models.protocol import RecurrentModel, State, kind_of
 from recur_models.vanilla import VanillaTransformer
 
-STACK_KINDS = {"keys", "values", "states", "present"}
+STACK_KINDS = {"keys", "values", "states", "present", "memory_keys", "memory_values", "memory_count"}
 """The kinds of State that `StackStepper` carries over a block's end."""
 
 
@@ -96,6 +97,10 @@ class StackStepper(Stepper):
             bias_BHnZ = bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, unseen_BnZ)
             previous = state[f"layers.{i}.keys"], state[f"layers.{i}.values"]
             heads_BHnE = attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, blind_BHn1)
+            if isinstance(layer, MemorizingLayer):
+                keys, values, count = (state[f"layers.{i}.memory_{kind}"] for kind in ("keys", "values", "count"))
+                remembered_BHnE = recall(tokens.q_self, keys, values, count, layer.config.top_k)
+                heads_BHnE = layer.join(heads_BHnE, remembered_BHnE)
             cross = None
             if tokens.q_cross is not None:
                 cross_BHnE = attend(tokens.q_cross, block[f"layers.{i}.read_keys"], block[f"layers.{i}.read_values"])
@@ -108,6 +113,14 @@ class StackStepper(Stepper):
         absent_B = None
         if "present" in state:
             absent_B, after["present"] = ~state["present"], torch.ones_like(state["present"])
+        for i, layer in enumerate(self.model.layers):
+            if isinstance(layer, MemorizingLayer):
+                keys, values, count = (state[f"layers.{i}.memory_{kind}"] for kind in ("keys", "values", "count"))
+                keys, values = keys.clone(), values.clone()  # written to
+                count = layer.enter(keys, values, count, block[f"layers.{i}.keys"], block[f"layers.{i}.values"])
+                after |= {f"layers.{i}.{name}": tensor for name, tensor in emptied(keys, values, count).items()}
+            elif layer.detached:
+                after |= {f"layers.{i}.{kind}": after[f"layers.{i}.{kind}"].detach() for kind in ("keys", "values")}
         for i in self.model.recurrent:
             cell, c_BSD = self.model.layers[i].states, state[f"layers.{i}.states"]
             kz, vz = (
@@ -117,9 +130,12 @@ class StackStepper(Stepper):
         return after
 
 
-def bias(position_bias: PositionBias, scale_H: Tensor, bucket_BnZ: Tensor, unseen_BnZ: Tensor) -> Tensor:
-    """bias · |scale|, MASKED where a token does not see the key: [B, H, n, Z]."""
-    bias_HBnZ = (position_bias.table_HN * scale_H.abs()[:, None])[:, bucket_BnZ]
+def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor, unseen_BnZ: Tensor) -> Tensor:
+    """bias · |scale| (0 without a bias), MASKED where a token does not see the key: [B, H or 1, n, Z]."""
+    if position_bias is None:
+        bias_HBnZ = scale_H.new_zeros(1, *bucket_BnZ.shape)
+    else:
+        bias_HBnZ = (position_bias.table_HN * scale_H.abs()[:, None])[:, bucket_BnZ]
     return bias_HBnZ.masked_fill(unseen_BnZ, MASKED).transpose(0, 1)
 
 

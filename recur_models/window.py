@@ -15,19 +15,27 @@ from torch import Tensor
 from recur_models.layers import MASKED, PositionBias
 
 
-def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor) -> Tensor:
-    """Each block's keys (or values) behind the previous block's: [B, K, H, 2W, E]; zeros before a document's first block."""
+def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
+    """Each block's keys (or values) behind the previous block's: [B, K, H, 2W, E]; zeros before a document's first block.
+
+    ``detached``: the previous block's get no gradient, wherever they come from.
+    """
     previous_BKHWE = torch.cat([cache_BHWE[:, None].to(x_BKHWE.dtype), x_BKHWE[:, :-1]], dim=1)
+    previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
     previous_BKHWE = previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0)
     return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
 
 
-def window_bias(position_bias: PositionBias, scale_H: Tensor, window: int) -> Tensor:
-    """bias · |scale| for query i and key j of a block, MASKED outside offsets −W … −1: [H, W, 2W]."""
+def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int) -> Tensor:
+    """bias · |scale| for query i and key j of a block (0 without a bias), MASKED outside offsets −W … −1: [H, W, 2W]."""
     index = torch.arange(2 * window, device=scale_H.device)
     distance_WZ = index[:window, None] + window - index[None, :]
     visible_WZ = (distance_WZ >= 1) & (distance_WZ <= window)
-    bias_HWZ = position_bias(distance_WZ) * scale_H.abs()[:, None, None]
+    bias_HWZ = (
+        scale_H.new_zeros(1, *distance_WZ.shape)
+        if position_bias is None
+        else position_bias(distance_WZ) * scale_H.abs()[:, None, None]
+    )
     return bias_HWZ.masked_fill(~visible_WZ, MASKED)
 
 

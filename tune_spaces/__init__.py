@@ -1,0 +1,1 @@
+"""The search spaces and the papers' tables as named sweeps (to come)."""

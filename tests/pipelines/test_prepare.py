@@ -237,9 +237,9 @@ def test_splits_without_documents(make_config, text_folder: Path, capsys: pytest
 
 
 def test_a_second_preparation_is_refused(make_config) -> None:
-    from pipelines.prepare import _lock
+    from pipelines.lock import hold
 
-    with _lock(make_config().folder), pytest.raises(StoreError, match="another preparation is writing to"):
+    with hold(make_config().folder, "a test"), pytest.raises(ValueError, match="another preparation is writing to"):
         prepare(make_config())
 
 

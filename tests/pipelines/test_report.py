@@ -120,8 +120,8 @@ def colours(path: Path) -> int:
 
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "both"
-    for _ in range(2):  # a second time over the first
-        paths = write_report([REC, SLIDE], folder, unigram=5.5)
+    write_report([SLIDE], folder)
+    paths = write_report([REC, SLIDE], folder, unigram=5.5)  # over the first
     assert sorted(path.name for path in paths) == sorted(path.name for path in folder.iterdir())
     values = json.loads((folder / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert values["unigram_bits_per_byte"] == 5.5

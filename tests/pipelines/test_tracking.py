@@ -231,9 +231,10 @@ def test_a_silent_server_loses_nothing(
         server.signal(signal.SIGCONT)
     assert longest < 0.5  # a request that is waited for takes a second
     tracker.log({"a": 41.0}, 41)
-    assert (run_id := tracker.run_id)
+    run_id = tracker.run_id
+    assert run_id
     memory = (
-        "system/system_memory_usage_percentage"  # MLflow's own monitor ends when the server is silent: ours goes on
+        "system/system_memory_usage_percentage"  # MLflow's own monitor ends when the server is silent; ours goes on
     )
     wait_until(lambda: 41 in server.steps(run_id, "a"), 20)
     before = len(server.points(run_id, memory))
@@ -241,9 +242,7 @@ def test_a_silent_server_loses_nothing(
     tracker.finish()
     steps = server.steps(run_id, memory)
     assert len(set(steps)) == len(steps)
-    assert server.steps(tracker.run_id, "a") == list(range(42)) and server.steps(tracker.run_id, "b") == list(
-        range(1, 41)
-    )
+    assert server.steps(run_id, "a") == list(range(42)) and server.steps(run_id, "b") == list(range(1, 41))
     told = capfd.readouterr().err
     assert told.count("does not answer") == 1 and "answers again" in told and config.uri in told
 

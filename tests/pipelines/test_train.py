@@ -9,20 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from data_prep.store import SegmentStore
 from pipelines.checkpoint import Checkpoint, CheckpointError, newest
 from pipelines.metrics_file import read_records
 from pipelines.scoring import score_split
 from pipelines.world import World
-from recur_models import model_from_json
+from recur_models import RecurrentModel, model_from_json
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]
 
 
-def load(folder: Path) -> torch.nn.Module:
+def load(folder: Path) -> RecurrentModel:
     checkpoint, _ = newest(folder / "checkpoints")
     assert checkpoint is not None
     model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
@@ -172,7 +171,9 @@ class TestRefusals:
             train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
         assert contents(folder) == before
 
-    def test_another_store(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
+    def test_another_store(
+        self, train: Train, make_config: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         from pipelines.prepare import prepare
 
         train("--steps", "10")
@@ -182,7 +183,9 @@ class TestRefusals:
         words = ("--steps", "20", "--data.store", other, "--allow-change", "steps")
         with pytest.raises(ValueError, match=r"made from another store .*--allow-change store"):
             train(*words)
+        capsys.readouterr()
         train(*words, "store")
+        assert "State begins anew" in capsys.readouterr().out
 
     def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
         from pipelines.prepare import prepare

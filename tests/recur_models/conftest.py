@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from recur_models import ModelConfig
-from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
+from recur_models.memorizing import MemorizingConfig
 from recur_models.vanilla import VanillaConfig
 
 SIZE: dict[str, Any] = {
@@ -24,6 +25,14 @@ def small_configs() -> dict[str, ModelConfig]:
     configs: dict[str, ModelConfig] = {"vanilla": VanillaConfig(**SIZE)}
     for equations in ("meliad", "paper"):
         configs[f"slide-{equations}"] = SlideConfig(**SIZE, equations=equations)
+        configs[f"xl-{equations}"] = XLConfig(**SIZE, equations=equations)
+        configs[f"memorizing-{equations}"] = MemorizingConfig(
+            **SIZE,
+            memory=12,
+            memory_layer=2,
+            top_k=5,
+            equations=equations,  # smaller than a document: the ring turns
+        )
         for gate, cell in itertools.product(("fixed", "lstm"), ("dual", "single", "skip")):
             rec = RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell, equations=equations)
             configs[f"rec-{gate}-{cell}-{equations}"] = rec

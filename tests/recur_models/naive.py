@@ -1,4 +1,4 @@
-"""The block-recurrent equations restated without blocks in the vertical direction: one document, one lane, dense masks.
+"""The block-recurrent equations, and the kNN memory's, restated for one document on one lane, with dense masks.
 
 Written from the paper's section 3 and the notes on the authors' code, sharing nothing with the model but its weights. The whole
 document's tokens attend to each other through one T × T mask; only the states know of blocks.
@@ -101,11 +101,15 @@ class Naive:
             for b in range(m):
                 distance = (start + a) - (b - W)  # of positions in the document
                 if 1 <= distance <= W and (config.equations == "meliad" or b >= W):
-                    bias = p["position_bias.table_HN"][:, t5_bucket(distance)]
+                    bias = p["position_bias.table_HN"][:, t5_bucket(distance)] if "position_bias.table_HN" in p else 0.0
                     logits[:, a, b] = (q[:, a] * keys[i][:, b]).sum(-1) + bias * p["project.scale_H"].abs()
         phantom = torch.full((H, n, 1), -1000.0)
         weights = torch.softmax(torch.cat([logits, phantom], dim=-1), dim=-1)[..., :-1]
         read = [weights @ values[i]]
+        if f"layers.{i}.gate_H" in self.p:
+            g = torch.sigmoid(self.p[f"layers.{i}.gate_H"])[:, None, None]
+            past = slice(max(W, W + start - config.memory), W + start)  # the last M tokens before this block
+            read = [read[0] * (1 - g) + self.recall(q, keys[i][:, past], values[i][:, past]) * g]
         if cross:
             source = i if i in self.recurrent else self.recurrent[-1]
             s = under(self.p, f"layers.{source}.states.")
@@ -119,6 +123,15 @@ class Naive:
         x = x + heads @ p["out.weight"].T
         hidden = torch.relu(norm(x, p["mlp_norm.scale"]) @ p["mlp.hidden.weight"].T)
         return x + hidden @ p["mlp.out.weight"].T, states
+
+    def recall(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        out = torch.zeros_like(q)
+        for h in range(q.shape[0]):
+            for a in range(q.shape[1] if keys.shape[1] else 0):
+                similar = sorted(((float(q[h, a] @ keys[h, b]), b) for b in range(keys.shape[1])), reverse=True)
+                top = [b for _, b in similar[: self.config.top_k]]
+                out[h, a] = attention(q[h, a][None], keys[h, top], values[h, top])[0]
+        return out
 
     def update(self, i: int, c: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
         config, H, W = self.config, self.config.heads, self.config.window

@@ -7,16 +7,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
 from recur_models.meliad import config_from_params, model_from_params, state_dict_from_params, state_from_arrays
 from tests.shared_data import need
 
-ORACLES = {
-    "fixed_skip": RecConfig,
-    "lstm_dual": RecConfig,
-    "feedback_fixed_skip": RecConfig,
-    "slide_norec": SlideConfig,
+ORACLES: dict[str, tuple[type[WindowedConfig], int]] = {
+    "fixed_skip": (RecConfig, 8),
+    "lstm_dual": (RecConfig, 8),
+    "feedback_fixed_skip": (RecConfig, 8),
+    "slide_norec": (SlideConfig, 8),
+    "xl_norec": (XLConfig, 32),
 }
+"""The config, and its window in tokens; a segment is 32, so that xl's is one window long as its authors have it."""
 
 
 def under(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -31,12 +33,13 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", ORACLES)
 def test_three_segments_equal_the_authors_code(name: str) -> None:
     arrays = dict(np.load(need("..", "oracles", f"oracle_{name}.npz"), allow_pickle=False))
-    model = model_from_params(under(arrays, "params/"), window=8)
-    assert isinstance(model.config, ORACLES[name])
+    config, window = ORACLES[name]
+    model = model_from_params(under(arrays, "params/"), window=window, baseline="xl" if config is XLConfig else "slide")
+    assert type(model.config) is config
     for segment in range(3):
         seg = under(arrays, f"seg{segment}/")
         tokens = torch.from_numpy(seg["tokens"]).long()
-        fresh = torch.zeros(2, 4, dtype=torch.bool)
+        fresh = torch.zeros(2, 32 // window, dtype=torch.bool)
         fresh[:, 0] = torch.from_numpy(seg["start_of_sequence"])
         logits, state = model(tokens, state_from_arrays(under(seg, "state_in/"), "test"), fresh)
         assert relative(logits, torch.from_numpy(seg["logits"])) < 1e-5

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from recur_models import IGNORED, ModelConfig, RecurrentModel, detach
-from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.naive import Naive
 
@@ -21,6 +21,8 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
         for name, parameter in model.named_parameters():
             if name.endswith(("scale", "scale_H")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+            if name.endswith("gate_H"):
+                parameter.add_(torch.randn_like(parameter))
     return model.eval()
 
 
@@ -37,8 +39,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def test_equals_the_naive_restatement(config: ModelConfig) -> None:
-    if not isinstance(config, SlideConfig | RecConfig):
-        pytest.skip("the restatement is of the block-recurrent equations")
+    if not isinstance(config, WindowedConfig):
+        pytest.skip("the restatement is of windowed attention")
     model = build(config)
     text = tokens(1, 5 * model.block)
     logits, _ = model(text)
@@ -118,6 +120,31 @@ def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig)
     assert without == []
 
 
+def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:
+    """Of the summed nats, when the text is read in segments of so many blocks, State ``cut`` from the graph between them."""
+    state, total = model.initial_state(len(text)), torch.zeros(())
+    for segment in text.split(blocks * model.block, dim=1):
+        nats, state = model(segment, detach(state) if cut else state, None, segment)
+        total = total + nats.sum()
+    total.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_xl_is_step_by_step_whatever_the_segment() -> None:
+    text = tokens(2, 4 * SIZE["window"])
+    whole, stepped = gradients(build(XLConfig(**SIZE)), text, 4), gradients(build(XLConfig(**SIZE)), text, 1)
+    uncut = gradients(build(XLConfig(**SIZE)), text, 1, cut=False)
+    slide, slide_stepped = (
+        gradients(build(SlideConfig(**SIZE)), text, 4),
+        gradients(build(SlideConfig(**SIZE)), text, 1),
+    )
+    for name in whole:
+        torch.testing.assert_close(whole[name], stepped[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(uncut[name], stepped[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(slide_stepped[name], stepped[name], rtol=1e-4, atol=1e-5)
+    assert max(float((slide[name] - whole[name]).abs().max()) for name in whole) > 0.1  # slide's reach further back
+
+
 def test_state_follows_the_model(config: ModelConfig) -> None:
     model = build(config).double()
     _, state = model(tokens(2, model.block))
@@ -125,7 +152,7 @@ def test_state_follows_the_model(config: ModelConfig) -> None:
     assert state.keys() == initial.keys()
     for name, tensor in state.items():
         assert tensor.shape == initial[name].shape and tensor.dtype == initial[name].dtype and tensor.shape[0] == 2
-        assert tensor.dtype in (torch.float64, torch.bool)
+        assert tensor.dtype in (torch.float64, torch.bool, torch.int64)
 
 
 def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:

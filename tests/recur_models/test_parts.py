@@ -79,5 +79,5 @@ def test_position_buckets_are_t5s() -> None:
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
-    assert set(MODELS) == {"rec", "slide", "vanilla"}
+    assert set(MODELS) == {"rec", "slide", "xl", "memorizing", "vanilla"}
     assert all(config.name == name for name, config in MODELS.items())

@@ -1,0 +1,76 @@
+"""What carrying the State is worth where it matters most: the loss on the first block of each segment.
+
+    python -m benchmarks.first_block runs/demo-rec
+
+Each document has a lane of its own, so that segments begin at the same positions in all of them. A document's own first block is
+left out: it has nothing before it, with or without State.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from data_prep.store import SegmentStore
+from pipelines import checkpoint as checkpoints
+from pipelines import cli
+from pipelines.scoring import Clear, score_split
+from pipelines.world import World
+from recur_models import model_from_json
+
+WAYS: dict[Clear, str] = {
+    "nothing": "State carried",
+    "states": "recurrent states cleared",
+    "everything": "all State cleared",
+}
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is scored."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    split: str = "test"
+    """Split to read."""
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    checkpoint, _ = checkpoints.newest(config.run / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"{config.run} holds no checkpoint")
+    meta = checkpoint.meta
+    data = meta["config"]["data"]
+    store = SegmentStore.open(data["store"], data["corpus"], config.split)
+    model = model_from_json(meta["config"]["model"]).build(meta["vocab_size"])
+    model.load_state_dict(checkpoint.weights())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    blocks = data["segment_length"] // model.block
+    print(
+        f"{config.run.name}, step {checkpoint.step}, {store.folder}, segments of {data['segment_length']}, blocks of {model.block}"
+    )
+    for clearing, label in WAYS.items():
+        score = score_split(
+            model.to(device),
+            store,
+            lanes=len(store.lengths),
+            segment_length=data["segment_length"],
+            world=World.current(device),
+            clearing=clearing,
+        )
+        first = slice(blocks, None, blocks)
+        nats, tokens = sum(score.bucket_nats[first]), sum(score.bucket_tokens[first])
+        print(
+            f"  {label:26} {nats / tokens / math.log(2):.4f} bits/token on first blocks ({tokens:,} tokens), "
+            f"{score.bits_per_token:.4f} on all",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)

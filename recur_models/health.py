@@ -1,0 +1,120 @@
+"""Whether a model uses its recurrent State: figures of the forward passes made inside a `with`, cheap enough to log in training.
+
+    with watch(model) as health:
+        nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
+    health.figures()    # {"state_share": 0.31, "gate_openness": 0.47, "state_change": 0.12}
+    health.warning()    # None, or one sentence
+
+- ``state_share``, 0 … 1: of what attention adds to the residual stream, the part that comes from recurrent states or from a kNN
+  memory. Tokens attend to states under a softmax of their own, so the mass on them is always 1: what can vanish is the
+  projection behind it. In energy: |from states|² / (|from states|² + |from the window|²). For a memory: its gate, σ(b).
+- ``gate_openness``, 0 … 1: share of the new candidate that a gate lets in: 1 − g (fixed) or i (lstm), equations 3 and 7.
+- ``state_change``: rms of a block's change of the states over their rms before it.
+
+Each is a mean over layers, lanes and blocks. Recurrence has a failure mode in which the model learns to ignore the states and does
+not recover (section 3.4 and Appendix B): then the share goes to 0, or the states stop changing. A model without recurrent
+State has no figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.block_recurrent import StateDirection, TokenLayer
+from recur_models.gates import FixedGate, LSTMGate
+from recur_models.memorizing import MemorizingLayer
+
+LEAST_SHARE = 0.01
+"""Below this share of the attention's output, the states are ignored."""
+LEAST_CHANGE = 0.001
+"""Below this change per block, the states are a constant."""
+
+
+class Health:
+    """Sums of the figures of the passes watched; they stay on the model's device until they are asked for."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def figures(self) -> dict[str, float]:
+        """The mean of each figure; empty for a model without recurrent State."""
+        return {name: (self.sums[name] / self.counts[name]).item() for name in sorted(self.sums)}
+
+    def warning(self) -> str | None:
+        """One sentence when the State is being ignored."""
+        figures = self.figures()
+        if figures.get("state_share", 1.0) < LEAST_SHARE:
+            told = f"only {figures['state_share']:.2%} of the attention's output comes from it"
+        elif figures.get("state_change", 1.0) < LEAST_CHANGE:
+            told = f"a block changes it by only {figures['state_change']:.2%}"
+        else:
+            return None
+        return (
+            f"the model is learning to ignore its recurrent State: {told}; it seldom recovers from that (paper, Appendix B), "
+            "so start again with a lower optim.lr or another seed"
+        )
+
+
+@contextmanager
+def watch(model: nn.Module) -> Iterator[Health]:
+    """Take the figures of every forward pass inside the `with`; afterwards the model is as it was."""
+    health, hooks = Health(), []
+    for module in model.modules():
+        if isinstance(module, StateDirection):
+            hooks += _watch_states(module, health)
+        elif isinstance(module, TokenLayer) and module.project.cross_scale_H is not None:
+            hooks.append(_after(module.out, "state_share", health, _share))
+        elif isinstance(module, MemorizingLayer):
+            hooks.append(_after(module, "state_share", health, lambda layer, *_: torch.sigmoid(layer.gate_H).mean()))
+    try:
+        yield health
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _watch_states(states: StateDirection, health: Health) -> list[Any]:
+    gates = [gate for gate in (states.attention_gate, states.mlp_gate) if gate is not None]
+    before: list[Tensor] = []  # the states that the first gate was given, until the last has changed them
+
+    def enter(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        before.append(given[0].detach())
+
+    def leave(_: nn.Module, __: object, after: Tensor) -> None:
+        was = before.pop()
+        health.add("state_change", (after.detach() - was).square().mean().sqrt() / was.square().mean().sqrt())
+
+    hooks: list[Any] = [gates[0].register_forward_pre_hook(enter), gates[-1].register_forward_hook(leave)]
+    for gate in gates:
+        if isinstance(gate, FixedGate):
+            hooks.append(_after(gate, "gate_openness", health, lambda gate, *_: 1 - torch.sigmoid(gate.bias).mean()))
+        elif isinstance(gate, LSTMGate):
+            hooks.append(_after(gate.input, "gate_openness", health, lambda _, __, i: torch.sigmoid(i - 1.0).mean()))
+    return hooks
+
+
+def _share(out: Any, heads: Tensor, _: Tensor) -> Tensor:
+    """Of what ``out`` makes of the heads: first those of self-attention, then those that read states."""
+    parts = zip(heads.chunk(2, -1), out.weight.to(heads.dtype).chunk(2, 1), strict=True)
+    window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
+    return states / (states + window)
+
+
+def _after(module: nn.Module, name: str, health: Health, figure: Callable[[Any, Any, Any], Tensor]) -> Any:
+    """Add ``figure(module, its first argument, its output)`` after each of the module's passes."""
+
+    @torch.no_grad()
+    def hook(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+        health.add(name, figure(module, given[0], out))
+
+    return module.register_forward_hook(hook)

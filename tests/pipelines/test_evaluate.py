@@ -1,0 +1,111 @@
+"""The evaluation command: its figures against a computation of the test's own, its files, and its refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from data_prep.store import SegmentStore
+from pipelines import evaluate
+from pipelines.checkpoint import Checkpoint
+from pipelines.metrics_file import read_records
+from pipelines.trained import find_checkpoint
+from recur_models import model_from_json
+
+Train = Callable[..., Path]
+QUIET = ("--tracking.backend", "none")
+
+
+@pytest.fixture
+def two_runs(train: Train) -> list[str]:
+    plain = ("--steps", "5", "--model.gate", "lstm")
+    return [str(train("--steps", "10", name="rec")), str(train(*plain, name="other"))]
+
+
+def naive_bits_per_byte(checkpoint: Checkpoint, store: SegmentStore) -> float:
+    """One document after the other, one block at a time, plain cross-entropy of the logits."""
+    model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
+    model.load_state_dict(checkpoint.weights())
+    model.eval()
+    nats = 0.0
+    for document, length in enumerate(store.lengths.tolist()):
+        text = torch.from_numpy(store.tokens(document, 0, length).astype("int64"))
+        inputs = torch.cat([torch.tensor([store.bod_id]), text[:-1]])
+        padded = F.pad(inputs, (0, -length % model.block))
+        state = None
+        for start in range(0, length, model.block):
+            with torch.no_grad():
+                logits, state = model(padded[None, start : start + model.block], state)
+            target = text[start : start + model.block]
+            nats += float(F.cross_entropy(logits[0, : len(target)], target, reduction="sum"))
+    return nats / math.log(2) / store.manifest.totals.bytes
+
+
+def test_figures_table_and_files(
+    two_runs: list[str], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate.main([*two_runs, *QUIET])
+    out = capsys.readouterr().out
+    assert "unigram" in out and "cumulative.png" in out and "clearing its recurrent states" in out
+    folder = tmp_path / "runs" / "reports" / "rec-vs-other"
+    with open(folder / "table.csv", newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"rec", "other", "unigram"}
+    test = SegmentStore.open(store, "text", "test")
+    for name, run in zip(("rec", "other"), two_runs, strict=True):
+        checkpoint = find_checkpoint(Path(run))
+        assert float(rows[name]["bits_per_byte"]) == pytest.approx(naive_bits_per_byte(checkpoint, test), rel=1e-5)
+        logged = read_records(Path(run) / "metrics.jsonl")[-1]
+        assert logged.step == checkpoint.step
+        assert logged.metrics["whole_test/bits_per_byte"] == float(rows[name]["bits_per_byte"])
+    assert (folder / "cumulative.png").stat().st_size > 10_000
+    report = json.loads((folder / "report.json").read_text())
+    assert json.dumps(report).count("bucket_nats") >= 6  # two models, carried and cleared twice
+
+
+def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate.main([f"{two_runs[0]}/checkpoints/step-00000005", "--split", "validation", *QUIET])
+    assert "step 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        ([], "name at least one run"),
+        (["RUN", "--split", "tests"], "tests"),
+        (["RUN", "--corpus", "tex"], "tex"),
+        (["RUN", "--stroe", "x"], r"did you mean --store\?"),
+        (["EMPTY"], "holds no checkpoint"),
+    ],
+)
+def test_refusals(train: Train, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    names = {"EMPTY": str(tmp_path / "empty")}
+    if "RUN" in words:
+        names["RUN"] = str(train("--steps", "5"))
+    with pytest.raises(ValueError, match=message):
+        evaluate.main([names.get(word, word) for word in words])
+
+
+def test_another_store_needs_the_override(train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
+    from pipelines.prepare import prepare
+
+    run = str(train("--steps", "5"))
+    (tmp_path / "corpus" / "train" / "new.txt").write_text("one more document\n")
+    other = str(tmp_path / "other")
+    prepare(make_config(store=other))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"made from another store .*--allow-other-store"):
+        evaluate.main([run, "--store", other, *QUIET])
+    evaluate.main([run, "--store", other, "--allow-other-store", *QUIET])
+    different = str(tmp_path / "different")
+    prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="vocabulary"):
+        evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])

@@ -1,0 +1,134 @@
+"""Training on real Ray Train workers: the same whatever their number, and across kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from pipelines.checkpoint import Checkpoint
+from pipelines.metrics_file import read_records
+from tests.pipelines.conftest import TINY
+
+Train = Callable[..., Path]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def losses(folder: Path) -> list[float]:
+    records = read_records(folder / "metrics.jsonl")
+    return [r.metrics["train/bits_per_token"] for r in records if "train/bits_per_token" in r.metrics]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_one_two_and_four_workers_read_and_learn_the_same(train: Train) -> None:
+    folders = [train("--num-workers", str(n), "--model.dropout", "0", name=f"on-{n}") for n in (1, 2, 4)]
+    one, *others = (Checkpoint.open(folder / "checkpoints" / "step-00000020") for folder in folders)
+    read, _ = one.lanes(0, 4)
+    assert len(set(read["digest"].tolist())) == 4
+    for folder, checkpoint in zip(folders[1:], others, strict=True):
+        lanes, _ = checkpoint.lanes(0, 4)  # put together from the workers' files
+        assert lanes["digest"].tolist() == read["digest"].tolist()  # every lane has read the same, token for token
+        np.testing.assert_allclose(losses(folder), losses(folders[0]), rtol=1e-4)
+        for name in read:
+            if name.startswith("state/"):
+                np.testing.assert_allclose(lanes[name].numpy(), read[name].numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_worker_costs_no_step(train: Train, tmp_path: Path) -> None:
+    undisturbed = train("--num-workers", "2", "--steps", "40", name="calm")
+
+    def kill_one_worker() -> None:
+        while not (tmp_path / "runs" / "killed" / "checkpoints" / "step-00000010").exists():
+            time.sleep(0.02)
+        workers = [
+            p for p in psutil.process_iter(["cmdline"]) if "ray::RayTrainWorker" in " ".join(p.info["cmdline"] or [])
+        ]
+        workers[0].kill()
+
+    killer = threading.Thread(target=kill_one_worker, daemon=True)
+    killer.start()
+    killed = train("--num-workers", "2", "--steps", "40", name="killed")
+    killer.join()
+    last = "checkpoints/step-00000040"
+    for name in (
+        "model.safetensors",
+        "optimizer.safetensors",
+        "lanes-0-2-of-4.safetensors",
+        "lanes-2-4-of-4.safetensors",
+    ):
+        assert (killed / last / name).read_bytes() == (undisturbed / last / name).read_bytes()
+    assert losses(killed) == losses(undisturbed)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
+    train: Train, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = next((store / "text" / "train").glob("part-*.arrow"))
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged in record batch"):
+        train("--num-workers", "2", "--steps", "60")
+    assert "starting again" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def command(store: Path, tmp_path: Path) -> Iterator[list[str]]:
+    """A training command of two workers, tracked in sqlite, in a process of its own."""
+    options = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "run", "--num-workers", "2"]
+    tracked = [
+        "--tracking.backend",
+        "mlflow",
+        "--tracking.system-metrics",
+        "off",
+        "--steps",
+        "200",
+        "--checkpoint-every",
+        "20",
+    ]
+    yield [sys.executable, "-m", "pipelines.train", *TINY, *options, *tracked]
+
+
+def test_the_whole_run_killed_and_the_same_command_again(command: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run"
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    deadline = time.monotonic() + 240
+    while (
+        not (folder / "checkpoints" / "step-00000040").exists() and first.poll() is None and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    children = psutil.Process(first.pid).children(recursive=True)
+    os.killpg(first.pid, signal.SIGKILL)
+    for child in children:  # Ray's processes stand in sessions of their own
+        child.kill() if child.is_running() else None
+    psutil.wait_procs(children, timeout=30)
+    run_id = (folder / "mlflow_run.json").read_text()
+    assert not (folder / "checkpoints" / "step-00000200").exists()
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert "resumes from step" in again.stdout
+    assert (folder / "mlflow_run.json").read_text() == run_id
+    assert [r.step for r in read_records(folder / "metrics.jsonl") if "train/bits_per_token" in r.metrics] == list(
+        range(1, 201)
+    )
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert len(runs) == 1 and runs[0].info.status == "FINISHED"
+    history = client.get_metric_history(runs[0].info.run_id, "train/bits_per_token")
+    assert [point.step for point in history] == list(range(1, 201))
+    assert [point.value for point in history] == losses(folder)

@@ -1,0 +1,90 @@
+"""Parameters and FLOPs as counted from a config, against the built model, torch's counter and the paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
+from recur_models.costs import LAYERS, costs
+from recur_models.memorizing import MemorizingConfig
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.test_parts import SIZES
+
+VOCAB, BLOCKS = 31, 6
+
+
+def counted(config: ModelConfig, backward: bool = False) -> int:
+    """FLOPs of a segment of 6 blocks on one lane, after as many before it: a memory is then full."""
+    model = config.build(VOCAB)
+    text = torch.randint(VOCAB, (1, BLOCKS * model.block))
+    _, state = model(text)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # the CPU's own kernel is not counted
+        logits, _ = model(text, {name: tensor.detach() for name, tensor in state.items()})
+        if backward:
+            logits.sum().backward()
+    return counter.get_total_flops()
+
+
+def test_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
+    model = config.build(VOCAB)
+    cost = costs(config, VOCAB)
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+    assert cost.embedding_parameters == model.get_parameter("embedding.weight").numel()
+
+
+def test_flops_are_those_that_torch_counts(config: ModelConfig) -> None:
+    cost = costs(config, VOCAB)
+    assert counted(config) == cost.computed_flops * BLOCKS
+    assert cost.flops <= cost.computed_flops
+    assert cost.segment(BLOCKS * config.block) == cost.flops * BLOCKS == cost.flops_per_token * BLOCKS * config.block
+    assert cost.training_flops_per_token == 3 * cost.flops_per_token
+
+
+@pytest.mark.parametrize("config", [VanillaConfig(**SIZE), SlideConfig(**SIZE), XLConfig(**SIZE)], ids=lambda c: c.name)
+def test_training_costs_three_forward_passes(config: ModelConfig) -> None:
+    assert counted(config, backward=True) == 3 * costs(config, VOCAB).computed_flops * BLOCKS
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_of_the_scaling_study(size: str) -> None:
+    (d, heads, head_dim, mlp), total, without_embeddings = SIZES[size]
+    cost = costs(RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp), 32_000)
+    assert round(cost.parameters / 1e6, 1) == total
+    assert (cost.parameters - cost.embedding_parameters) / 1e6 == pytest.approx(without_embeddings, abs=0.1)
+
+
+def test_the_largest_model() -> None:
+    config = RecConfig(layers=24, recurrent_layers=(10, 20), d_model=2048, heads=16, head_dim=128, mlp_dim=8192)
+    cost = costs(config, 32_000)
+    assert round(cost.parameters / 1e6, 1) == 1344.9
+    assert round((cost.parameters - cost.embedding_parameters) / 1e6) == 1279
+
+
+def test_a_recurrent_layer_costs_what_a_plain_one_does() -> None:
+    thirteen = costs(SlideConfig(layers=13), 32_000)
+    twelve = costs(RecConfig(layers=12), 32_000)
+    assert twelve.flops / thirteen.flops == pytest.approx(1.0, abs=0.01)  # section 3.6
+    assert twelve.parameters < thirteen.parameters
+
+
+def test_wider_windows_cost_more() -> None:
+    slide = costs(SlideConfig(layers=13), 32_000)
+    ratios = [costs(XLConfig(window=window), 32_000).computed_flops_per_token for window in (512, 1024, 2048)]
+    ratios = [flops / slide.computed_flops_per_token for flops in ratios]
+    assert (
+        ratios == sorted(ratios) and 0.9 < ratios[0] < 0.95 < ratios[2] < 2.11
+    )  # the paper's step times: 0.88 to 2.11
+    memorizing = costs(MemorizingConfig(), 32_000).flops_per_token
+    assert memorizing / costs(SlideConfig(), 32_000).flops_per_token > 1.3
+
+
+def test_every_model_is_counted() -> None:
+    assert set(LAYERS) == set(MODELS.values())
+    with pytest.raises(ValueError, match="costs of the model 'other' are not counted"):
+        costs(type("Other", (SlideConfig,), {"name": "other"})(), 10)
+    assert costs(replace(SlideConfig(), layers=1), 10).block == 512

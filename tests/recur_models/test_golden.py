@@ -1,0 +1,76 @@
+"""Golden losses: 20 steps of AdamW for every small config. A refactor leaves them untouched; an intended change makes them
+again, and its commit says why:
+
+    python -m tests.recur_models.test_golden
+
+In float64, so that another CPU or another order of summation gives the same figures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recur_models import IGNORED, ModelConfig, detach
+from tests.recur_models.conftest import small_configs
+
+FOLDER = Path(__file__).parent / "golden"
+VOCAB, LANES, BLOCKS, STEPS = 31, 2, 3, 20
+
+
+def losses(config: ModelConfig) -> list[float]:
+    """Nats per token at each step: State carried, documents that begin inside a segment, positions without a target."""
+    torch.manual_seed(0)
+    model = config.build(VOCAB).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    tokens = torch.Generator().manual_seed(1)
+    state, found = model.initial_state(LANES), []
+    for step in range(STEPS):
+        text_BT = torch.randint(VOCAB, (LANES, BLOCKS * model.block + 1), generator=tokens)
+        text_BT[:, 1::2] = (text_BT[:, :-1:2] * 3 + 1) % VOCAB  # something to learn: every other token follows
+        targets_BT, fresh_BK = text_BT[:, 1:].clone(), torch.zeros(LANES, BLOCKS, dtype=torch.bool)
+        if step % 5 == 0:
+            fresh_BK[0, 0] = fresh_BK[1, 1] = True
+            targets_BT[1, model.block - 1] = IGNORED
+        nats_BT, state = model(text_BT[:, :-1], state, fresh_BK, targets_BT)
+        loss = nats_BT.sum() / (targets_BT != IGNORED).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = detach(state)
+        found.append(loss.item())
+    return found
+
+
+def path_of(name: str) -> Path:
+    """One file for each family: ``rec.json`` holds rec-fixed-skip-meliad and the others."""
+    return FOLDER / f"{name.partition('-')[0]}.json"
+
+
+@pytest.mark.parametrize("name", small_configs())
+def test_losses_are_the_committed_ones(name: str) -> None:
+    committed = json.loads(path_of(name).read_text())[name]
+    assert losses(small_configs()[name]) == pytest.approx(committed, rel=1e-5)
+
+
+def test_nothing_else_is_committed() -> None:
+    committed = [name for path in sorted(FOLDER.iterdir()) for name in json.loads(path.read_text())]
+    assert sorted(committed) == sorted(small_configs())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    families: dict[Path, dict[str, list[float]]] = {}
+    for name, config in small_configs().items():
+        families.setdefault(path_of(name), {})[name] = [round(loss, 9) for loss in losses(config)]
+    for path, family in families.items():
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in family.items())
+        path.write_text(f"{{\n{rows}\n}}\n")
+        print(f"wrote {path.name}: {', '.join(family)}")
+
+
+if __name__ == "__main__":
+    main()

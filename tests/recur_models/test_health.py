@@ -1,0 +1,63 @@
+"""The figures on recurrence: against plain recomputation, and that a State that is not used shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recur_models import ModelConfig, RecConfig, RecurrentModel, SlideConfig
+from recur_models.health import watch
+from recur_models.protocol import RECURRENT, kind_of
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.test_models import build, tokens
+
+
+def figures(model: RecurrentModel, blocks: int = 3) -> tuple[dict[str, float], str | None]:
+    with watch(model) as health:
+        model(tokens(2, blocks * model.block))
+    return health.figures(), health.warning()
+
+
+def test_only_recurrent_models_have_figures_and_all_are_sound(config: ModelConfig) -> None:
+    model = build(config)
+    found, warning = figures(model)
+    assert bool(found) == any(kind_of(name) in RECURRENT for name in model.initial_state(1))
+    assert warning is None
+    assert all(0 < value < (1 if name != "state_change" else 10) for name, value in found.items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("cell", ["dual", "single", "skip"])
+@pytest.mark.parametrize("gate", ["fixed", "lstm"])
+def test_the_change_is_that_of_the_states_over_each_block(gate: str, cell: str) -> None:
+    model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell))  # pyright: ignore[reportArgumentType]
+    text, state, changes = tokens(2, 3 * model.block), model.initial_state(2), []
+    for block in text.split(model.block, dim=1):
+        _, after = model(block, state)
+        was, now = state["layers.1.states"], after["layers.1.states"]
+        changes.append(((now - was).square().mean() / was.square().mean()).sqrt().item())
+        state = after
+    assert figures(model)[0]["state_change"] == pytest.approx(sum(changes) / 3, rel=1e-5)
+
+
+def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
+    def model() -> RecurrentModel:
+        return build(RecConfig(**SIZE, recurrent_layers=(2,), states=6))
+
+    unread, frozen = model(), model()
+    with torch.no_grad():
+        unread.get_parameter("layers.1.tokens.out.weight")[:, 24:] = 0.0  # behind the heads that read states
+        frozen.get_parameter("layers.1.states.attention_gate.bias").fill_(30.0)
+    found, warning = figures(unread)
+    assert found["state_share"] == 0.0 and warning is not None and "only 0.00% of the attention's output" in warning
+    found, warning = figures(frozen)
+    assert found["gate_openness"] == pytest.approx(0, abs=1e-6)
+    assert warning is not None and "a block changes it by only 0.00%" in warning
+
+
+def test_watching_changes_nothing() -> None:
+    for config in (RecConfig(**SIZE, recurrent_layers=(2,), states=6, feedback=True), SlideConfig(**SIZE)):
+        model = build(config)
+        with watch(model):
+            watched, _ = model(tokens(2, 8))
+        assert torch.equal(watched, model(tokens(2, 8))[0])
