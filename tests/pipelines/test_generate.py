@@ -1,0 +1,234 @@
+"""From a run to a folder that transformers opens, and from either to text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data_prep.tokenizers import (
+    BytesTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    Training,
+    train_sentencepiece,
+)
+from pipelines import export, generate, trained
+from pipelines.checkpoint import CheckpointError
+from pipelines.generate import GenerateConfig, TextStream, choose
+from pipelines.prepare import PrepareConfig, prepare
+from tests.small_corpus import contents, words
+
+
+@pytest.fixture
+def run(train: Callable[..., Path]) -> Path:
+    return train("--steps", "10", "--validate-every", "0")
+
+
+def exported(run: Path, name: str = "exported") -> Path:
+    folder = run.parent / name
+    export.main([str(run), "--output", str(folder)])
+    return folder
+
+
+def text_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command writes to stdout."""
+    capsys.readouterr()
+    generate.main(list(words))
+    out, err = capsys.readouterr()
+    assert "continuing" in err and "tokens/s" in err
+    return out
+
+
+def test_an_exported_run_is_an_ordinary_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = exported(run)
+    assert set(contents(folder)) == {
+        *("config.json", "generation_config.json", "model.safetensors", "README.md"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ours = trained.load(run)
+    for name, tensor in ours.model.state_dict().items():
+        assert torch.equal(model.model.state_dict()[name], tensor), name
+    inputs = tokenizer(["a", "a longer text, é"], return_tensors="pt", padding=True)
+    assert inputs["input_ids"][0, -2:].tolist() == [256, ord("a")] and inputs["attention_mask"][0, 0] == 0
+    both = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    alone = text_of(capsys, str(run), "--prompt", "a", "--temperature", "0", "--max-new-tokens", "20")
+    assert tokenizer.decode(both[0], skip_special_tokens=True) == "a" + alone[:-1]
+    assert "`rec`" in (folder / "README.md").read_text()
+
+
+def test_a_run_and_its_export_write_the_same(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, story = exported(run), tmp_path / "story.txt"
+    story.write_bytes(words("story", 200).encode())
+    options = ["--file", str(story), "--seed", "3", "--max-new-tokens", "40", "--top-k", "50", "--top-p", "0.9"]
+    first = text_of(capsys, str(run), *options)
+    assert len(first) > 10
+    for place in (run, folder, max((run / "checkpoints").iterdir())):
+        assert text_of(capsys, str(place), *options) == first
+    assert text_of(capsys, str(run), *options, "--seed", "4") != first
+
+
+def test_generation_is_the_model_read_anew_each_time(run: Path) -> None:
+    ours = trained.load(run)
+    config = GenerateConfig(run, max_new_tokens=25, temperature=0)
+    prompt = list(b"Once upon a time")
+    found = list(generate.generate(ours, prompt, config, seed=0))
+    ids = [ours.bod_id, *prompt]
+    for token in found:
+        filled = torch.tensor([ids + [0] * (-len(ids) % ours.model.block)])
+        with torch.no_grad():
+            logits = ours.model(filled)[0][0, len(ids) - 1]
+        logits[ours.bod_id] = -torch.inf
+        assert token == int(logits.argmax())
+        ids.append(token)
+
+
+def sentencepiece(folder: Path, kind: str) -> Tokenizer:
+    """A trained tokenizer, or one of a model with other rules: it changes the text, and has control pieces."""
+    lines = words("train", 3000).splitlines()
+    if kind != "other":
+        return train_sentencepiece(Training(f"{kind}:400", "bpe" if "bpe" in kind else "unigram", 400), "corpus", lines)
+    import sentencepiece
+
+    prefix = str(folder / "other")
+    sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
+        sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=300, minloglevel=2, hard_vocab_limit=False
+    )
+    return SentencePieceTokenizer(Path(prefix + ".model").read_bytes(), "other.model")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "sentencepiece-bpe", "other"])
+def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = BytesTokenizer() if kind == "bytes" else sentencepiece(tmp_path, kind)
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    export.save_tokenizer(tokenizer, folder)
+    texts = [*export.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
+    export.check_tokenizer(folder, tokenizer, texts)
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    assert len(theirs) == tokenizer.vocab_size and theirs.bos_token_id == tokenizer.vocab_size - 1
+    ids = tokenizer.encode(texts[2]).tolist()
+    for stop in range(len(ids)):  # also within characters
+        assert theirs.decode(ids[:stop]) == tokenizer.decode(ids[:stop])
+    assert theirs.decode([theirs.bos_token_id, *ids], skip_special_tokens=True) == tokenizer.decode(ids)
+    theirs.save_pretrained(tmp_path / "again")
+    export.check_tokenizer(tmp_path / "again", tokenizer, texts)
+
+
+class Other(BytesTokenizer):
+    """Not what it says it is."""
+
+    def encode(self, text: str) -> np.ndarray:
+        return super().encode(text)[::-1]
+
+
+class Unknown(BytesTokenizer):
+    def details(self) -> dict[str, Any]:
+        return {"kind": "words"}
+
+
+def test_a_tokenizer_that_would_change_the_ids_is_not_exported(tmp_path: Path) -> None:
+    export.save_tokenizer(Other(), tmp_path)
+    with pytest.raises(ValueError, match="other ids from token 0 of the text that begins 'def f"):
+        export.check_tokenizer(tmp_path, Other(), ["def f"])
+    with pytest.raises(ValueError, match="kind 'words' cannot be exported"):
+        export.save_tokenizer(Unknown(), tmp_path)
+
+
+def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    with pytest.raises(FileExistsError, match="exists already: remove it, or choose another --output"):
+        export.main([str(run), "--output", str(there)])
+    monkeypatch.setattr(export, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
+    with pytest.raises(ValueError, match="not the same"):
+        export.main([str(run), "--output", str(tmp_path / "new")])
+    assert not [path for path in tmp_path.iterdir() if "new" in path.name]
+
+
+def test_the_store_may_move_but_not_change(
+    run: Path,
+    store: Path,
+    tmp_path: Path,
+    make_config: Callable[..., PrepareConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.move(store, tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"holds no tokenizer: name the store .* with --store"):
+        generate.main([str(run), "--prompt", "a"])
+    assert text_of(capsys, str(run), "--store", str(tmp_path / "moved"), "--max-new-tokens", "5", "--seed", "0")
+    other = replace(make_config(), store=str(tmp_path / "other"), tokenizer="sentencepiece:400")
+    prepare(other)
+    with pytest.raises(ValueError, match=r"is not the one that .* was trained with"):
+        export.main([str(run), "--store", other.store, "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max-new-tokens 0", "--max-new-tokens is 0: it must be at least 1"),
+        ("--temperature -1", "--temperature is -1.0: it must be 0 or more"),
+        ("--top-k -1", "--top-k is -1: it must be 0"),
+        ("--top-p 0", "--top-p is 0.0: it must be above 0"),
+        ("--prompt a --file b", "--file and --prompt are both given"),
+        ("--file nowhere.txt", "No such file"),
+        ("--file {latin}", "is not UTF-8 text .byte 1."),
+        ("--prompt a", "does not exist: name the folder of a run"),
+    ],
+)
+def test_wrong_words_are_refused(options: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"h\xe9!")
+    argv = [str(tmp_path / "run"), *options.format(latin=tmp_path / "latin.txt").split()]
+    with pytest.raises((ValueError, OSError), match=message):
+        generate.main(argv)
+
+
+def test_a_damaged_export_is_refused(run: Path) -> None:
+    folder = exported(run)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"are not those of the model in its config\.json"):
+        generate.main([str(folder), "--prompt", "a"])
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        generate.main([str(folder), "--prompt", "a"])
+
+
+def test_choose() -> None:
+    logits, generator = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25])), torch.Generator().manual_seed(0)
+
+    def chosen(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> set[int]:
+        return {int(choose(logits, temperature, top_k, top_p, generator)) for _ in range(300)}
+
+    assert chosen(temperature=0) == {1}
+    assert chosen() == {0, 1, 2, 3}
+    assert chosen(top_k=2) == {1, 3} and chosen(top_k=9) == {0, 1, 2, 3}
+    assert chosen(top_p=0.7) == {1, 3} and chosen(top_p=0.01) == {1} and chosen(top_p=0.8) == {1, 2, 3}
+    assert chosen(temperature=0.01) == {1}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "other"])
+def test_text_is_shown_as_soon_as_it_is_certain(kind: str, tmp_path: Path) -> None:
+    tokenizer = BytesTokenizer() if kind == "bytes" else sentencepiece(tmp_path, kind)
+    texts = ["é漢🙂 plain 👩‍👩‍👧", words("stream", 60)]
+    sequences = [tokenizer.encode(text).tolist() for text in texts]
+    if kind == "bytes":
+        sequences += np.random.default_rng(0).integers(0, 256, (50, 40)).tolist()  # mostly no text at all
+    for ids in sequences:
+        for start in (0, 1, len(ids) // 2):
+            before, stream = tokenizer.decode(ids[:start]), TextStream(tokenizer, ids[:start])
+            parts = [stream.put(token) for token in ids[start:]]
+            if "\ufffd" not in before:
+                assert before + "".join(parts) + stream.end() == tokenizer.decode(ids)
+    assert TextStream(tokenizer, []).put(tokenizer.encode("a").tolist()[-1]) == "a"
