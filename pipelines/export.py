@@ -101,6 +101,8 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
         (unfinished / "README.md").write_text(card(checkpoint, model), "utf-8")
         check_tokenizer(unfinished, tokenizer, [*SAMPLES, *corpus_sample(checkpoint, tokenizer, store)])
         check_model(unfinished, model)
+        for path in unfinished.iterdir():
+            path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
         os.rename(unfinished, output)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

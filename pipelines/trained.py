@@ -62,8 +62,11 @@ def load(path: Path, store: str = "") -> Trained:
         ValueError: the tokenizer is not where the run had it (``store`` says where it is), or not the run's.
     """
     if is_exported(path):
+        from transformers.utils.logging import disable_progress_bar
+
         from recur_models.hf import ThroughlineForCausalLM
 
+        disable_progress_bar()
         wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
         return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(path), wrapped.config.bos_token_id)
     checkpoint = find_checkpoint(path)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
 from recur_models.protocol import ModelConfig, RecurrentModel
 
 
-@strict
 class ThroughlineConfig(PreTrainedConfig):
     """A registered model by name; a model added to ``MODELS`` needs nothing more."""
 

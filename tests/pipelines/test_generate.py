@@ -25,6 +25,7 @@ from pipelines import export, generate, trained
 from pipelines.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.prepare import PrepareConfig, prepare
+from tests.shared_data import need
 from tests.small_corpus import contents, words
 
 
@@ -123,6 +124,16 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
     assert theirs.decode([theirs.bos_token_id, *ids], skip_special_tokens=True) == tokenizer.decode(ids)
     theirs.save_pretrained(tmp_path / "again")
     export.check_tokenizer(tmp_path / "again", tokenizer, texts)
+
+
+@pytest.mark.real_data
+def test_a_published_model_is_exported_with_the_same_ids(tmp_path: Path) -> None:
+    tokenizer = SentencePieceTokenizer(
+        need("tokenizers", "sentencepiece_pg19", "pg19train_bpe_4000.model").read_bytes()
+    )
+    book = min(need("pg19", "validation").glob("*.txt"), key=lambda path: path.stat().st_size)
+    export.save_tokenizer(tokenizer, tmp_path)
+    export.check_tokenizer(tmp_path, tokenizer, [*export.SAMPLES, book.read_bytes().decode()])
 
 
 class Other(BytesTokenizer):

@@ -120,6 +120,25 @@ def test_a_reading_follows_the_model(stepper: Stepper) -> None:
         assert dtype in (torch.float64, torch.bool, torch.int64), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+def test_on_a_gpu_as_on_the_cpu(stepper: Stepper) -> None:
+    text, mask = tokens(3, 13), torch.ones(3, 13, dtype=torch.int64)
+    mask[0, :4] = 0
+    pieces, found = text.split([9, 1, 1, 1, 1], 1), {}
+    for device in ("cpu", "cuda"):
+        stepper.model.to(device)
+        logits, reading = read(stepper, begin(stepper, 3), pieces[0].to(device), mask[:, :9].to(device))
+        parts = [logits]
+        for piece in pieces[1:]:
+            logits, reading = read(stepper, reading.select(torch.arange(3, device=device)), piece.to(device))
+            parts.append(logits)
+        assert all(tensor.device.type == device for tensor in (*reading.state.values(), *reading.block.values()))
+        found[device] = torch.cat(parts, 1).cpu()
+    torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-3, atol=1e-3)
+
+
 def test_nothing_to_read_is_refused(stepper: Stepper) -> None:
     with pytest.raises(ValueError, match="every token is masked"):
         read(stepper, begin(stepper, 1), tokens(1, 3), torch.zeros(1, 3))
