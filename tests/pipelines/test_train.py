@@ -247,3 +247,27 @@ def test_checkpoints_hold_no_pickle(train: Train) -> None:
     files = contents(train("--steps", "5") / "checkpoints")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
     assert json.loads(files["step-00000005/checkpoint.json"])["step"] == 5
+
+
+def test_the_health_of_the_recurrence_is_logged(train: Train) -> None:
+    records = read_records(train("--steps", "6") / "metrics.jsonl")
+    points = [record.metrics for record in records if "train/bits_per_token" in record.metrics]
+    for name in ("state_share", "gate_openness", "state_change"):
+        assert all(0 < point[f"recurrence/{name}"] < 10 for point in points)
+
+
+def test_a_model_that_ignores_its_state_is_told_of(
+    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from recur_models import health
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "LEAST_SHARE", 0.999)  # any share is too little
+        train("--steps", "8", "--log-every", "2", "--tracking.backend", "mlflow", "--tracking.system-metrics", "off")
+    told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
+    assert len(told) == 1 and told[0].startswith("step 6:")  # after warm-up, and not at every point
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert "ignore its recurrent State" in run.data.tags["recurrence"]
