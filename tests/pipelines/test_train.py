@@ -107,6 +107,19 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     assert not np.allclose(nats(32), nats(32, "everything"), rtol=1e-3)
 
 
+def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train: Train) -> None:
+    words = ("--optim.lr", "0", "--data.lanes", "1", "--model.dropout", "0", "--schedule.name", "constant")
+    once = train(*words, "--data.segment-length", "32", "--steps", "24", "--log-every", "2", name="once")
+    twice = train(*words, "--data.segment-length", "64", "--steps", "12", "--log-every", "1", name="twice")
+
+    def losses(folder: Path) -> list[float]:
+        points = (record.metrics for record in read_records(folder / "metrics.jsonl"))
+        return [point["train/bits_per_token"] for point in points if "train/bits_per_token" in point]
+
+    assert len(losses(once)) == 12
+    np.testing.assert_allclose(losses(once), losses(twice), rtol=1e-5)
+
+
 def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) -> None:
     model = load(train())
     split = SegmentStore.open(store, "text", "train")
