@@ -24,6 +24,7 @@ from pipelines.optim import build_optimizer, learning_rate
 from pipelines.scoring import has_states, score_split, tensors
 from pipelines.world import World
 from recur_models import RecurrentModel, State, detach
+from recur_models.health import watch
 
 
 class Diverged(ValueError):
@@ -34,6 +35,8 @@ class Log(Protocol):
     """Where rank 0 sends its figures; the other ranks have none."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def set_tag(self, key: str, value: str) -> None: ...
 
 
 def train(
@@ -69,6 +72,7 @@ def train(
     nats = torch.zeros((), dtype=torch.float64, device=world.device)  # summed since the last log, own lanes
     read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
     first_step = logged = 0
+    warned = False  # that the model ignores its recurrent State
 
     # Restore
     if resume is not None:
@@ -92,7 +96,8 @@ def train(
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
-        with autocast():
+        due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
+        with autocast(), watch(model if log and due else None) as health:
             nats_BT, state = wrapped(tokens_BT, state, fresh_BK, targets_BT)
         loss = nats_BT.sum() * (world.size / schedule.valid_tokens(step))
         loss.backward()
@@ -103,7 +108,7 @@ def train(
         nats += nats_BT.detach().sum()
         done = step + 1
 
-        if done % config.log_every == 0 or done == config.steps:
+        if due:
             targets = schedule.tokens_before(done) - schedule.tokens_before(logged)
             bits_per_token = world.sum(nats).item() / math.log(2) / targets
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
@@ -119,8 +124,14 @@ def train(
                     "train/tokens": float(schedule.tokens_before(done)),
                     "train/epoch": schedule.epoch(done),
                     "train/tokens_per_second": (done - clock_step) * config.tokens_per_step / seconds,
+                    **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 log.log(figures, done)
+                warning = health.warning() if done > config.schedule.warmup else None
+                if (warning is None) == warned:  # it has begun to be ignored, or to be used again
+                    warned = warning is not None
+                    log.set_tag("recurrence", warning or "in use again")
+                    print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
             nats, clock_step, logged = torch.zeros_like(nats), done, done
 
         if (

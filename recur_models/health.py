@@ -60,16 +60,16 @@ class Health:
         else:
             return None
         return (
-            f"the model is learning to ignore its recurrent State: {told}; it seldom recovers from that (paper, Appendix B), "
-            "so start again with a lower optim.lr or another seed"
+            f"the model is learning to ignore its recurrent State: {told}; it seldom recovers from that (paper, Appendix B): "
+            "consider starting again with a lower optim.lr or another seed"
         )
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[Health]:
-    """Take the figures of every forward pass inside the `with`; afterwards the model is as it was."""
+def watch(model: nn.Module | None) -> Iterator[Health]:
+    """Take the figures of every forward pass inside the `with`, or none without a model; afterwards the model is as it was."""
     health, hooks = Health(), []
-    for module in model.modules():
+    for module in model.modules() if model is not None else ():
         if isinstance(module, StateDirection):
             hooks += _watch_states(module, health)
         elif isinstance(module, TokenLayer) and module.project.cross_scale_H is not None:

@@ -106,6 +106,19 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     assert not np.allclose(nats(32), nats(32, "everything"), rtol=1e-3)
 
 
+def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train: Train) -> None:
+    words = ("--optim.lr", "0", "--data.lanes", "1", "--model.dropout", "0", "--schedule.name", "constant")
+    once = train(*words, "--data.segment-length", "32", "--steps", "24", "--log-every", "2", name="once")
+    twice = train(*words, "--data.segment-length", "64", "--steps", "12", "--log-every", "1", name="twice")
+
+    def losses(folder: Path) -> list[float]:
+        points = (record.metrics for record in read_records(folder / "metrics.jsonl"))
+        return [point["train/bits_per_token"] for point in points if "train/bits_per_token" in point]
+
+    assert len(losses(once)) == 12
+    np.testing.assert_allclose(losses(once), losses(twice), rtol=1e-5)
+
+
 def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) -> None:
     model = load(train())
     split = SegmentStore.open(store, "text", "train")
@@ -246,3 +259,27 @@ def test_checkpoints_hold_no_pickle(train: Train) -> None:
     files = contents(train("--steps", "5") / "checkpoints")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
     assert json.loads(files["step-00000005/checkpoint.json"])["step"] == 5
+
+
+def test_the_health_of_the_recurrence_is_logged(train: Train) -> None:
+    records = read_records(train("--steps", "6") / "metrics.jsonl")
+    points = [record.metrics for record in records if "train/bits_per_token" in record.metrics]
+    for name in ("state_share", "gate_openness", "state_change"):
+        assert all(0 < point[f"recurrence/{name}"] < 10 for point in points)
+
+
+def test_a_model_that_ignores_its_state_is_told_of(
+    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from recur_models import health
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "LEAST_SHARE", 0.999)  # any share is too little
+        train("--steps", "8", "--log-every", "2", "--tracking.backend", "mlflow", "--tracking.system-metrics", "off")
+    told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
+    assert len(told) == 1 and told[0].startswith("step 6:")  # after warm-up, and not at every point
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert "ignore its recurrent State" in run.data.tags["recurrence"]
