@@ -54,6 +54,11 @@ def work(config: TrainConfig, world: World, report: Callable[[dict[str, Any]], N
     """What each process of a run does: open, track (rank 0), train."""
     run = open_run(config)
     resume_step = run.resume.step if run.resume else 0
+    if world.rank == 0:
+        for complaint in run.complaints:
+            print(f"warning: passed over a checkpoint: {complaint}", flush=True)
+        if run.resume:
+            print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
     try:
         loop.train(

@@ -47,10 +47,6 @@ def describe(config: TrainConfig, run: Run) -> int:
         f"  into    {cli.shown(config.folder)}",
         flush=True,
     )
-    for complaint in run.complaints:
-        print(f"  warning: passed over a checkpoint: {complaint}", flush=True)
-    if run.resume:
-        print(f"  resumes from step {run.resume.step:,} ({run.resume.folder.name})", flush=True)
     return parameters
 
 
