@@ -25,6 +25,10 @@ class StoreError(ValueError):
     """A store is missing, damaged, or made from something else than what was asked for."""
 
 
+class MissingSplit(StoreError):
+    """There is no such prepared split."""
+
+
 @dataclass(frozen=True)
 class TokenizerInfo:
     name: str

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from data_prep.manifest import Manifest, StoreError
+from data_prep.manifest import Manifest, MissingSplit, StoreError
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 
@@ -46,7 +46,8 @@ class SegmentStore:
         """Open `<store>/<corpus>/<split>`, or the folder of a split.
 
         Raises:
-            StoreError: no such split, a damaged manifest, or a part that is missing or of the wrong size.
+            MissingSplit: no such split.
+            StoreError: a damaged manifest, or a part that is missing or of the wrong size.
         """
         folder = "/".join([str(store).rstrip("/"), *(name for name in (corpus, split) if name)])
         if "://" in folder:
@@ -58,7 +59,7 @@ class SegmentStore:
             with filesystem.open_input_stream(path) as file:
                 text = file.read()
         except FileNotFoundError:
-            raise StoreError(_missing(filesystem, root, folder)) from None
+            raise MissingSplit(_missing(filesystem, root, folder)) from None
         try:
             manifest = Manifest.from_json(text.decode(), f"{folder}/manifest.json")
         except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import loop
@@ -25,15 +26,20 @@ class Run:
     train_store: SegmentStore
     validation_store: SegmentStore | None
     resume: Checkpoint | None
-    complaints: list[str]
-    """Why newer checkpoints were passed over."""
+    warnings: list[str]
+    """What is missing or was passed over, a sentence each."""
 
 
 def open_run(config: TrainConfig) -> Run:
     """Open stores and the newest good checkpoint. Raises a ValueError in one sentence when they do not fit the config."""
     data = config.data
     train_store = SegmentStore.open(data.store, data.corpus, "train")
-    validation_store = SegmentStore.open(data.store, data.corpus, "validation") if config.validate_every else None
+    validation_store, warnings = None, []
+    if config.validate_every:
+        try:
+            validation_store = SegmentStore.open(data.store, data.corpus, "validation")
+        except MissingSplit:
+            warnings.append(f"{data.store}/{data.corpus} has no validation split: the run goes on without validation")
     if (
         validation_store
         and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint
@@ -47,7 +53,8 @@ def open_run(config: TrainConfig) -> Run:
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )
-    return Run(train_store, validation_store, resume, complaints)
+    warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
+    return Run(train_store, validation_store, resume, warnings)
 
 
 def work(config: TrainConfig, world: World, report: Callable[[dict[str, Any]], None]) -> None:
@@ -55,8 +62,8 @@ def work(config: TrainConfig, world: World, report: Callable[[dict[str, Any]], N
     run = open_run(config)
     resume_step = run.resume.step if run.resume else 0
     if world.rank == 0:
-        for complaint in run.complaints:
-            print(f"warning: passed over a checkpoint: {complaint}", flush=True)
+        for warning in run.warnings:
+            print(f"warning: {warning}", flush=True)
         if run.resume:
             print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None

@@ -77,6 +77,15 @@ def test_resumed_equals_undisturbed_bit_for_bit(train: Train, log_every: str) ->
     assert curve(undisturbed) == curve(resumed)
 
 
+def test_without_a_validation_split_it_trains_unvalidated(
+    train: Train, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(store / "text" / "validation")
+    records = read_records(train("--steps", "5") / "metrics.jsonl")
+    assert "has no validation split" in capsys.readouterr().out
+    assert not any("validation/bits_per_token" in record.metrics for record in records)
+
+
 def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train()
     before = contents(folder)
