@@ -22,7 +22,13 @@ QUIET = {
     "KMP_BLOCKTIME": "0",
 }
 
-for _name, _value in QUIET.items():
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a session for this machine alone, as on those systems: all its ports on 127.0.0.1
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""For a session of our own; a cluster's ports must be reached from its other machines. Ray reads it when it is imported."""
+
+for _name, _value in (QUIET if os.environ.get("RAY_ADDRESS") else QUIET | LOOPBACK).items():
     os.environ.setdefault(_name, _value)
 
 

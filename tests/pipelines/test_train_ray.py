@@ -132,3 +132,19 @@ def test_the_whole_run_killed_and_the_same_command_again(command: list[str], tmp
     history = client.get_metric_history(runs[0].info.run_id, "train/bits_per_token")
     assert [point.step for point in history] == list(range(1, 201))
     assert [point.value for point in history] == losses(folder)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_our_own_session_listens_on_loopback_alone() -> None:
+    """Every port of the session's processes, workers included."""
+    import ray
+
+    @ray.remote
+    def work() -> int:
+        return os.getpid()
+
+    ray.get(work.remote())
+    ours = {psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))}
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in ours]
+    assert listening
+    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} <= {"127.0.0.1", "::1"}  # pyright: ignore
