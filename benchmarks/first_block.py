@@ -16,11 +16,10 @@ import torch
 import tyro
 
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines import cli
 from pipelines.scoring import Clear, score_split
+from pipelines.trained import find_checkpoint, model_of
 from pipelines.world import World
-from recur_models import model_from_json
 
 WAYS: dict[Clear, str] = {
     "nothing": "State carried",
@@ -41,22 +40,18 @@ class BenchConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint, _ = checkpoints.newest(config.run / "checkpoints")
-    if checkpoint is None:
-        raise ValueError(f"{config.run} holds no checkpoint")
-    meta = checkpoint.meta
-    data = meta["config"]["data"]
+    checkpoint = find_checkpoint(config.run)
+    data = checkpoint.meta["config"]["data"]
     store = SegmentStore.open(data["store"], data["corpus"], config.split)
-    model = model_from_json(meta["config"]["model"]).build(meta["vocab_size"])
-    model.load_state_dict(checkpoint.weights())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = model_of(checkpoint).to(device)
     blocks = data["segment_length"] // model.block
     print(
         f"{config.run.name}, step {checkpoint.step}, {store.folder}, segments of {data['segment_length']}, blocks of {model.block}"
     )
     for clearing, label in WAYS.items():
         score = score_split(
-            model.to(device),
+            model,
             store,
             lanes=len(store.lengths),
             segment_length=data["segment_length"],

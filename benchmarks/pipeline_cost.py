@@ -9,7 +9,6 @@ between two points counts. The bare loop has the same model, optimizer, clipping
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import cli
+from pipelines.metrics_file import read_records
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ def main(argv: list[str]) -> None:
 
 def step_seconds(metrics: Path, after: int) -> float:
     """Mean seconds of a step between the points of step ``after`` and the last."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
     points = [
-        (r["step"], r["time"] / 1e3) for r in records if "train/bits_per_token" in r["metrics"] and r["step"] >= after
+        (record.step, record.time / 1e3)
+        for record in read_records(metrics)
+        if "train/bits_per_token" in record.metrics and record.step >= after
     ]
     (first, began), (last, ended) = points[0], points[-1]
     return (ended - began) / (last - first)
