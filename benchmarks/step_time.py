@@ -1,107 +1,86 @@
-"""Step time of `rec` against `slide` with one more layer: the paper has 0.99 (Table 1). Pairs in one process, in turn.
+"""Step time of every model against `slide`, and against a public package where it is installed; all take turns in one process.
 
-    python -m benchmarks.step_time                      about four minutes on two cores
-    python -m benchmarks.step_time --pairs 20 --sizes small
+    python -m benchmarks.step_time                      about twelve minutes on two cores
+    python -m benchmarks.step_time --rounds 20 --sizes small
 
-A step is forward, backward and AdamW on one segment, State carried. The floor: six FLOPs for each weight and token (two forward,
-four backward) and the attention's products, at the rate of a 2,048² float32 product measured in the same run.
+Each round every model makes one step (contenders.py), and each round gives one ratio to slide's step of the same round. Beside it
+stands the ratio of FLOPs (recur_models/costs.py): a search of the kNN memory has no backward pass, all else costs three times its
+forward pass. The paper (Table 1) has 0.99 for rec:fixed:skip, 1.06 for lstm:dual, 1.35 to 1.40 for feedback, 2.11 for XL:2048 and
+1.94 for memorizing. The floor: FLOPs at the rate of a 2,048² float32 product measured in the same run.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
 
 from benchmarks import machine
+from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from pipelines import cli
-from recur_models import ModelConfig, RecurrentModel, State, detach
-from recur_models.block_recurrent import RecConfig, SlideConfig
-
-SIZES: dict[str, dict[str, Any]] = {
-    "small": {"d_model": 256, "layers": 6, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128, "segment": 1024},
-    "medium": {
-        "d_model": 512,
-        "layers": 8,
-        "heads": 8,
-        "head_dim": 64,
-        "mlp_dim": 2048,
-        "window": 256,
-        "segment": 2048,
-    },
-}
-LANES, VOCAB = 2, 256
+from recur_models import MemorizingConfig, ModelConfig
+from recur_models.costs import costs
 
 
 @dataclass(frozen=True)
 class BenchConfig:
     """What is timed."""
 
-    sizes: tuple[Literal["small", "medium"], ...] = ("small", "medium")
+    sizes: tuple[Size, ...] = ("small", "medium")
     """small: d 256, 6 layers, window 128, segment 1,024; medium: d 512, 8 layers, window 256, segment 2,048."""
-    pairs: int = 12
-    """Pairs of steps; the first two do not count."""
+    rounds: int = 12
+    """Rounds; the first two do not count."""
+    only: tuple[str, ...] = ()
+    """Contenders whose name begins with one of these, besides slide; by default all."""
 
 
-class Timed:
-    """A model in training, and the seconds of its steps."""
-
-    def __init__(self, config: ModelConfig, segment: int):
-        torch.manual_seed(0)
-        self.model: RecurrentModel = config.build(VOCAB)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(VOCAB, (LANES, segment))
-        self.fresh = torch.zeros(LANES, segment // config.block, dtype=torch.bool)
-        self.state: State = self.model.initial_state(LANES)
-        self.seconds: list[float] = []
-
-    def step(self) -> None:
-        began = time.perf_counter()
-        nats, state = self.model(self.tokens, self.state, self.fresh, self.tokens)
-        nats.mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.state = detach(state)
-        self.seconds.append(time.perf_counter() - began)
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+def training_flops(config: ModelConfig, computed: bool) -> float:
+    """FLOPs of a training step for one token: those that are needed, or those that our code does."""
+    cost = costs(config, VOCAB)
+    forward = cost.computed_flops_per_token if computed else cost.flops_per_token
+    search = 2 * config.heads * config.head_dim * config.memory if isinstance(config, MemorizingConfig) else 0
+    return 3 * forward - 2 * search
 
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     print(machine.describe())
     for name in config.sizes:
-        size = dict(SIZES[name])
-        segment, layers = size.pop("segment"), size.pop("layers")
-        rec = Timed(
-            RecConfig(**size, layers=layers, recurrent_layers=(layers - 2,), states=size["window"], dropout=0.0),
-            segment,
-        )
-        slide = Timed(SlideConfig(**size, layers=layers + 1, dropout=0.0), segment)
-        for _ in range(config.pairs):
-            rec.step()
-            slide.step()
-        ratios = [a / b for a, b in zip(rec.seconds[2:], slide.seconds[2:], strict=True)]
-        rate = machine.matrix_rate()
-        # Projections and MLP per weight, and per layer 2 products of W × 2W × H·E for each block.
-        width = size["heads"] * size["head_dim"]
-        attention = (layers + 1) * 2 * 2 * LANES * segment * 2 * size["window"] * width
-        floor = 3 * (2 * slide.parameters * LANES * segment + attention) / rate
-        seconds = statistics.median(slide.seconds[2:])
+        measure(name, config)
+
+
+def measure(name: Size, config: BenchConfig) -> None:
+    """Time all contenders of one size and print a line for each."""
+    chosen = {
+        label: build()
+        for label, build in contenders(name).items()
+        if not config.only or label == "slide" or label.startswith(config.only)
+    }
+    rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
+    rate, size, configs = machine.matrix_rate(), SIZES[name], model_configs(name)
+    print(
+        f"{name}: d {size['d_model']}, {size['layers']} layers (slide, xl and memorizing: one more), window {size['window']}, "
+        f"segment {SEGMENT[name]}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
+        f"  {'':44} {'parameters':>11} {'s a step':>9} {'/ slide, median (range)':>26} {'FLOPs / slide':>14} {'of the rate':>12}"
+    )
+    tokens = LANES * SEGMENT[name]
+    for label, contender in chosen.items():
+        seconds = statistics.median(row[label] for row in rounds)
+        ratios = [row[label] / row["slide"] for row in rounds]
+        shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        flops = rated = "–"
+        if label in configs:
+            computed = training_flops(configs[label], computed=True)
+            flops = f"{computed / training_flops(configs['slide'], computed=True):.3f}"
+            rated = f"{computed * tokens / seconds / rate:.0%}"
         print(
-            f"{name}: d {size['d_model']}, {layers} layers, window {size['window']}, segment {segment}, batch {LANES}\n"
-            f"  rec    {statistics.median(rec.seconds[2:]):.3f} s a step, {rec.parameters:,} parameters\n"
-            f"  slide  {seconds:.3f} s a step, {slide.parameters:,} parameters (one more layer)\n"
-            f"  rec / slide: median {statistics.median(ratios):.3f} of {len(ratios)} pairs "
-            f"({min(ratios):.3f} to {max(ratios):.3f})\n"
-            f"  slide's floor {floor:.3f} s at {rate / 1e9:.0f} GFLOP/s: {floor / seconds:.0%} of the matrix rate",
-            flush=True,
+            f"  {label:44} {contender.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops:>14} {rated:>12}", flush=True
         )
+    for label in chosen:
+        if label not in configs and "rec:fixed:skip" in chosen:
+            ratios = [row[label] / row["rec:fixed:skip"] for row in rounds]
+            print(
+                f"  {label} / rec:fixed:skip: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,16 @@ import tyro
 
 from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
-from recur_models import MemorizingConfig, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig, model_to_json
+from recur_models import (
+    MemorizingConfig,
+    ModelConfig,
+    RecConfig,
+    Recompute,
+    SlideConfig,
+    VanillaConfig,
+    XLConfig,
+    model_to_json,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,9 @@ class TrainConfig:
     """One GPU for each worker."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto is bfloat16 on a GPU, float32 on a CPU. Parameters stay in float32."""
+    recompute: Recompute = "nothing"
+    """Activation checkpointing, memory for time: layer keeps each layer's input alone; block keeps only what passes from one
+    block to the next, which is least for long segments."""
     log_every: int = 10
     """Steps between two points of the training curve."""
     validate_every: int = 100
@@ -107,6 +119,11 @@ class TrainConfig:
         for name in ("steps", "log_every", "checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.recompute not in self.model.recomputes:
+            raise ValueError(
+                f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
+                f"choose one of {', '.join(self.model.recomputes)}"
+            )
         workers = max(self.num_workers, 1)
         if self.data.lanes < 1 or self.data.lanes % workers:
             raise ValueError(
@@ -147,6 +164,7 @@ MEANING_FREE = (
     "root",
     "num_workers",
     "use_gpu",
+    "recompute",
     "log_every",
     "validate_every",
     "validate_tokens",

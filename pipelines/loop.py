@@ -66,6 +66,7 @@ def train(
     # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
     torch.manual_seed(config.seed)
     model = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
+    model.recompute = config.recompute
     optimizer = build_optimizer(model, config.optim)
     state = model.initial_state(stop - start)
     torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)

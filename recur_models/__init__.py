@@ -10,7 +10,17 @@ from typing import Any
 from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
 from recur_models.hf_auto import register
 from recur_models.memorizing import MemorizingConfig
-from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
+from recur_models.protocol import (
+    IGNORED,
+    RECURRENT,
+    ModelConfig,
+    Recompute,
+    RecurrentModel,
+    State,
+    clear,
+    detach,
+    reset,
+)
 from recur_models.vanilla import VanillaConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
@@ -44,6 +54,7 @@ __all__ = [
     "MemorizingConfig",
     "ModelConfig",
     "RecConfig",
+    "Recompute",
     "RecurrentModel",
     "SlideConfig",
     "State",

@@ -152,6 +152,11 @@ class Projector(nn.Module):
         return Projections(unit_norm(k), v, scale_queries(unit_norm(q), self.scale_H), q_cross)
 
 
+def last_block(tokens: Projections) -> State:
+    """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
+    return {"keys": tokens.k[:, -1].clone(), "values": tokens.v[:, -1].clone()}
+
+
 class TokenLayer(nn.Module):
     """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
 
@@ -257,7 +262,7 @@ class Layer(nn.Module):
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
         vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
-        after: State = {"keys": tokens.k[:, -1], "values": tokens.v[:, -1]}
+        after = last_block(tokens)
         cross = None
         if self.states is not None:
             reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK)
@@ -317,10 +322,11 @@ class BlockRecurrentTransformer(RecurrentModel):
         state = self.initial_state(lanes) if state is None else state
         check_inputs(self, tokens_BT, state, self.initial_state(0), fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
-        if self.feedback:
+        if self.feedback or self.recompute == "block":
             outputs = []
             for k in range(blocks):
-                x_B1WD, state = self.stack(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1])
+                run = self.recomputed("block", self.stack)
+                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1])
                 outputs.append(x_B1WD)
             x_BKWD = torch.cat(outputs, dim=1)
         else:
@@ -344,7 +350,7 @@ class BlockRecurrentTransformer(RecurrentModel):
         for i, layer in enumerate(self.layers):
             prefix = f"layers.{i}."
             own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-            x_BKWD, changed = layer(x_BKWD, own, fresh_BK, absent_BK, served)
+            x_BKWD, changed = self.recomputed("layer", layer)(x_BKWD, own, fresh_BK, absent_BK, served)
             after |= {prefix + name: tensor for name, tensor in changed.items()}
         return x_BKWD, after
 

@@ -23,9 +23,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recur_models.block_recurrent import Layer, Projections, TokenLayer, WindowedConfig
+from recur_models.block_recurrent import Layer, Projections, TokenLayer, WindowedConfig, last_block
 from recur_models.layers import MASKED
-from recur_models.protocol import State
+from recur_models.protocol import Recompute, State
 from recur_models.window import with_previous
 
 CHUNK_ELEMENTS = 1 << 24
@@ -37,6 +37,7 @@ class MemorizingConfig(WindowedConfig):
     """Memorizing transformer: a sliding window, and in one layer a kNN memory (the paper's Memorizing Trans. 64k)."""
 
     name: ClassVar[str] = "memorizing"
+    recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer")  # by blocks, a ring would be kept for each block
 
     memory: int = 65_536
     """Past tokens of the document that are remembered: a multiple of the window."""
@@ -95,8 +96,7 @@ class MemorizingLayer(nn.Module):
         local_BKHWE = self.tokens.attention(tokens, kz, vz, absent_BK)
         remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE), None), {
-            "keys": tokens.k[:, -1],
-            "values": tokens.v[:, -1],
+            **last_block(tokens),
             **after,
         }
 

@@ -14,12 +14,14 @@ Letters: B lanes · T tokens in a segment · K blocks in a segment (K = T / bloc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 State = dict[str, Tensor]
 """What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
@@ -27,6 +29,15 @@ State = dict[str, Tensor]
 RECURRENT = ("states", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
 block's keys and values. These are what the study of section 4.6 clears."""
+
+Recompute = Literal["nothing", "layer", "block"]
+"""What the backward pass computes a second time instead of keeping it (activation checkpointing).
+
+- ``nothing``: every activation of the segment is kept.
+- ``layer``: a layer's input is kept, for the whole segment; its inside is made again. A third more FLOPs.
+- ``block``: the stack runs block by block, and only what passes from one block to the next is kept: State and the block's output.
+  The least memory for long segments; the vertical direction then no longer runs over all blocks at once.
+"""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
@@ -37,6 +48,8 @@ class ModelConfig(ABC):
     """What every model's config offers; the sizes themselves are fields of each model's own config."""
 
     name: ClassVar[str]
+    recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
+    """Kinds of activation checkpointing that are worth anything for this model."""
 
     @property
     @abstractmethod
@@ -58,6 +71,14 @@ class RecurrentModel(nn.Module, ABC):
 
     vocab_size: int
     block: int
+    recompute: Recompute = "nothing"
+    """Set it before a forward pass; it changes memory and time, and no figure."""
+
+    def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which makes one layer or one block, as the backward pass is to see it: kept, or made again."""
+        if self.recompute != unit or not torch.is_grad_enabled():
+            return function
+        return partial(checkpoint, function, use_reentrant=False)
 
     @abstractmethod
     def initial_state(self, lanes: int) -> State:

@@ -83,11 +83,20 @@ class VanillaTransformer(RecurrentModel):
         fresh_BK = fresh_BK if fresh_BK is not None else tokens_BT.new_zeros(len(tokens_BT), blocks, dtype=torch.bool)
         check_inputs(self, tokens_BT, state or {}, {}, fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
-        for layer in self.layers:
-            x_BKWD = layer(x_BKWD)
+        if self.recompute == "block":
+            run = self.recomputed("block", self.stack)
+            x_BKWD = torch.cat([run(x_BKWD[:, k : k + 1]) for k in range(blocks)], dim=1)
+        else:
+            x_BKWD = self.stack(x_BKWD)
         hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
         if targets_BT is None:
             return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, {}
         return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
             targets_BT
         ), {}
+
+    def stack(self, x_BKWD: Tensor) -> Tensor:
+        """All layers over some blocks."""
+        for layer in self.layers:
+            x_BKWD = self.recomputed("layer", layer)(x_BKWD)
+        return x_BKWD

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from recur_models import IGNORED, ModelConfig, RecurrentModel, detach
+from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
 from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.naive import Naive
@@ -128,6 +130,60 @@ def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool 
         total = total + nats.sum()
     total.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("recompute", ["layer", "block"])
+def test_recomputing_changes_no_figure(config: ModelConfig, recompute: Recompute) -> None:
+    if recompute not in config.recomputes:
+        pytest.skip("this model does not offer it")
+    text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))
+    models = [build(replace(config, dropout=0.1 if recompute == "layer" else 0.0)).train() for _ in range(2)]
+    models[1].recompute = recompute
+    results = []
+    for model in models:
+        torch.manual_seed(3)  # the same dropout; by blocks, its draws come in another order
+        nats, state = model(text, model.initial_state(2), fresh, text)
+        nats.sum().backward()
+        results.append((nats, state, {name: p.grad for name, p in model.named_parameters()}))
+    (nats, state, grads), (nats_again, state_again, grads_again) = results
+    torch.testing.assert_close(nats_again, nats, rtol=1e-5, atol=1e-5)
+    for name in state:
+        torch.testing.assert_close(state_again[name], state[name], rtol=1e-5, atol=1e-5)
+    for name in grads:
+        torch.testing.assert_close(grads_again[name], grads[name], rtol=1e-4, atol=1e-5)
+
+
+def kept_bytes(model: RecurrentModel, blocks: int) -> int:
+    """What the forward pass keeps for the backward pass, parameters aside."""
+    text, kept = tokens(2, blocks * model.block), {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = tensor, storage.nbytes()  # the tensor keeps the address its own
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(text, model.initial_state(2), None, text)
+    return sum(size for _, size in kept.values())
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])
+def test_memory_is_linear_in_the_segment_and_smaller_when_recomputed(recompute: Recompute) -> None:
+    model = RecConfig(**{**SIZE, "window": 16}, recurrent_layers=(2,), states=16).build(VOCAB)
+    model.recompute = recompute
+    few, some, many = kept_bytes(model, 4), kept_bytes(model, 8), kept_bytes(model, 16)
+    assert (many - some) / (some - few) == pytest.approx(2, rel=0.01)
+    model.recompute = "nothing"
+    assert recompute == "nothing" or many < kept_bytes(model, 16) / 4
+
+
+def test_state_holds_no_more_memory_than_it_shows(config: ModelConfig) -> None:
+    model = build(config)
+    _, state = model(tokens(2, 6 * model.block))
+    for tensor in state.values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_xl_is_step_by_step_whatever_the_segment() -> None:

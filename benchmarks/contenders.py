@@ -1,0 +1,126 @@
+"""What is timed and weighed: a model in training on random tokens, ours or a public one, in one of two sizes.
+
+    contender = contenders("small")["rec:fixed:skip"]()
+    seconds = contender.step()
+
+A step is forward, backward and AdamW on one segment, State carried. The peer is optional: `pip install -r benchmarks/peers.txt`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recur_models import MemorizingConfig, ModelConfig, RecConfig, Recompute, SlideConfig, State, XLConfig, detach
+
+Size = Literal["small", "medium"]
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"d_model": 256, "layers": 6, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128},
+    "medium": {"d_model": 512, "layers": 8, "heads": 8, "head_dim": 64, "mlp_dim": 2048, "window": 256},
+}
+SEGMENT = {"small": 1024, "medium": 2048}
+LANES, VOCAB = 2, 256
+PEER = "block-recurrent-transformer-pytorch"
+
+
+class Contender:
+    """A model of ours in training."""
+
+    def __init__(self, config: ModelConfig, segment: int, recompute: Recompute = "nothing"):
+        torch.manual_seed(0)
+        self.config = config
+        self.model: Any = config.build(VOCAB)
+        self.model.recompute = recompute
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.tokens = torch.randint(VOCAB, (LANES, segment))
+        self.fresh = torch.zeros(LANES, segment // config.block, dtype=torch.bool)
+        self.state: State = self.model.initial_state(LANES)
+        for name, count_B in self.state.items():
+            if name.endswith("memory_count"):
+                count_B += self.state[name.replace("count", "keys")].shape[
+                    2
+                ]  # a memory that is full, as in a long book
+
+    def loss(self) -> Tensor:
+        nats, state = self.model(self.tokens, self.state, self.fresh, self.tokens)
+        self.state = detach(state)
+        return nats.mean()
+
+    def step(self) -> float:
+        """One training step; its seconds."""
+        began = time.perf_counter()
+        self.loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - began
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+
+class Peer(Contender):
+    """The same dimensions in the package block-recurrent-transformer-pytorch (keys and values shared by all heads, GEGLU)."""
+
+    def __init__(self, size: dict[str, int], segment: int):
+        from block_recurrent_transformer_pytorch import BlockRecurrentTransformer  # pyright: ignore[reportMissingImports]
+
+        torch.manual_seed(0)
+        self.model: nn.Module = BlockRecurrentTransformer(
+            num_tokens=VOCAB,
+            dim=size["d_model"],
+            depth=size["layers"],
+            heads=size["heads"],
+            dim_head=size["head_dim"],
+            ff_mult=size["mlp_dim"] // size["d_model"],
+            max_seq_len=segment,
+            block_width=size["window"],
+            num_state_vectors=size["window"],
+            recurrent_layers=(size["layers"] - 2,),
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.tokens = torch.randint(VOCAB, (LANES, segment + 1))  # its loss leaves the first token out
+        self.memories: list[Tensor] = []
+        self.states: list[Tensor] = []
+
+    def loss(self) -> Tensor:
+        loss, self.memories, self.states = self.model(
+            self.tokens, return_loss=True, xl_memories=self.memories, states=self.states
+        )
+        return loss
+
+
+def model_configs(name: Size) -> dict[str, ModelConfig]:
+    """The models of Table 1 at this size; rec has a recurrent layer third from the top, the others one layer more."""
+    size = dict(SIZES[name])
+    window, layers = size.pop("window"), size.pop("layers")
+    rec = RecConfig(
+        **size, window=window, layers=layers, recurrent_layers=(layers - 2,), states=window, gate="fixed", dropout=0.0
+    )
+    plain: dict[str, Any] = {**size, "layers": layers + 1, "dropout": 0.0}
+    return {
+        "slide": SlideConfig(**plain, window=window),
+        "rec:fixed:skip": rec,
+        "rec:lstm:dual": replace(rec, gate="lstm", cell="dual"),
+        "feedback:fixed:skip": replace(rec, feedback=True),
+        "xl, window × 4": XLConfig(**plain, window=4 * window),
+        "memorizing": MemorizingConfig(**plain, window=window, memory=128 * window, top_k=32),
+    }
+
+
+def contenders(name: Size) -> dict[str, Callable[[], Contender]]:
+    """A constructor for each contender; the peer's is there when it is installed."""
+    segment = SEGMENT[name]
+    made: dict[str, Callable[[], Contender]] = {
+        label: (lambda config=config: Contender(config, segment)) for label, config in model_configs(name).items()
+    }
+    if importlib.util.find_spec("block_recurrent_transformer_pytorch"):
+        made[f"{PEER} {importlib.metadata.version(PEER)}"] = lambda: Peer(SIZES[name], segment)
+    return made
