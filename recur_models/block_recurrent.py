@@ -31,7 +31,6 @@ from recur_models.layers import (
     attend,
     linear,
     merge_heads,
-    scale_queries,
     split_heads,
     unit_norm,
 )
@@ -148,8 +147,8 @@ class Projector(nn.Module):
         k, v, q, *q2 = (
             split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
         )
-        q_cross = None if self.cross_scale_H is None else scale_queries(unit_norm(q2[0]), self.cross_scale_H)
-        return Projections(unit_norm(k), v, scale_queries(unit_norm(q), self.scale_H), q_cross)
+        q_cross = None if self.cross_scale_H is None else unit_norm(q2[0], self.cross_scale_H)
+        return Projections(unit_norm(k), v, unit_norm(q, self.scale_H), q_cross)
 
 
 def last_block(tokens: Projections) -> State:
@@ -176,9 +175,9 @@ class TokenLayer(nn.Module):
         shape = (lanes, config.heads, config.window, config.head_dim)
         return {"keys": self.out.weight.new_zeros(shape), "values": self.out.weight.new_zeros(shape)}
 
-    def attention(self, tokens: Projections, kz: Tensor, vz: Tensor, absent_BK: Tensor | None) -> Tensor:
-        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
-        return windowed_attention(tokens.q_self, kz, vz, bias_HWZ, absent_BK)
+    def bias(self) -> Tensor:
+        """What is added to the logits of a block's own and its previous keys: [H, W, 2W], the same for every block."""
+        return window_bias(self.position_bias, self.project.scale_H, self.config.window)
 
     def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
         heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
@@ -256,30 +255,44 @@ class Layer(nn.Module):
         return state
 
     def forward(
-        self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, absent_BK: Tensor | None, served: Projections | None
+        self,
+        x_BKWD: Tensor,
+        state: State,
+        fresh_BK: Tensor,
+        absent_BK: Tensor | None,
+        bias_HWZ: Tensor,
+        served: Projections | None,
     ) -> tuple[Tensor, State]:
-        """``served``: under feedback, what the tokens read of the recurrent layer's states ([B, H, S, E]; K is 1)."""
+        """``bias_HWZ``: of `TokenLayer.bias`. ``served``: under feedback, what the tokens read of the recurrent layer's states,
+        which may be this layer's own ([B, H, S, E]; K is 1)."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
         vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
         after = last_block(tokens)
         cross = None
         if self.states is not None:
-            reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK)
+            reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK, served)
             cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
         elif served is not None:
             cross = attend(tokens.q_cross, served.k[:, None], served.v[:, None])
-        return self.tokens.combine(x_BKWD, self.tokens.attention(tokens, kz, vz, absent_BK), cross), after
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, bias_HWZ, absent_BK)
+        return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
     def recur(
-        self, c_BSD: Tensor, kz: Tensor, vz: Tensor, fresh_BK: Tensor, absent_BK: Tensor | None
+        self,
+        c_BSD: Tensor,
+        kz: Tensor,
+        vz: Tensor,
+        fresh_BK: Tensor,
+        absent_BK: Tensor | None,
+        served: Projections | None,
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
         assert self.states is not None
         reads: list[Projections] = []
         for k in range(fresh_BK.shape[1]):
             c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
-            reads.append(self.states.read(c_BSD))
+            reads.append(self.states.read(c_BSD) if served is None else served)
             c_BSD = self.states.update(
                 c_BSD, reads[-1], kz[:, k], vz[:, k], None if absent_BK is None else absent_BK[:, k]
             )
@@ -293,7 +306,7 @@ class BlockRecurrentTransformer(RecurrentModel):
         super().__init__()
         recurrence = config if isinstance(config, RecConfig) else None
         self.config, self.vocab_size, self.block = config, vocab_size, config.window
-        self.recurrent = tuple(layer - 1 for layer in recurrence.recurrent_layers) if recurrence else ()
+        self.recurrent = tuple(sorted(layer - 1 for layer in recurrence.recurrent_layers)) if recurrence else ()
         self.feedback = recurrence is not None and recurrence.feedback
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
@@ -322,15 +335,16 @@ class BlockRecurrentTransformer(RecurrentModel):
         state = self.initial_state(lanes) if state is None else state
         check_inputs(self, tokens_BT, state, self.initial_state(0), fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
+        biases = [layer.tokens.bias() for layer in self.layers]
         if self.feedback or self.recompute == "block":
             outputs = []
             for k in range(blocks):
                 run = self.recomputed("block", self.stack)
-                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1])
+                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1], biases)
                 outputs.append(x_B1WD)
             x_BKWD = torch.cat(outputs, dim=1)
         else:
-            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK)
+            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK, biases)
         hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
         if targets_BT is None:
             return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, state
@@ -338,7 +352,7 @@ class BlockRecurrentTransformer(RecurrentModel):
             targets_BT
         ), state
 
-    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, biases: list[Tensor]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
         after: State = {}
         absent_BK = None
@@ -350,12 +364,14 @@ class BlockRecurrentTransformer(RecurrentModel):
         for i, layer in enumerate(self.layers):
             prefix = f"layers.{i}."
             own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-            x_BKWD, changed = self.recomputed("layer", layer)(x_BKWD, own, fresh_BK, absent_BK, served)
+            run = self.recomputed("layer", layer)
+            theirs = None if i in self.recurrent[:-1] else served  # a recurrent layer's tokens read its own states
+            x_BKWD, changed = run(x_BKWD, own, fresh_BK, absent_BK, biases[i], theirs)
             after |= {prefix + name: tensor for name, tensor in changed.items()}
         return x_BKWD, after
 
     def serve(self, state: State, fresh_BK: Tensor) -> Projections:
         """What every layer reads of the last recurrent layer's states at the beginning of a block (Appendix E)."""
-        last = max(self.recurrent)
+        last = self.recurrent[-1]
         states: StateDirection = self.layers[last].states
         return states.read(reset(state[f"layers.{last}.states"], states.initial_SD, fresh_BK[:, 0]))

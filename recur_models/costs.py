@@ -160,9 +160,6 @@ def recurrent_layers(config: RecConfig) -> list[Costs]:
     recurrent, others = len(config.recurrent_layers), config.layers - len(config.recurrent_layers)
     layers = [windowed(config, config.states) + state_direction(config)] * recurrent
     layers += [windowed(config, config.states if config.feedback else 0)] * others
-    if config.feedback:  # what all layers read of the last recurrent one is projected a second time
-        again = projector(config, config.states, cross=True)
-        layers.append(replace(again, parameters=0, flops=0))
     return layers
 
 

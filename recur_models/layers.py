@@ -76,9 +76,14 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.scale.shape, self.scale.to(x.dtype), eps=1e-6)
 
 
-def unit_norm(x: Tensor) -> Tensor:
-    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as the authors' code has it)."""
-    return x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
+    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as the authors' code has it).
+
+    ``scale_H``: for queries, |scale| of their head multiplies that: the learned temperature of normalised attention.
+    """
+    factor_Hn1 = torch.rsqrt(x_HnE.float().square().sum(-1, keepdim=True) + 1e-6)
+    factor_Hn1 = factor_Hn1 if scale_H is None else factor_Hn1 * scale_H.abs()[:, None, None]
+    return x_HnE * factor_Hn1.to(x_HnE.dtype)
 
 
 class PositionBias(nn.Module):
@@ -114,11 +119,6 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """[…, H, n, E] → […, n, H·E]."""
     return x.transpose(-3, -2).flatten(-2)
-
-
-def scale_queries(q_HnE: Tensor, scale_H: Tensor) -> Tensor:
-    """Queries times |scale| of their head: the learned temperature of normalised attention."""
-    return q_HnE * scale_H.abs().to(q_HnE.dtype)[:, None, None]
 
 
 def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None = None) -> Tensor:
