@@ -10,8 +10,8 @@ what comes back against our own scoring:
   without a begin-of-document token, and lengthens the last one to the left;
 - multiple choice, in padded batches: against the model reading each context and continuation alone.
 
-Three things to know. Rolling tasks need `add_bos_token=False`: the harness puts the begin-of-document token before a text itself, and
-the tokenizer's own would be scored as text; other tasks need it left out. A recurrent model has no longest text, so say
+Three things to know. Rolling tasks need `add_bos_token=False`: the harness puts the begin-of-document token before a text itself,
+and the tokenizer's own would be scored as text; other tasks need it left out. A recurrent model has no longest text, so say
 `max_length`, or the harness takes 2,048 tokens. All logits of a window exist at once: 4 bytes × tokens × vocabulary, three times.
 """
 
@@ -206,7 +206,8 @@ def main(argv: list[str]) -> int:
         ]
         passed &= verdict("accuracy", answers["acc"], sum(right) / len(right))
     print(
-        f"word perplexity {carried['word_perplexity']:.4g} (lm_eval), {score.word_perplexity:.4g} (ours: a text's ends are no words)"
+        f"word perplexity {carried['word_perplexity']:.4g} (lm_eval), {score.word_perplexity:.4g} (ours, without empty words "
+        "before and after a text)"
     )
     return 0 if passed else 1
 

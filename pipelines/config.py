@@ -15,6 +15,7 @@ import tyro
 from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
 from recur_models import MemorizingConfig, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig, model_to_json
+from recur_models.compiling import Compile
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class TrainConfig:
     """One GPU for each worker."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto is bfloat16 on a GPU, float32 on a CPU. Parameters stay in float32."""
+    compile: Compile = "no"
+    """torch.compile: each layer, or the whole model, which takes a compiler longer. Worth it on a GPU (benchmarks/gpu.py)."""
     log_every: int = 10
     """Steps between two points of the training curve."""
     validate_every: int = 100
