@@ -185,7 +185,7 @@ def where_time_goes(training: Training, device: torch.device, count: int = 15) -
     times = [
         (event.key, event.self_device_time_total if cuda else event.self_cpu_time_total)
         for event in profiler.key_averages()
-        if not cuda or event.device_type == torch.autograd.DeviceType.CUDA  # kernels, not the calls that queued them
+        if not cuda or event.device_type.name == "CUDA"  # kernels, not the calls that queued them
     ]
     total = sum(microseconds for _, microseconds in times) or 1.0
     times.sort(key=lambda item: -item[1])
@@ -194,9 +194,9 @@ def where_time_goes(training: Training, device: torch.device, count: int = 15) -
 
 def lanes_that_fit(config: BenchConfig, vocab_size: int, length: int, device: torch.device) -> int:
     """The lanes asked for, or the paper's, halved until the largest of the models does two steps."""
-    lanes = config.lanes or (32 if config.size == "150M" else 2)
-    if config.lanes or device.type != "cuda":
-        return lanes
+    if config.lanes:
+        return config.lanes
+    lanes = 32 if config.size == "150M" else 2
     for name in config.models:
         while lanes > 1:
             try:

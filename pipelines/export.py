@@ -111,7 +111,8 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
-    kind, options = tokenizer.details()["kind"], {**SPECIAL_TOKENS, "padding_side": "left"}
+    kind = tokenizer.details()["kind"]
+    options: dict[str, Any] = {**SPECIAL_TOKENS, "padding_side": "left"}
     if kind == "bytes":
         exported: Any = transformers.PreTrainedTokenizerFast(
             tokenizer_object=byte_tokenizer(), clean_up_tokenization_spaces=False, **options
