@@ -141,12 +141,16 @@ def questions_on(documents: list[str], count: int) -> list[dict[str, Any]]:
 
 
 def choice_nats(trained: Trained, tokenizer: TextTokenizer, question: dict[str, Any]) -> list[float]:
-    """Nats of each choice after the context, each read alone from a document's beginning."""
+    """Nats of each choice after the context, each read alone from a document's beginning.
+
+    As the harness has it, the context's own ids are followed by those that both together have beyond so many: where the text
+    is cut inside a token, that is not how both together are encoded.
+    """
     context = tokenizer.encode(question["context"]).tolist()
     found = []
     for choice in question["choices"]:
-        ids = tokenizer.encode(question["context"] + choice).tolist()
-        found.append(nats(trained, [trained.bod_id, *ids[:-1]], ids[len(context) :]))
+        continuation = tokenizer.encode(question["context"] + choice).tolist()[len(context) :]
+        found.append(nats(trained, [trained.bod_id, *context, *continuation[:-1]], continuation))
     return found
 
 
