@@ -24,6 +24,7 @@ from recur_models import (
     XLConfig,
     model_to_json,
 )
+from recur_models.compiling import Compile
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class TrainConfig:
     recompute: Recompute = "nothing"
     """Activation checkpointing, memory for time: layer keeps each layer's input alone; block keeps only what passes from one
     block to the next, which is least for long segments."""
+    compile: Compile = "no"
+    """torch.compile: each layer, or the whole model, which takes a compiler longer. Worth it on a GPU (benchmarks/gpu.py)."""
     log_every: int = 10
     """Steps between two points of the training curve."""
     validate_every: int = 100

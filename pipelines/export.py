@@ -5,8 +5,9 @@
     import recur_models                                             # makes the models known to transformers
     model = AutoModelForCausalLM.from_pretrained("exported/demo-rec")
 
-Nothing in it is pickled or code. Before the folder appears it is opened again: its model must give the same logits and its
-tokenizer the same ids as ours.
+Nothing in it is pickled, and its one module only imports ours: tools that cannot `import recur_models` open the folder with
+trust_remote_code=True (`lm_eval --model hf`: benchmarks/harness.py). Before the folder appears it is opened again: its model
+must give the same logits and its tokenizer the same ids as ours.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipelines.checkpoint import Checkpoint
 from pipelines.trained import find_checkpoint, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
-from recur_models.hf_config import ThroughlineConfig
+from recur_models.hf_config import MODULE, ThroughlineConfig
 from recur_models.hf_tokenizer import SPECIAL_TOKENS, ThroughlineTokenizer, byte_tokenizer
 
 SAMPLES = (
@@ -110,7 +111,8 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
-    kind, options = tokenizer.details()["kind"], {**SPECIAL_TOKENS, "padding_side": "left"}
+    kind = tokenizer.details()["kind"]
+    options: dict[str, Any] = {**SPECIAL_TOKENS, "padding_side": "left"}
     if kind == "bytes":
         exported: Any = transformers.PreTrainedTokenizerFast(
             tokenizer_object=byte_tokenizer(), clean_up_tokenization_spaces=False, **options
@@ -118,6 +120,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     elif isinstance(tokenizer, SentencePieceTokenizer):
         for name, data in tokenizer.files().items():
             (folder / name).write_bytes(data)
+        options["auto_map"] = {"AutoTokenizer": [f"{MODULE}.ThroughlineTokenizer", None]}
         exported = ThroughlineTokenizer(str(folder / "tokenizer.model"), tokenizer.piece_characters, **options)
     else:
         raise ValueError(f"a tokenizer of the kind {kind!r} cannot be exported yet: only bytes and SentencePiece can")

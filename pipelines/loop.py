@@ -22,8 +22,10 @@ from pipelines.checkpoint import Checkpoint
 from pipelines.config import TrainConfig, to_json
 from pipelines.optim import build_optimizer, learning_rate
 from pipelines.scoring import has_states, score_split, tensors
+from pipelines.utilisation import fastest_tokens_per_second, matrix_rate
 from pipelines.world import World
 from recur_models import RecurrentModel, State, detach
+from recur_models.compiling import compile_model
 from recur_models.health import watch
 
 
@@ -67,6 +69,7 @@ def train(
     torch.manual_seed(config.seed)
     model = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
     model.recompute = config.recompute
+    compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)
     state = model.initial_state(stop - start)
     torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)
@@ -87,6 +90,7 @@ def train(
             logged = first_step
     check_same_step(first_step, world)
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
+    fastest = fastest_tokens(config, world, model.vocab_size) if log else None
     model.train()
 
     clock, clock_step = time.perf_counter(), first_step
@@ -118,13 +122,15 @@ def train(
                     f"the loss became {bits_per_token} by step {done}: lower optim.lr or optim.clip; the last checkpoint is intact"
                 )
             if log:
+                tokens_per_second = (done - clock_step) * config.tokens_per_step / seconds
                 figures = {
                     "train/bits_per_token": bits_per_token,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
                     "train/tokens": float(schedule.tokens_before(done)),
                     "train/epoch": schedule.epoch(done),
-                    "train/tokens_per_second": (done - clock_step) * config.tokens_per_step / seconds,
+                    "train/tokens_per_second": tokens_per_second,
+                    **({} if fastest is None else {"train/mfu": tokens_per_second / fastest}),
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 log.log(figures, done)
@@ -207,12 +213,25 @@ def validate(
 
 def autocast_for(config: TrainConfig, world: World) -> Callable[[], AbstractContextManager[object]]:
     """The autocast context of a run: bfloat16 on a GPU unless told otherwise, nothing on a CPU."""
+    if precision(config, world) == torch.float32:
+        return nullcontext
+    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+
+
+def precision(config: TrainConfig, world: World) -> torch.dtype:
+    """What matrix products are computed in."""
     wanted = (
         config.precision if config.precision != "auto" else "bfloat16" if world.device.type == "cuda" else "float32"
     )
-    if wanted == "float32":
-        return nullcontext
-    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+    return torch.float32 if wanted == "float32" else torch.bfloat16
+
+
+def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> float | None:
+    """Tokens/s at which the GPUs would do nothing but needed products (MFU 1), measured in a second; None on a CPU."""
+    if world.device.type != "cuda":
+        return None
+    rate = matrix_rate(world.device, precision(config, world))
+    return fastest_tokens_per_second(config.model, vocab_size, rate, devices=world.size)
 
 
 def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -19,13 +19,14 @@ State has no figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recur_models.block_recurrent import StateDirection, TokenLayer
+from recur_models.compiling import is_compiled
 from recur_models.gates import FixedGate, LSTMGate
 from recur_models.memorizing import MemorizingLayer
 
@@ -67,8 +68,12 @@ class Health:
 
 @contextmanager
 def watch(model: nn.Module | None) -> Iterator[Health]:
-    """Take the figures of every forward pass inside the `with`, or none without a model; afterwards the model is as it was."""
+    """Take the figures of every forward pass inside the `with`, or none without a model; afterwards the model is as it was.
+
+    Compiled code does not see hooks: a compiled model's passes in here run without.
+    """
     health, hooks = Health(), []
+    uncompiled = model is not None and is_compiled(model)
     for module in model.modules() if model is not None else ():
         if isinstance(module, StateDirection):
             hooks += _watch_states(module, health)
@@ -77,7 +82,8 @@ def watch(model: nn.Module | None) -> Iterator[Health]:
         elif isinstance(module, MemorizingLayer):
             hooks.append(_after(module, "state_share", health, lambda layer, *_: torch.sigmoid(layer.gate_H).mean()))
     try:
-        yield health
+        with torch.compiler.set_stance("force_eager") if uncompiled else nullcontext():
+            yield health
     finally:
         for hook in hooks:
             hook.remove()

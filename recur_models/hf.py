@@ -81,6 +81,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
     config: ThroughlineConfig
     base_model_prefix = "model"
     _is_stateful = True
+    _input_embed_layer = "embedding"
 
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
@@ -92,6 +93,11 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `build` initialises."""
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """The same embeddings make the logits: there are no others (`resize_token_embeddings` calls this)."""
+        assert isinstance(value, nn.Embedding)
+        self.model.embedding, self.model.vocab_size = value, value.num_embeddings
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -1,15 +1,33 @@
 """The one transformers config of all models: which model it is, with the fields of its own config, and its vocabulary.
 
-ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
+    ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
+
+Beside it stands a module that only imports this package, for tools that cannot `import recur_models` themselves but can be told
+trust_remote_code=True.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
 from recur_models.protocol import ModelConfig, RecurrentModel
+
+MODULE = "modeling_throughline"
+"""Name of the module beside a saved config."""
+
+MODULE_TEXT = '''"""Lets transformers open this folder with trust_remote_code=True. The code itself is Throughline's own package."""
+
+try:
+    from recur_models.hf import ThroughlineForCausalLM
+    from recur_models.hf_config import ThroughlineConfig
+    from recur_models.hf_tokenizer import ThroughlineTokenizer
+except ImportError as error:
+    raise ImportError("this model needs Throughline's package recur_models: install Throughline where you open it") from error
+'''
 
 
 class ThroughlineConfig(PreTrainedConfig):
@@ -40,6 +58,17 @@ class ThroughlineConfig(PreTrainedConfig):
             self.bos_token_id = self.vocab_size - 1
         self.eos_token_id = self.bos_token_id if self.eos_token_id is None else self.eos_token_id
         self.pad_token_id = self.bos_token_id if self.pad_token_id is None else self.pad_token_id
+        classes = {"AutoConfig": "ThroughlineConfig", "AutoModelForCausalLM": "ThroughlineForCausalLM"}
+        self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """config.json, and the module that it names."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        (Path(save_directory) / f"{MODULE}.py").write_text(MODULE_TEXT, "utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: saving must not copy this file, as transformers does with code that came out of a folder."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int, **fields: Any) -> ThroughlineConfig:

@@ -37,6 +37,10 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         kwargs |= {"special_tokens_pattern": "bos", "clean_up_tokenization_spaces": False}
         super().__init__(piece_characters=piece_characters, **kwargs)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
+        """Nothing: see hf_config.py."""
+
     @property
     def vocab_size(self) -> int:
         """Pieces; `len(tokenizer)` counts begin-of-document too."""

@@ -52,7 +52,7 @@ def text_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_an_exported_run_is_an_ordinary_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = exported(run)
     assert set(contents(folder)) == {
-        *("config.json", "generation_config.json", "model.safetensors", "README.md"),
+        *("config.json", "generation_config.json", "model.safetensors", "README.md", "modeling_throughline.py"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
     model: Any = AutoModelForCausalLM.from_pretrained(folder)

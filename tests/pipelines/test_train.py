@@ -292,3 +292,32 @@ def test_a_model_that_ignores_its_state_is_told_of(
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert "ignore its recurrent State" in run.data.tags["recurrence"]
+
+
+@pytest.mark.slow
+def test_compiled_equals_uncompiled(train: Train) -> None:
+    sizes = (
+        "--model.layers",
+        "1",
+        "--model.recurrent-layers",
+        "1",
+        "--data.segment-length",
+        "16",
+        "--model.dropout",
+        "0",
+    )
+    words = (
+        *sizes,
+        "--steps",
+        "6",
+        "--log-every",
+        "3",
+        "--validate-every",
+        "0",
+    )  # steps 3 and 6 are watched, and so uncompiled
+    compiled, plain = train(*words, "--compile", "layer", name="compiled"), train(*words, name="plain")
+    assert [step for step, _ in curve(compiled)] == [step for step, _ in curve(plain)] == [3, 6]
+    for (_, theirs), (_, ours) in zip(curve(compiled), curve(plain), strict=True):
+        assert theirs.keys() == ours.keys() and "recurrence/state_share" in ours and "train/mfu" not in ours
+        assert theirs == pytest.approx(ours, rel=1e-4)
+    assert contents(compiled / "checkpoints").keys() == contents(plain / "checkpoints").keys()

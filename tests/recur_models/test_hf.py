@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,8 @@ def test_logits_of_any_length_are_those_of_the_model(model: Any, length: int) ->
 
 def test_saved_and_loaded_equals_itself(model: Any, config: ModelConfig, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    files = {"config.json", "generation_config.json", "model.safetensors", "modeling_throughline.py"}
+    assert {path.name for path in tmp_path.iterdir()} == files
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is ThroughlineForCausalLM and loaded.model.config == config
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
@@ -83,6 +85,21 @@ def test_saved_and_loaded_equals_itself(model: Any, config: ModelConfig, tmp_pat
         assert torch.equal(loaded.state_dict()[name], tensor), name
     assert torch.equal(loaded(text(2, 9)).logits, model(text(2, 9)).logits)
     assert loaded.generation_config.suppress_tokens == [BOD]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [VOCAB + 3, VOCAB - 2])
+def test_embeddings_are_also_the_output_and_can_be_resized(slide: Any, count: int, tmp_path: Path) -> None:
+    assert slide.get_input_embeddings() is slide.model.embedding and slide.get_output_embeddings() is None
+    ids = text(2, 9) % count
+    before = slide(ids).logits
+    slide.resize_token_embeddings(count, mean_resizing=False)
+    after = slide(ids).logits
+    kept = min(count, VOCAB)
+    assert after.shape[-1] == count == slide.config.vocab_size == slide.model.vocab_size
+    torch.testing.assert_close(after[..., :kept], before[..., :kept])
+    slide.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, after)
 
 
 @torch.no_grad()
@@ -223,3 +240,21 @@ print(type(model).__module__, model.generate(max_new_tokens=3).shape)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[0] == "recur_models.hf torch.Size([1, 4])", done.stderr
+
+
+def test_a_tool_that_does_not_import_us_opens_a_saved_folder(slide: Any, tmp_path: Path) -> None:
+    slide.save_pretrained(tmp_path / "first")
+    code = """
+import sys
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.save_pretrained(sys.argv[2])
+again = AutoModelForCausalLM.from_pretrained(sys.argv[2], trust_remote_code=True)
+print(type(model) is type(again), type(again).__module__)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "first"), str(tmp_path / "second")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.strip() == "True recur_models.hf", done.stderr
+    first, second = ({path.name for path in (tmp_path / name).iterdir()} for name in ("first", "second"))
+    assert first == second

@@ -1,0 +1,220 @@
+"""lm-evaluation-harness on an exported model: whether it scores what we score.
+
+    python -m benchmarks.harness runs/demo-rec                          benchmarks/peers.txt says how to install lm_eval
+
+It exports the run, writes its test split as JSON lines with two task files, calls the harness as one would from a shell, and holds
+what comes back against our own scoring:
+
+- rolling, with a window as long as the longest document: against `score_split`, what `pipelines.evaluate` calls;
+- rolling, with a window of a few blocks: against the model itself on the windows that the harness cuts. It begins all but the first
+  without a begin-of-document token, and lengthens the last one to the left;
+- multiple choice, in padded batches: against the model reading each context and continuation alone.
+
+Three things to know. Rolling tasks need `add_bos_token=False`: the harness puts the begin-of-document token before a text itself,
+and the tokenizer's own would be scored as text; other tasks need it left out. A recurrent model has no longest text, so say
+`max_length`, or the harness takes 2,048 tokens. All logits of a window exist at once: 4 bytes × tokens × vocabulary, three times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch.nn import functional as F
+
+from data_prep.store import SegmentStore
+from pipelines import cli
+from pipelines.export import export
+from pipelines.scoring import score_split
+from pipelines.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
+from pipelines.world import World
+
+ROLLING = """
+task: rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/documents.jsonl}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: text
+metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
+"""
+
+CHOICES = """
+task: choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/choices.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: context
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ""
+metric_list: [{{metric: acc}}]
+"""
+
+TOLERANCE = 1e-5
+"""Relative, of sums of nats: both sum float32 values, in other orders."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is scored."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run, or of a checkpoint."""
+    split: str = "test"
+    """Split to read; whole documents."""
+    blocks: int = 4
+    """Length of the short windows, in the model's blocks."""
+    questions: int = 20
+    """Multiple-choice questions: which of three texts continues a document."""
+    store: str = ""
+    """Store to read; by default the one that the run was trained on."""
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1 or self.questions < 1:
+            raise ValueError(f"--blocks is {self.blocks} and --questions {self.questions}: both must be at least 1")
+
+
+def harness(folder: Path, exported: Path, task: str, batch_size: int, **model_args: Any) -> tuple[dict[str, Any], Any]:
+    """The task's figures, and its samples in the order of the documents, from the harness's command line."""
+    arguments = {"pretrained": exported, "trust_remote_code": True, **model_args}
+    output = folder / f"{task}-{len(list(folder.iterdir()))}"
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--tasks", task]
+    command += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
+    command += ["--include_path", str(folder), "--batch_size", str(batch_size)]
+    print("  " + " ".join(["lm_eval", *command[3:]]), flush=True)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "cache")}
+    command += ["--output_path", str(output), "--log_samples"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **offline})
+    if done.returncode:
+        raise ValueError(f"lm_eval stopped with status {done.returncode}: {done.stderr[-2000:]}")
+    results = json.loads(next(output.rglob("results_*.json")).read_text("utf-8"))["results"][task]
+    lines = next(output.rglob("samples_*.jsonl")).read_text("utf-8").splitlines()
+    samples = sorted((json.loads(line) for line in lines), key=lambda sample: sample["doc_id"])
+    return {key.removesuffix(",none"): value for key, value in results.items()}, samples
+
+
+@torch.no_grad()
+def nats(trained: Trained, inputs: list[int], targets: list[int]) -> float:
+    """Nats of ``targets`` after the last as many of ``inputs``, in one pass over whole blocks, from an empty State."""
+    tokens_BT = torch.tensor([inputs + [0] * (-len(inputs) % trained.model.block)])
+    logits_BTV, _ = trained.model(tokens_BT)
+    logits_TV = logits_BTV[0, len(inputs) - len(targets) : len(inputs)]
+    return F.cross_entropy(logits_TV.double(), torch.tensor(targets), reduction="sum").item()
+
+
+def windowed_nats(trained: Trained, ids: list[int], length: int) -> float:
+    """Nats of a document in windows of ``length`` tokens, cut as the harness cuts them."""
+    text = [trained.bod_id, *ids]
+    total = nats(trained, text[: min(length, len(ids))], ids[:length])
+    for start in range(length, len(ids), length):
+        stop = min(start + length, len(ids))
+        total += nats(trained, text[stop - length : stop], ids[start:stop])
+    return total
+
+
+def questions_on(documents: list[str], count: int) -> list[dict[str, Any]]:
+    """Which of three texts continues a document: contexts and texts of many lengths, so that batches are padded.
+
+    No context ends in a blank: the harness would move that to the choices.
+    """
+    questions = []
+    for i in range(count):
+        text, *others = (documents[(i + j) % len(documents)] for j in range(3))
+        place = 20 + 37 * i % max(1, len(text) - 80)
+        choices = [text[place : place + 30 + i], *(other[place // 2 :][: 20 + 3 * i] or "\n" for other in others)]
+        answer = i % 3
+        choices[0], choices[answer] = choices[answer], choices[0]
+        questions.append({"context": text[:place].rstrip(), "choices": choices, "answer": answer})
+    return questions
+
+
+def choice_nats(trained: Trained, tokenizer: TextTokenizer, question: dict[str, Any]) -> list[float]:
+    """Nats of each choice after the context, each read alone from a document's beginning.
+
+    As the harness has it, the context's own ids are followed by those that both together have beyond so many: where the text
+    is cut inside a token, that is not how both together are encoded.
+    """
+    context = tokenizer.encode(question["context"]).tolist()
+    found = []
+    for choice in question["choices"]:
+        continuation = tokenizer.encode(question["context"] + choice).tolist()[len(context) :]
+        found.append(nats(trained, [trained.bod_id, *context, *continuation[:-1]], continuation))
+    return found
+
+
+def verdict(name: str, theirs: float, ours: float) -> bool:
+    """Print both figures, and whether they are equal within the tolerance."""
+    equal = math.isclose(theirs, ours, rel_tol=TOLERANCE)
+    print(f"{'equal' if equal else 'DIFFERENT':9} {name}: lm_eval {theirs:.6f}, ours {ours:.6f}", flush=True)
+    return equal
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    checkpoint = find_checkpoint(config.run)
+    data = checkpoint.meta["config"]["data"]
+    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    trained, tokenizer = load(config.run, config.store), tokenizer_of(checkpoint, config.store)
+    whole_ids = [store.tokens(i, 0, int(length)) for i, length in enumerate(store.lengths) if length]
+    documents = [tokenizer.decode(ids) for ids in whole_ids]
+    size = sum(len(text.encode()) for text in documents)
+    if size != store.manifest.totals.bytes:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name} does not give texts back as they were: nothing can be compared"
+        )
+    ids = [tokenizer.encode(text).tolist() for text in documents]
+    print(
+        f"{checkpoint.folder}, {store.folder}: {len(documents)} documents, {sum(map(len, ids)):,} tokens, {size:,} bytes"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder, exported = Path(name), Path(name) / "exported"
+        export(checkpoint, exported, config.store)
+        questions = questions_on(documents, config.questions)
+        lines = {"documents": [{"text": text} for text in documents], "choices": questions}
+        for file, rows in lines.items():
+            (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        for task, text in (("rolling", ROLLING), ("choices", CHOICES)):
+            (folder / f"{task}.yaml").write_text(text.format(folder=folder), "utf-8")
+
+        longest, short = max(map(len, ids)), config.blocks * trained.model.block
+        carried, _ = harness(folder, exported, "rolling", 1, add_bos_token=False, max_length=longest)
+        score = score_split(trained.model, store, lanes=1, segment_length=data["segment_length"], world=World.current())
+        passed = verdict("bits per byte, whole documents", carried["bits_per_byte"], score.bits_per_byte)
+        windows, _ = harness(folder, exported, "rolling", 3, add_bos_token=False, max_length=short)
+        ours = sum(windowed_nats(trained, text, short) for text in ids) / math.log(2) / size
+        passed &= verdict(f"bits per byte, windows of {short} tokens", windows["bits_per_byte"], ours)
+        answers, samples = harness(folder, exported, "choices", 7, max_length=longest)
+        ours_each = [choice_nats(trained, tokenizer, question) for question in questions]
+        for question, ours, sample in zip(questions, ours_each, samples, strict=True):
+            theirs = [-float(answer[0]) for answer in sample["filtered_resps"]]
+            for pair in zip(theirs, ours, strict=True):
+                if not math.isclose(*pair, rel_tol=TOLERANCE):
+                    passed = verdict(f"nats of a choice after {question['context'][-20:]!r}", *pair)
+        total = sum(-float(answer[0]) for sample in samples for answer in sample["filtered_resps"])
+        passed &= verdict(f"nats of {len(questions)} × 3 choices, batches of 7", total, sum(map(sum, ours_each)))
+        right = [
+            min(range(3), key=ours.__getitem__) == each["answer"]
+            for ours, each in zip(ours_each, questions, strict=True)
+        ]
+        passed &= verdict("accuracy", answers["acc"], sum(right) / len(right))
+    print(
+        f"word perplexity {carried['word_perplexity']:.4g} (lm_eval), {score.word_perplexity:.4g} (ours, without empty words "
+        "before and after a text)"
+    )
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,34 @@
+"""torch.compile of a model, as a whole or layer by layer.
+
+    compile_model(model, "layer")
+
+What it makes is the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
+break, under feedback too; that one is unrolled over all blocks, and so are the layers of every model compiled as a whole, which
+takes a compiler minutes. Layer by layer, layers of one kind share their code. memorizing breaks its graph at each block,
+where it asks how full its memory is. Module hooks are not seen by compiled code (health.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from recur_models.protocol import RecurrentModel
+
+Compile = Literal["no", "layer", "model"]
+
+
+def compile_model(model: RecurrentModel, unit: Compile) -> None:
+    """Have the model compiled when it is first called, in place: its names and its weights stay as they are."""
+    if unit == "model":
+        model.compile()
+    elif unit == "layer":
+        layers: Any = model.layers
+        for layer in layers:
+            layer.compile()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `compile_model` has been here."""
+    return any(module._compiled_call_impl is not None for module in model.modules())

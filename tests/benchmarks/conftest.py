@@ -1,0 +1,5 @@
+"""The small runs of tests/pipelines are also what benchmarks are tried on."""
+
+from tests.pipelines.conftest import store, train
+
+__all__ = ["store", "train"]

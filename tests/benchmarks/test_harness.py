@@ -1,0 +1,34 @@
+"""lm-evaluation-harness scores an exported run as we do; skipped where it is not installed (benchmarks/peers.txt)."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from pipelines.trained import load
+
+
+def test_windows_cover_every_token_once_and_may_be_the_whole_document(train: Callable[..., Path]) -> None:
+    trained = load(train("--steps", "5", "--validate-every", "0"))
+    ids = list(b"It was a bright cold day in April, and the clocks were striking thirteen.")
+    whole = harness.nats(trained, [trained.bod_id, *ids[:-1]], ids)
+    assert harness.windowed_nats(trained, ids, len(ids)) == pytest.approx(whole)
+    assert harness.windowed_nats(trained, ids, 10 * len(ids)) == pytest.approx(whole)
+    alone = [harness.nats(trained, [before], [after]) for before, after in itertools.pairwise(ids)]
+    first = harness.nats(trained, [trained.bod_id], ids[:1])
+    assert harness.windowed_nats(trained, ids, 1) == pytest.approx(first + sum(alone), rel=1e-5)
+    assert harness.windowed_nats(trained, ids, 1) != pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_the_harness_scores_what_we_score(train: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("--steps", "40", "--validate-every", "0", "--optim.lr", "1e-2")
+    assert harness.main([str(run), "--questions", "8"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\nequal ") == 4 and "DIFFERENT" not in out
