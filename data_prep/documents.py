@@ -1,8 +1,12 @@
-"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written."""
+"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written.
+
+for item in corpus.read(corpus.sources("train")):      # Document or Skipped, in the corpus's order, one in memory at a time
+    scan(item)                                         # Scanned or Skipped
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -22,17 +26,31 @@ class Source:
     """A document that has not been read yet."""
 
     id: str
+    """Unique in the corpus."""
     title: str
     split: str
     bytes: int
     """Size on the disk: about the size of the text."""
+    place: str = ""
+    """Where in the corpus it stands, in words of the corpus's own: a member of an archive, an offset. In no fingerprint."""
 
 
 @dataclass(frozen=True)
 class Document:
     id: str
     title: str
-    text: str
+    text: str | bytes
+    """bytes are never decoded: the tokenizer `bytes` alone takes them."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that a corpus holds and that is not a document."""
+
+    id: str
+    reason: str
+    """In the words of the summary, `3 PDF only`: "PDF only", "empty". A corpus has few reasons."""
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +65,11 @@ class Scanned:
     """Runs of non-whitespace, as `str.split` counts them."""
     xxh3: str
     """xxh3-64 (hex) of the text's UTF-8 bytes."""
+    place: str = ""
+    """That of its source."""
 
     def source(self, split: str) -> Source:
-        return Source(self.id, self.title, split, self.bytes)
+        return Source(self.id, self.title, split, self.bytes, self.place)
 
 
 class Corpus(Protocol):
@@ -61,8 +81,14 @@ class Corpus(Protocol):
         """The documents of a split, in a fixed order. Raises CorpusError where there is nothing to read at all."""
         ...
 
-    def read(self, source: Source) -> Document:
-        """Raises CorpusError where the document cannot be read."""
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Read some sources of one split, given in the order of `sources(split)`, one at a time.
+
+        Each gives any number of Skipped and then at most one Document, of the source's id; nothing is kept of it once it
+        was taken. A run of neighbours is read in one go: an archive is opened once.
+
+        Raises CorpusError where a document cannot be read.
+        """
         ...
 
     def options(self) -> dict[str, Any]:
@@ -98,22 +124,48 @@ def read_utf8(path: Path) -> str:
         ) from None
 
 
-def scan(document: Document) -> Scanned | None:
-    """Size, words and digest of a document; None where it holds nothing but whitespace."""
-    data = document.text.encode()
+def scan(document: Document, place: str = "") -> Scanned | Skipped:
+    """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
+    data = encoded(document.text)
     words = count_words(document.text, data)
     if not words:
-        return None
-    return Scanned(document.id, document.title, len(data), words, xxhash.xxh3_64_hexdigest(data))
+        return Skipped(document.id, "empty")
+    return Scanned(document.id, document.title, len(data), words, xxhash.xxh3_64_hexdigest(data), place)
+
+
+def encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator[Document]:
+    """Documents that a scan saw, once more, in the order of the scan.
+
+    Raises CorpusError where one is no longer what the scan saw.
+    """
+    seen = 0
+    for item in corpus.read([document.source(split) for document in documents]):
+        if isinstance(item, Skipped):
+            continue
+        expected = documents[seen] if seen < len(documents) else None
+        if not expected or (item.id, xxhash.xxh3_64_hexdigest(encoded(item.text))) != (expected.id, expected.xxh3):
+            raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
+        seen += 1
+        yield item
+        del item  # before the next one is read
+    if seen < len(documents):
+        raise CorpusError(f"document {documents[seen].id!r} went away while it was being prepared: start again")
 
 
 _ASCII_SPACE = np.zeros(256, dtype=bool)
 _ASCII_SPACE[[ord(c) for c in map(chr, range(128)) if c.isspace()]] = True
 
 
-def count_words(text: str, data: bytes) -> int:
-    """`len(text.split())`, without making the words where the text is ASCII. `data` is the text's UTF-8."""
-    if not text.isascii():
+def count_words(text: str | bytes, data: bytes) -> int:
+    """`len(text.split())`, without making the words where the text is ASCII or bytes. `data` is the text's UTF-8.
+
+    The words of bytes are those that ASCII white space separates.
+    """
+    if isinstance(text, str) and not text.isascii():
         return len(text.split())
     space = _ASCII_SPACE[np.frombuffer(data, dtype=np.uint8)]
     return int(np.count_nonzero(space[:-1] & ~space[1:])) + int(len(space) > 0 and not space[0])

@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
 
 
@@ -44,8 +44,8 @@ class TokenizerInfo:
 @dataclass(frozen=True)
 class Totals:
     documents: int
-    skipped_empty: int
-    """Documents left out because they held nothing but whitespace."""
+    skipped: dict[str, int]
+    """What was left out, by reason: `empty` documents hold nothing but whitespace."""
     tokens: int
     words: int
     """Runs of non-whitespace."""

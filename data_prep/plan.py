@@ -6,17 +6,18 @@ corpus content → tokenizer → parameters → fingerprint of the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import xxhash
 
-from data_prep.documents import Corpus, Scanned, Source, scan
+from data_prep.documents import Corpus, Document, Scanned, Skipped, Source, reread, scan
 from data_prep.manifest import SCHEMA, DocumentEntry, Manifest, PartEntry, TokenizerInfo, Totals, digest
 from data_prep.segments import PartPlan, PartResult
-from data_prep.tokenizers import Tokenizer, bod_id, is_lossless, token_dtype
+from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
 
 SAMPLE_BYTES = 16 << 20
 """A tokenizer is trained on about so much text of the train split."""
@@ -29,7 +30,8 @@ class SplitScan:
     corpus: Corpus
     split: str
     documents: tuple[Scanned, ...]
-    skipped_empty: int
+    skipped: dict[str, int]
+    """What was left out, by reason."""
 
     @property
     def bytes(self) -> int:
@@ -48,9 +50,20 @@ class SplitScan:
         }
 
 
-def scan_group(corpus: Corpus, sources: Sequence[Source]) -> list[Scanned | None]:
-    """Read and scan some documents; None for an empty one. Raises CorpusError for one that cannot be read."""
-    return [scan(corpus.read(source)) for source in sources]
+def scan_group(corpus: Corpus, sources: Sequence[Source]) -> list[Scanned | Skipped]:
+    """Read and scan some documents. Raises CorpusError for one that cannot be read."""
+    places = {source.id: source.place for source in sources}
+    # Not a loop with a name for the document: it would keep one while the next is read.
+    return [scan(item, places[item.id]) if isinstance(item, Document) else item for item in corpus.read(sources)]
+
+
+def count_skipped(items: Iterable[Scanned | Skipped]) -> dict[str, int]:
+    """How many things were skipped for each reason, the reasons sorted."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, Skipped):
+            counts[item.reason] += item.count
+    return dict(sorted(counts.items()))
 
 
 def group_by_bytes(sizes: Sequence[int], limit: int) -> list[range]:
@@ -103,7 +116,7 @@ class SplitPlan:
         documents: list[DocumentEntry] = [document for result in results for document in result.documents]
         totals = Totals(
             documents=len(documents),
-            skipped_empty=self.scan.skipped_empty,
+            skipped=self.scan.skipped,
             tokens=sum(document.tokens for document in documents),
             words=sum(document.words for document in documents),
             bytes=sum(document.bytes for document in documents),
@@ -123,16 +136,28 @@ class SplitPlan:
 
 
 def describe(tokenizer: Tokenizer, scan: SplitScan) -> TokenizerInfo:
-    """The manifest's entry on the tokenizer; whether it is lossless is measured on a sample of the split."""
+    """The manifest's entry on the tokenizer; whether it is lossless is measured on a sample of the split.
+
+    Raises TokenizerError where the corpus is of bytes and the tokenizer takes text.
+    """
     step = max(1, len(scan.documents) // 16)
-    texts = (scan.corpus.read(d.source(scan.split)).text[: 1 << 16] for d in scan.documents[::step])
+    texts = (document.text[: 1 << 16] for document in reread(scan.corpus, scan.documents[::step], scan.split))
     return TokenizerInfo(
         name=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         bod_id=bod_id(tokenizer),
         fingerprint=tokenizer.fingerprint,
-        lossless=is_lossless(tokenizer, texts),
+        lossless=is_lossless(tokenizer, (text_for(tokenizer, scan.corpus, text) for text in texts)),
     )
+
+
+def text_for(tokenizer: Tokenizer, corpus: Corpus, text: str | bytes) -> str | bytes:
+    """The text, where this tokenizer takes its type; raises TokenizerError where not."""
+    if isinstance(text, bytes) and not tokenizer.takes_bytes:
+        raise TokenizerError(
+            f"corpus {corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
+        )
+    return text
 
 
 def sample_documents(scan: SplitScan) -> list[Scanned]:
@@ -149,8 +174,10 @@ def sample_documents(scan: SplitScan) -> list[Scanned]:
 
 def sample_lines(scan: SplitScan, documents: Sequence[Scanned]) -> Iterator[str]:
     """The lines of some documents, the longest cut so that SentencePiece does not leave them out."""
-    for document in documents:
-        text = scan.corpus.read(document.source(scan.split)).text
+    for document in reread(scan.corpus, documents, scan.split):
+        text = document.text
+        if isinstance(text, bytes):
+            raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")
         for line in text[:SAMPLE_BYTES].split("\n"):
             for start in range(0, len(line), 1000):
                 yield line[start : start + 1000]

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from data_prep.documents import Corpus, CorpusError, Scanned
+from data_prep.documents import Corpus, Scanned, reread
 from data_prep.manifest import DocumentEntry, PartEntry, RecordBatchEntry, commit, write_atomically
 from data_prep.tokenizers import Tokenizer, token_dtype
 
@@ -113,11 +113,8 @@ def write_part(
             pending.clear()
 
         encoded = 0
-        for i, scanned in enumerate(plan.documents):
-            text = corpus.read(scanned.source(split)).text
-            if xxhash.xxh3_64_hexdigest(text.encode()) != scanned.xxh3:
-                raise CorpusError(f"document {scanned.id!r} changed while it was being prepared: start again")
-            tokens = tokenizer.encode(text)
+        texts = (document.text for document in reread(corpus, plan.documents, split))
+        for i, (scanned, tokens) in enumerate(zip(plan.documents, map(tokenizer.encode, texts), strict=True)):
             if pending and tokens.nbytes >= BATCH_BYTES:
                 flush()
                 encoded = 0

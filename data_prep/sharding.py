@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_prep.documents import Corpus, Source
+from data_prep.documents import Corpus, Scanned, Source
 from data_prep.manifest import DocumentEntry, Manifest, part_from_dict, write_atomically
-from data_prep.plan import SplitPlan, SplitScan, group_by_bytes, scan_group
+from data_prep.plan import SplitPlan, SplitScan, count_skipped, group_by_bytes, scan_group
 from data_prep.segments import PartPlan, PartResult, ledger_path, write_part
 from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 
@@ -79,9 +79,8 @@ def scan_split(corpus: Corpus, split: str, sources: Sequence[Source], num_worker
         done(len(groups[i]), sum(source.bytes for source in groups[i]))
 
     run_tasks(scan_group, [(corpus, group) for group in groups], num_workers, store)
-    documents = [document for group in scanned for document in group]
-    kept = tuple(document for document in documents if document is not None)
-    return SplitScan(corpus, split, kept, len(documents) - len(kept))
+    items = [item for group in scanned for item in group]
+    return SplitScan(corpus, split, tuple(item for item in items if isinstance(item, Scanned)), count_skipped(items))
 
 
 def prepare_split(folder: Path, plan: SplitPlan, tokenizer_folder: Path, num_workers: int, done: Done) -> Manifest:

@@ -49,8 +49,17 @@ class Tokenizer(Protocol):
         """Digest of everything that decides the ids."""
         ...
 
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids [tokens], of the type `token_dtype(vocab_size)`. Begin-of-document is not among them."""
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether `encode` takes bytes as well as text."""
+        ...
+
+    def encode(self, text: Any) -> np.ndarray:
+        """Token ids [tokens], of the type `token_dtype(vocab_size)`. Begin-of-document is not among them.
+
+        Args:
+            text: str; or bytes, where `takes_bytes`.
+        """
         ...
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
@@ -80,9 +89,11 @@ class BytesTokenizer:
     name = "bytes"
     vocab_size = 257
     fingerprint = digest({"kind": "bytes"})
+    takes_bytes = True
 
-    def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
+    def encode(self, text: str | bytes) -> np.ndarray:
+        data = text if isinstance(text, bytes) else text.encode()
+        return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         ids = np.asarray(ids, dtype=np.int64)
@@ -115,6 +126,7 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, name: str = "sentencepiece", recipe: _Recipe | None = None) -> None:
         """Raises TokenizerError where `model` is not a SentencePiece model."""
+        self.takes_bytes = False
         self._processor = sentencepiece.SentencePieceProcessor()
         proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
         try:
@@ -279,6 +291,9 @@ def train_sentencepiece(training: Training, corpus: str, lines: Iterable[str]) -
     return SentencePieceTokenizer(model.getvalue(), training.spec, _Recipe(training.spec, corpus))
 
 
-def is_lossless(tokenizer: Tokenizer, texts: Iterable[str]) -> bool:
-    """Whether encoding and decoding gives every one of the texts back."""
-    return all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts)
+def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
+    """Whether encoding and decoding gives every one of the texts back; of bytes, what they read as."""
+    return all(
+        tokenizer.decode(tokenizer.encode(text)) == (text.decode(errors="replace") if isinstance(text, bytes) else text)
+        for text in texts
+    )

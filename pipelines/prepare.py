@@ -268,9 +268,12 @@ def _summary(console: Console, manifests: dict[str, Manifest], seconds: dict[str
         t = manifest.totals
         rate = f"{t.bytes / 1e6 / seconds[split]:.1f}" if split in seconds else "–"
         per_token, per_word = f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"
-        counts = (f"{n:,}" for n in (t.documents, t.skipped_empty, t.bytes, t.words, t.tokens))
+        counts = (f"{n:,}" for n in (t.documents, sum(t.skipped.values()), t.bytes, t.words, t.tokens))
         table.add_row(split, *counts, per_token, per_word, rate)
     console.print(table)
+    for split, manifest in manifests.items():
+        if skipped := manifest.totals.skipped:
+            console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -44,11 +45,14 @@ class Pg19:
         titles = _titles(root / "metadata.csv")
         return [Source(path.stem, titles.get(path.stem, path.stem), split, path.stat().st_size) for path in files]
 
-    def read(self, source: Source) -> Document:
-        text = read_utf8(folder_of(self.name, self.source) / source.split / f"{source.id}.txt")
-        if self.newline == "normalize":
-            text = text.replace("\r\n", "\n")
-        return Document(source.id, source.title, text)
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        root = folder_of(self.name, self.source)
+        for source in sources:
+            yield Document(source.id, source.title, self._text(root / source.split / f"{source.id}.txt"))
+
+    def _text(self, path: Path) -> str:
+        text = read_utf8(path)
+        return text.replace("\r\n", "\n") if self.newline == "normalize" else text
 
 
 def _titles(path: Path) -> dict[str, str]:

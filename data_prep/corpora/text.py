@@ -7,6 +7,7 @@ Sub-folders train, validation and test are the splits. Without them a document's
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,5 +45,7 @@ class Text:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
         return sources
 
-    def read(self, source: Source) -> Document:
-        return Document(source.id, source.title, read_utf8(folder_of(self.name, self.source) / source.id))
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        root = folder_of(self.name, self.source)
+        for source in sources:
+            yield Document(source.id, source.title, read_utf8(root / source.id))
