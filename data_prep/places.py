@@ -14,6 +14,7 @@ keeps an upload to itself until it is closed.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -125,7 +126,7 @@ class Place:
             return os.path.getsize(self.path)
         info = self._info()
         if info.type != pyarrow.fs.FileType.File:
-            raise FileNotFoundError(2, "no such file", self.shown)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown)
         return info.size
 
     def list(self, recursive: bool = False) -> list[Listed]:
@@ -146,40 +147,56 @@ class Place:
 
     def open_stream(self) -> pa.NativeFile:
         """The file's bytes, as they are, from its beginning. Raises FileNotFoundError."""
-        if self.is_local:
-            return pa.OSFile(os.fsencode(self.path), "rb")
-        return self._filesystem.open_input_stream(self.path, compression=None)
+        with self._named():
+            if self.is_local:
+                return pa.OSFile(os.fsencode(self.path), "rb")
+            return self._filesystem.open_input_stream(self.path, compression=None)
 
     def open_random(self) -> pa.NativeFile:
         """The file for reading at any place: memory-mapped where it is local. Raises FileNotFoundError."""
-        return pa.memory_map(os.fsencode(self.path)) if self.is_local else self._filesystem.open_input_file(self.path)
+        with self._named():
+            if self.is_local:
+                return pa.memory_map(os.fsencode(self.path))
+            return self._filesystem.open_input_file(self.path)
 
     def read_bytes(self) -> bytes:
         with self.open_stream() as stream:
             return stream.read()
 
+    def staged(self) -> Place:
+        """Where to write this file before `commit` gives it its name: beside it; in an object store, itself."""
+        if not self.is_local:
+            return self
+        return Place("", f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+
+    def commit(self, staged: Place) -> None:
+        """Make a finished staged file durable and give it this name. An object store did both when it was closed."""
+        if self.is_local:
+            _sync(staged.path)
+            os.replace(staged.path, self.path)
+            _sync(os.path.dirname(self.path))
+
+    @contextmanager
+    def open_output(self) -> Iterator[pa.NativeFile]:
+        """A stream to a new file of this name; no file is left when the block raises."""
+        if self.is_local:
+            stream = pa.OSFile(os.fsencode(self.path), "wb")
+        else:
+            stream = self._filesystem.open_output_stream(self.path, compression=None)
+        try:
+            with stream:
+                yield stream
+        except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
+            self.delete()
+            raise
+
     @contextmanager
     def writing(self) -> Iterator[pa.NativeFile]:
         """A stream to a new file that takes its name when the block ends; nothing is left when the block raises."""
-        if self.is_local:
-            temporary = f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}"
-            try:
-                with pa.OSFile(os.fsencode(temporary), "wb") as stream:
-                    yield stream
-                sync(temporary)
-                os.replace(temporary, self.path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-            sync(os.path.dirname(self.path))
-            return
-        with self._filesystem.open_output_stream(self.path, compression=None) as stream:
-            try:
-                yield stream
-            except BaseException:  # pyarrow has no way to give an upload up: end it, then take the object away
-                stream.close()
-                self.delete()
-                raise
+        staged = self.staged()
+        with staged.open_output() as stream:
+            yield stream
+        self.commit(staged)
 
     def write_atomically(self, data: bytes) -> None:
         """Write a small file such that it is either there, whole and on the disk, or not there at all."""
@@ -211,6 +228,14 @@ class Place:
     def _filesystem(self) -> pyarrow.fs.FileSystem:
         return _open(self.root)[0]
 
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Gives a missing file's error the fields of Python's own."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+
     def _info(self) -> pyarrow.fs.FileInfo:
         return self._filesystem.get_file_info(self.path)
 
@@ -235,7 +260,7 @@ def is_uri(text: str) -> bool:
     return bool(_URI.match(text))
 
 
-def sync(path: str) -> None:
+def _sync(path: str) -> None:
     """Make a local file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ import sentencepiece
 import xxhash
 from sentencepiece import sentencepiece_model_pb2
 
-from data_prep.manifest import digest, write_atomically
+from data_prep.manifest import digest, seal, unseal
+from data_prep.places import Place
 
 SPECS = ("bytes", "sentencepiece:2048", "sentencepiece-bpe:2048", "path/to/a.model")
 
@@ -178,40 +178,44 @@ class SentencePieceTokenizer:
         return {"tokenizer.model": self._model}
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write `tokenizer.json` and the files beside it; the JSON is written last, and atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
+    """Write `tokenizer.json` and the files beside it; the JSON is written last, atomically, and sealed."""
+    place = Place.parse(folder)
+    place.make_folder()
     for name, data in tokenizer.files().items():
-        write_atomically(folder / name, data)
+        (place / name).write_atomically(data)
     details = {
         **tokenizer.details(),
         "vocab_size": tokenizer.vocab_size,
         "bod_id": bod_id(tokenizer),
         "fingerprint": tokenizer.fingerprint,
     }
-    write_atomically(folder / "tokenizer.json", (json.dumps(details, ensure_ascii=False, indent=1) + "\n").encode())
+    (place / "tokenizer.json").write_atomically(seal(details))
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
     """The tokenizer that a store keeps. Raises TokenizerError where it is missing or not the one it claims to be."""
-    path = Path(folder) / "tokenizer.json"
+    folder = Place.parse(folder)
+    path = folder / "tokenizer.json"
     remedy = "prepare the corpus again with --overwrite"
     try:
-        details = json.loads(path.read_text(encoding="utf-8"))
+        details = unseal(path.read_bytes())
         kind, fingerprint = details["kind"], details["fingerprint"]
         if kind == "bytes":
             tokenizer: Tokenizer = BytesTokenizer()
         elif kind == "sentencepiece":
             recipe = _Recipe(**details["trained"]) if details["trained"] else None
-            tokenizer = SentencePieceTokenizer((path.parent / "tokenizer.model").read_bytes(), details["name"], recipe)
+            tokenizer = SentencePieceTokenizer((folder / "tokenizer.model").read_bytes(), details["name"], recipe)
         else:
             raise TokenizerError(f"{path} names the unknown tokenizer kind {kind!r}: {remedy}")
     except FileNotFoundError as error:
         raise TokenizerError(f"{error.filename} is missing: {remedy}") from None
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except TokenizerError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise TokenizerError(f"{path} is damaged ({error}): {remedy}") from None
     if tokenizer.fingerprint != fingerprint:
-        raise TokenizerError(f"the tokenizer in {path.parent} is damaged (its fingerprint does not match): {remedy}")
+        raise TokenizerError(f"the tokenizer in {folder} is damaged (its fingerprint does not match): {remedy}")
     return tokenizer
 
 

@@ -29,7 +29,7 @@ from data_prep.documents import (
     scan,
     split_of,
 )
-from data_prep.plan import count_skipped, scan_group
+from data_prep.plan import ScannedDocuments, scan_group
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
 from pipelines.prepare import prepare
@@ -214,9 +214,10 @@ class Mixed:
 
 def test_skipped_are_counted_and_documents_read_again() -> None:
     corpus = Mixed((("a", "words", 0), ("b", "PDF", 2), ("c", " ", 0), ("d", "more words", 3), ("e", "PDF", 0)))
-    items = scan_group(corpus, corpus.sources("train"))
-    assert count_skipped(items) == {"PDF only": 2, "empty": 1, "vendored": 5}
-    scanned = [item for item in items if isinstance(item, Scanned)]
+    sources = corpus.sources("train")
+    group = scan_group(corpus, sources)
+    assert group.skipped == {"PDF only": 2, "empty": 1, "vendored": 5}
+    scanned = list(ScannedDocuments(sources, group))
     assert [(item.id, item.place) for item in scanned] == [("a", "place a"), ("d", "place d")]
     assert [item.text for item in reread(corpus, scanned, "train")] == ["words", "more words"]
     with pytest.raises(CorpusError, match="document 'd' changed while it was being prepared"):

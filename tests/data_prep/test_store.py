@@ -74,10 +74,18 @@ def test_manifest_sums(prepared: PrepareConfig) -> None:
 
 
 def test_manifest_round_trip(prepared: PrepareConfig) -> None:
-    text = (prepared.folder / "train" / "manifest.json").read_text(encoding="utf-8")
-    manifest = Manifest.from_json(text, "x")
-    assert manifest.to_json() == text and str(prepared.folder) not in text
-    assert dataclasses.replace(manifest, fingerprint="x").to_json() != text
+    data = (prepared.folder / "train" / "manifest.json").read_bytes()
+    manifest = Manifest.from_json(data, "x")
+    assert manifest.to_json() == data and str(prepared.folder) not in data.decode()
+    assert dataclasses.replace(manifest, fingerprint="x").to_json() != data
+
+
+def test_documents_are_a_sequence(prepared: PrepareConfig) -> None:
+    documents = SegmentStore.open(prepared.folder / "train").manifest.documents
+    assert len(documents) == 6 and documents[1:4:2] == [documents[1], documents[3]]
+    assert documents[-1] == list(documents)[-1] == documents[5] and documents[5].id == "train/doc5.txt"
+    with pytest.raises(IndexError):
+        documents[6]
 
 
 def test_a_changed_byte_anywhere_in_a_part_is_named(prepared: PrepareConfig) -> None:
