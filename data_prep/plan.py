@@ -21,7 +21,7 @@ import xxhash
 from data_prep.documents import Corpus, Document, Scanned, Skipped, Source, reread, scan
 from data_prep.manifest import SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
 from data_prep.segments import PartPlan
-from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
+from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
 
 SAMPLE_BYTES = 16 << 20
 """A tokenizer is trained on about so much text of the train split."""
@@ -246,7 +246,7 @@ def describe(tokenizer: Tokenizer, scan: SplitScan) -> TokenizerInfo:
 
 def text_for(tokenizer: Tokenizer, corpus: Corpus, text: str | bytes) -> str | bytes:
     """The text, where this tokenizer takes its type; raises TokenizerError where not."""
-    if isinstance(text, bytes) and not tokenizer.takes_bytes:
+    if isinstance(text, bytes) and not isinstance(tokenizer, BytesTokenizer):
         raise TokenizerError(
             f"corpus {corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
         )

@@ -155,9 +155,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
         if missing:
             documents = {split: plan.scan.documents for split, plan in missing.items()}
             with _progress(console, "written", documents) as done:
-                for manifest in prepare_splits(
-                    config.place, missing, config.place / "tokenizer", config.workers, done
-                ):
+                for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
                     manifests[manifest.split] = manifest
     made = {split: manifest for split, manifest in manifests.items() if manifest}
     _summary(console, made, size, time.perf_counter() - start)
