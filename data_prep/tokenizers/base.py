@@ -31,10 +31,16 @@ class Tokenizer(Protocol):
         """Digest of everything that decides the ids."""
         ...
 
-    def encode(self, text: str | bytes) -> np.ndarray:
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether `encode` takes bytes as well as text."""
+        ...
+
+    def encode(self, text: Any) -> np.ndarray:
         """Token ids [tokens], of the type `token_dtype(vocab_size)`. Begin-of-document is not among them, whatever the text.
 
-        Raises TokenizerError for bytes that are not UTF-8, which only the bytes tokenizer takes.
+        Args:
+            text: str; or bytes, where `takes_bytes`.
         """
         ...
 
@@ -60,25 +66,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
-    """Whether encoding and decoding gives every one of the texts back."""
+    """Whether encoding and decoding gives every one of the texts back; of bytes, what they read as."""
     return all(_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
 
 
 def _text(text: str | bytes) -> str:
     return text if isinstance(text, str) else text.decode(errors="replace")
-
-
-def as_text(text: str | bytes, tokenizer: str) -> str:
-    """Text that may have come as bytes. Raises TokenizerError naming the first byte that is not UTF-8."""
-    if isinstance(text, str):
-        return text
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise TokenizerError(
-            f"a document is not UTF-8 (byte 0x{text[error.start]:02x} at offset {error.start}) and tokenizer {tokenizer} "
-            "reads text: use --tokenizer bytes, or convert the corpus"
-        ) from None
 
 
 @dataclass(frozen=True)

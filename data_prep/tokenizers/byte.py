@@ -14,6 +14,7 @@ class BytesTokenizer:
 
     name = "bytes"
     vocab_size = 257
+    takes_bytes = True
     fingerprint = digest({"kind": "bytes"})
 
     def encode(self, text: str | bytes) -> np.ndarray:

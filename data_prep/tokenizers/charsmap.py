@@ -36,25 +36,25 @@ def kept_before_a_space(charsmap: bytes) -> str:
     bases = bases[order]
 
     ends: set[int] = set()
-    nodes, after_space = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
+    nodes, space = np.zeros(1, dtype=np.int64), np.int64(-1)
     for depth in range(LONGEST_KEY):
         base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
         first, last = np.searchsorted(bases, base), np.searchsorted(bases, base, side="right")
         count = last - first
-        parent = np.repeat(np.arange(len(nodes)), count)
-        if not len(parent):
+        if not count.any():
             return "".join(c for c in PRINTABLE if ord(c) not in ends)
-        if len(parent) > len(units):
-            return ""  # not a tree
-        nodes = order[np.arange(len(parent)) + np.repeat(first - (np.cumsum(count) - count), count)]
-        label = labels[nodes]
-        is_key = (units[nodes] >> 8) & 1 == 1
+        parents = np.repeat(nodes, count)
+        children = order[np.arange(len(parents)) + np.repeat(first - (np.cumsum(count) - count), count)]
+        label = labels[children]
+        is_key = (units[children] >> 8) & 1 == 1
         if depth == 0 and (is_key & (label == SPACE)).any():
             return ""  # the space is replaced
         if depth > 0 and (label == SPACE).any():
             return ""  # a key goes on over a space
-        if (after_space[parent] & (label > SPACE) & (label < 0x7F)).any():
+        if ((parents == space) & (label > SPACE) & (label < 0x7F)).any():
             return ""  # a key begins with a space and a printable character
         ends.update(label[is_key].tolist())
-        after_space = (label == SPACE) if depth == 0 else np.zeros(len(nodes), dtype=bool)
+        if depth == 0 and (label == SPACE).any():
+            space = children[label == SPACE][0]
+        nodes = np.unique(children)  # keys with equal ends share them
     return ""

@@ -17,9 +17,9 @@ Long texts are cut between a character that is not whitespace and a space or new
 
     '(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
 
-has whitespace only at a match's beginning or throughout, so no match runs over such a place. A match before it ends where it would
-in the whole, for the next character is whitespace, as the end is, not of its class; the one look-ahead is at the end of a run of whitespace, and
-the last such run of the piece is followed by a character of the same piece. What comes after begins anew: nothing looks back.
+has whitespace only at a match's beginning or throughout, so no match runs over such a place. A match before it ends where it
+would in the whole: its class of characters ends at whitespace as it ends at the end of the piece; and the one look-ahead is at
+the end of a run of whitespace, which in a piece is followed by a character of the same piece. Nothing looks back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import tiktoken
 
 from data_prep.manifest import digest
 from data_prep.places import Place
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, as_text, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern as tiktoken writes it, without backtracking."""
@@ -58,6 +58,8 @@ def byte_letters() -> dict[int, str]:
 
 class GPT2Tokenizer:
     """A byte-level BPE with GPT-2's pattern. See the module's docstring."""
+
+    takes_bytes = False
 
     def __init__(
         self, vocab: dict[str, int], merges: list[tuple[str, str]], name: str = "gpt2", *, check: bool = True
@@ -111,9 +113,9 @@ class GPT2Tokenizer:
         special = {"<|endoftext|>": len(self._ranks)}
         return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=self._ranks, special_tokens=special)
 
-    def encode(self, text: str | bytes) -> np.ndarray:
+    def encode(self, text: str) -> np.ndarray:
         ids = Ids(self.vocab_size)
-        for piece in CUTS.pieces(as_text(text, self.name)):
+        for piece in CUTS.pieces(text):
             ids.append(self._table[self._encoding.encode_to_numpy(piece, disallowed_special=())])
         return ids.take()
 

@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, as_text, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
 
@@ -39,6 +39,8 @@ PATTERNS = {_CL100K % r"\p{N}{1,3}", _CL100K % r"\p{N}"}
 
 class HuggingFaceTokenizer:
     """A `tokenizer.json`. See the module's docstring."""
+
+    takes_bytes = False
 
     def __init__(self, data: bytes, name: str = "tokenizer.json", engine: str = "") -> None:
         """
@@ -74,10 +76,10 @@ class HuggingFaceTokenizer:
         self._gpt2 = None if engine == "tokenizers" else _as_gpt2(spec, name, check=not engine)
         self.cuts = find_cuts(spec)
 
-    def encode(self, text: str | bytes) -> np.ndarray:
+    def encode(self, text: str) -> np.ndarray:
         if self._gpt2 is not None:
             return self._gpt2.encode(text).astype(token_dtype(self.vocab_size), copy=False)
-        text, ids = as_text(text, self.name), Ids(self.vocab_size)
+        ids = Ids(self.vocab_size)
         for piece in self.cuts.pieces(text) if self.cuts else [text]:
             ids.append(np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64))
         return ids.take()

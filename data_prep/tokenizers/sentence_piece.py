@@ -29,8 +29,8 @@ import xxhash
 from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, as_text, token_dtype
-from data_prep.tokenizers.charsmap import kept_before_a_space
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 
 PIECE_CHARACTERS = 4096
 PIECES_AT_ONCE = 64
@@ -55,6 +55,8 @@ class SentencePieceTokenizer:
         cuts: where long texts may be cut; None where nothing is proved, and texts are encoded as a whole.
     """
 
+    takes_bytes = False
+
     def __init__(self, model: bytes, name: str = "sentencepiece", recipe: Recipe | None = None) -> None:
         """Raises TokenizerError where `model` is not a SentencePiece model."""
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -72,8 +74,7 @@ class SentencePieceTokenizer:
         self.fingerprint = digest({"kind": "sentencepiece", "model": xxhash.xxh3_128_hexdigest(model)})
         self.cuts = find_cuts(proto)
 
-    def encode(self, text: str | bytes) -> np.ndarray:
-        text = as_text(text, self.name)
+    def encode(self, text: str) -> np.ndarray:
         if self.cuts is None:
             return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))
         pieces, ids = self.cuts.pieces(text), Ids(self.vocab_size)
@@ -113,5 +114,5 @@ def find_cuts(proto: Any) -> Cuts | None:
     )
     kept = kept_before_a_space(rules.precompiled_charsmap) if usual else ""
     if kept:
-        patterns.append(f"[{re.escape(kept)}](?= [!-~])")
+        patterns.append(f"[{'!-~' if kept == PRINTABLE else re.escape(kept)}](?= [!-~])")
     return Cuts("|".join(patterns), PIECE_CHARACTERS, skip=int(prefix and not strips)) if patterns else None

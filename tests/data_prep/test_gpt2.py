@@ -185,7 +185,7 @@ def test_malformed_files(folder: Path, tmp_path: Path, name: str, content: bytes
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(
-        TokenizerError, match="holds no tokenizer: give a folder with tokenizer.json, a .model file, or vocab"
+        TokenizerError, match=r"holds no tokenizer: give a folder with tokenizer\.json, a \.model file, or vocab"
     ):
         tokenizer_from_spec(str(tmp_path))
     with pytest.raises(
