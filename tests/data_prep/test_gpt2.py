@@ -116,7 +116,7 @@ def test_both_layouts_and_the_saved_one_are_one_tokenizer(folder: Path, tmp_path
     assert np.array_equal(loaded.encode(SOURCE), one.encode(SOURCE)) and is_lossless(loaded, [SOURCE])
     merges = (tmp_path / "saved" / "merges.txt").read_text().split("\n")
     (tmp_path / "saved" / "merges.txt").write_text("\n".join(merges[:-3]))
-    with pytest.raises(TokenizerError, match="is damaged .its checksum does not match"):
+    with pytest.raises(TokenizerError, match="damaged"):
         load_tokenizer(tmp_path / "saved")
 
 
