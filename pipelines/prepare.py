@@ -38,6 +38,7 @@ from data_prep.tokenizers import (
     Training,
     load_tokenizer,
     save_tokenizer,
+    shortfall,
     tokenizer_from_spec,
     train_sentencepiece,
 )
@@ -53,7 +54,8 @@ class PrepareConfig:
     store: str = "runs/store"
     """Folder of all prepared corpora, or a URI such as s3://bucket/store."""
     tokenizer: str = "bytes"
-    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; or the path of a .model file."""
+    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; the path of a SentencePiece .model, of
+    a tokenizer.json, or of a folder that holds one; or gpt2:FOLDER, with vocab.json and merges.txt."""
     splits: tuple[str, ...] = SPLITS
     """Splits to prepare."""
     segment_length: int = 1024
@@ -179,7 +181,10 @@ def _tokenizer(
     documents = sample_documents(scans["train"])
     size = sum(document.bytes for document in documents)
     console.print(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
-    return train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
+    trained = train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
+    if sentence := shortfall(asked, trained):
+        console.print(f"warning: {sentence}")
+    return trained
 
 
 def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
