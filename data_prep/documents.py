@@ -6,13 +6,15 @@ for item in corpus.read(corpus.sources("train")):      # Document or Skipped, in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
+
+from data_prep.places import Place, is_uri
 
 SPLITS = ("train", "validation", "test")
 
@@ -96,45 +98,100 @@ class Corpus(Protocol):
         ...
 
 
+@runtime_checkable
+class Remarks(Protocol):
+    """A corpus that has something to say on its splits, which `prepare` prints."""
+
+    def remarks(self, split: str, documents: Sequence[Scanned]) -> list[str]: ...
+
+
 def split_of(name: str) -> str:
     """The split of a document in a corpus that has none of its own: 86 % train, 7 % validation, 7 % test, by its name."""
     share = xxhash.xxh3_64_intdigest(name.encode()) % 100
     return "train" if share < 86 else "validation" if share < 93 else "test"
 
 
-def folder_of(name: str, source: str) -> Path:
-    """The folder that `--source` names. Raises CorpusError where it is not given or not there."""
+def folder_of(name: str, source: str) -> Place:
+    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not there."""
     if not source:
         raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER")
-    root = Path(source).expanduser()
+    root = Place.parse(source)
     if not root.is_dir():
-        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
+        shown = root if is_uri(source) else source
+        raise CorpusError(f"{shown} is not a folder: give --source the folder that holds the corpus {name}")
     return root
 
 
-def read_utf8(path: Path) -> str:
-    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
-    data = path.read_bytes()
+def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
+    """The text of some bytes. Raises CorpusError naming the file and the byte that is not UTF-8.
+
+    Args:
+        where: the file.
+        offset: at which the bytes begin in it.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
+            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start} ({error.reason}); "
             "convert the file to UTF-8 or take it out of the folder"
         ) from None
 
 
+def read_utf8(file: Place) -> str:
+    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
+    return decode_utf8(file.read_bytes(), file.shown)
+
+
 def scan(document: Document, place: str = "") -> Scanned | Skipped:
     """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
-    data = encoded(document.text)
-    words = count_words(document.text, data)
+    size, words, checksum = tally(document.text)
     if not words:
         return Skipped(document.id, "empty")
-    return Scanned(document.id, document.title, len(data), words, xxhash.xxh3_64_hexdigest(data), place)
+    return Scanned(document.id, document.title, size, words, checksum, place)
 
 
-def encoded(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
+PIECE = 1 << 18
+"""Characters that are looked at together: so a long text needs no memory beside its own, and stays in the cache."""
+
+
+def tally(text: str | bytes) -> tuple[int, int, str]:
+    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes."""
+    size = words = 0
+    found = xxhash.xxh3_64()
+    inside = False  # a word that began in the piece before
+    for data, spaced in _pieces(text):
+        size += len(data)
+        found.update(data)
+        space = _ASCII_SPACE[np.frombuffer(spaced, dtype=np.uint8)]
+        words += int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0] and not inside)
+        inside = not space[-1]
+    return size, words, found.hexdigest()
+
+
+def checksum(text: str | bytes) -> str:
+    """xxh3-64 (hex) of a text's UTF-8 bytes."""
+    found = xxhash.xxh3_64()
+    for data in _encoded(text):
+        found.update(data)
+    return found.hexdigest()
+
+
+def _encoded(text: str | bytes) -> Iterator[bytes]:
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        yield piece if isinstance(piece, bytes) else piece.encode()
+
+
+def _pieces(text: str | bytes) -> Iterator[tuple[bytes, bytes]]:
+    """UTF-8 of the pieces of a text, and the same with every white space as an ASCII one."""
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        data = piece if isinstance(piece, bytes) else piece.encode()
+        if isinstance(piece, bytes) or piece.isascii() or not _WIDE_SPACE.search(piece):
+            yield data, data
+        else:
+            yield data, _WIDE_SPACE.sub(" ", piece).encode()
 
 
 def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator[Document]:
@@ -147,7 +204,7 @@ def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator
         if isinstance(item, Skipped):
             continue
         expected = documents[seen] if seen < len(documents) else None
-        if not expected or (item.id, xxhash.xxh3_64_hexdigest(encoded(item.text))) != (expected.id, expected.xxh3):
+        if not expected or (item.id, checksum(item.text)) != (expected.id, expected.xxh3):
             raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
         seen += 1
         yield item
@@ -160,12 +217,9 @@ _ASCII_SPACE = np.zeros(256, dtype=bool)
 _ASCII_SPACE[[ord(c) for c in map(chr, range(128)) if c.isspace()]] = True
 
 
-def count_words(text: str | bytes, data: bytes) -> int:
-    """`len(text.split())`, without making the words where the text is ASCII or bytes. `data` is the text's UTF-8.
+_WIDE_SPACE = re.compile("[" + "".join(c for c in map(chr, range(128, 0x3001)) if c.isspace()) + "]")
 
-    The words of bytes are those that ASCII white space separates.
-    """
-    if isinstance(text, str) and not text.isascii():
-        return len(text.split())
-    space = _ASCII_SPACE[np.frombuffer(data, dtype=np.uint8)]
-    return int(np.count_nonzero(space[:-1] & ~space[1:])) + int(len(space) > 0 and not space[0])
+
+def count_words(text: str | bytes) -> int:
+    """`len(text.split())`, without making the words. The words of bytes are those that ASCII white space separates."""
+    return tally(text)[1]

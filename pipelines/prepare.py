@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS
+from data_prep.documents import SPLITS, Remarks
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place, without_credentials
 from data_prep.plan import SplitPlan, SplitScan, describe, sample_documents, sample_lines
@@ -161,6 +161,11 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
                     manifests[manifest.split] = manifest
     made = {split: manifest for split, manifest in manifests.items() if manifest}
     _summary(console, made, size, time.perf_counter() - start)
+    corpus = config.corpus
+    if isinstance(corpus, Remarks):
+        for split in made:
+            for remark in corpus.remarks(split, scans[split].documents):
+                console.print(f"{split}: {remark}")
     store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
     console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
     return made

@@ -40,7 +40,9 @@ def open_run(config: TrainConfig) -> Run:
         try:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation")
         except MissingSplit:
-            warnings.append(f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation")
+            warnings.append(
+                f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation"
+            )
     if (
         validation_store
         and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint

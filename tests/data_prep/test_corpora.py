@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
@@ -24,10 +25,12 @@ from data_prep.documents import (
     Scanned,
     Skipped,
     Source,
+    checksum,
     count_words,
     reread,
     scan,
     split_of,
+    tally,
 )
 from data_prep.plan import ScannedDocuments, scan_group
 from data_prep.store import SegmentStore
@@ -60,7 +63,7 @@ def books(tmp_path: Path) -> Path:
 
 
 def test_registry_names() -> None:
-    assert list(CORPORA) == ["python-source", "pg19", "text"]
+    assert {"python-source", "pg19", "text", "arxiv"} < set(CORPORA)
     assert all(kind.name == name for name, kind in CORPORA.items())
 
 
@@ -174,7 +177,11 @@ def test_damaged_metadata(books: Path) -> None:
 
 @given(st.text(alphabet=st.one_of(st.characters(max_codepoint=127), st.sampled_from(" \t\n\x1c\x85\u2028é"))))
 def test_words_are_those_of_str_split(text: str) -> None:
-    assert count_words(text, text.encode()) == len(text.split())
+    assert count_words(text) == len(text.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "PIECE", 3)  # words and spaces that cross the pieces' ends
+        data = text.encode()
+        assert tally(text) == (len(data), len(text.split()), checksum(data)) and checksum(text) == checksum(data)
 
 
 def test_scan() -> None:
