@@ -147,24 +147,25 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.hist(lengths, bins=edges.tolist(), color="#0072B2", label="documents (left)")
+    axes.hist(lengths, bins=edges.tolist(), color="#0072B2", label="documents")
     axes.set_xscale("log")
     axes.set_xlabel("tokens of a document")
     axes.set_ylabel("documents")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.axvline(float(np.median(lengths)), color="black", linestyle="--", label=f"median {int(np.median(lengths)):,}")
+    median = length_quantiles(lengths)["median"]
+    axes.axvline(median, color="black", linestyle="--", label=f"median {median:,}")
     share = axes.twinx()
     ordered = np.sort(lengths)
     share.plot(
         ordered,
         np.cumsum(ordered) / ordered.sum(),
         color="#E69F00",
-        label="share of all tokens in documents up to here (right)",
+        label="share of all tokens in documents up to this length (right)",
     )
     share.set_ylim(0, 1.02)
     share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     handles = [handle for one in (axes, share) for handle in one.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, loc="upper left", frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     manifest = store.manifest
     counts = f"{len(store.lengths):,} documents, {manifest.totals.tokens:,} tokens"
     axes.set_title(f"{manifest.corpus}, {manifest.split}: {counts} ({manifest.tokenizer.name})")

@@ -14,14 +14,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
@@ -124,7 +124,8 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     if config.workers:
         ray_session.start(num_cpus=config.workers)
 
-    with _progress(console, "scanned", sources) as done:
+    listed = [source.bytes for some in sources.values() for source in some]
+    with _progress(console, "scanned", len(listed), sum(listed)) as done:
         scans = scan_splits(config.corpus, sources, config.workers, done)
     for split in [split for split in splits if not scans[split].documents]:
         if config.splits != SPLITS or len(splits) == 1:
@@ -155,8 +156,8 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
             console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
         missing = {split: plan for split, plan in plans.items() if not manifests[split]}
         if missing:
-            documents = {split: plan.scan.documents for split, plan in missing.items()}
-            with _progress(console, "written", documents) as done:
+            count = sum(len(plan.scan.documents) for plan in missing.values())
+            with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
                 for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
                     manifests[manifest.split] = manifest
     made = {split: manifest for split, manifest in manifests.items() if manifest}
@@ -168,6 +169,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
                 console.print(f"{split}: {remark}")
     store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
     console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
+    console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / next(iter(made))))}")
     return made
 
 
@@ -247,27 +249,27 @@ def _save(tokenizer: Tokenizer, folder: Place) -> None:
 
 
 @contextlib.contextmanager
-def _progress(console: Console, verb: str, splits: Mapping[str, Sized]) -> Iterator[Done]:
-    """A bar over the documents of all splits on a terminal; elsewhere a line every few seconds."""
-    total = sum(map(len, splits.values()))
+def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
+    """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
     start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
     ) as bar:
-        task = bar.add_task(verb, total=total, rate="")
+        task = bar.add_task(verb, total=size, figures=f"0 of {documents:,} documents")
 
-        def done(documents: int, size: int) -> None:
+        def done(some: int, text: int) -> None:
             nonlocal printed
-            seen[0] += documents
-            seen[1] += size
+            seen[0] += some
+            seen[1] += text
             now = time.perf_counter()
-            rate = f"{seen[1] / 1e6:,.1f} MB, {seen[1] / 1e6 / max(now - start, 1e-9):,.1f} MB/s"
-            bar.update(task, completed=seen[0], rate=rate)
+            rate = seen[1] / 1e6 / max(now - start, 1e-9)
+            figures = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
+            bar.update(task, completed=seen[1], figures=figures)
             if bar.disable and now - printed > 5:
                 printed = now
-                left = (now - start) / max(seen[0], 1) * (total - seen[0])
-                console.print(f"  {verb} {seen[0]:,} of {total:,} documents, {rate}, {left:,.0f} s left")
+                left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)
+                console.print(f"  {verb} {figures}, {cli.duration(left)} left")
 
         yield done
 
@@ -286,7 +288,10 @@ def _summary(console: Console, manifests: dict[str, Manifest], size: int, second
     for split, manifest in manifests.items():
         if skipped := manifest.totals.skipped:
             console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
-    console.print(f"{size / 1e6:,.1f} MB in {seconds:,.1f} s, {size / 1e6 / seconds:,.1f} MB/s")
+    info = next(iter(manifests.values())).tokenizer
+    lossless = "lossless" if info.lossless else "not lossless"
+    console.print(f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document, {lossless}")
+    console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
 
 
 if __name__ == "__main__":
