@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from data_prep.documents import Document, count_words, encoded
+from data_prep.documents import Document, tally
 from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, is_lossless
 
 
@@ -54,8 +54,7 @@ def study(
     """
     rows = [VocabularyRow(tokenizer.name, tokenizer.vocab_size - 1) for tokenizer in tokenizers]
     for document in documents:
-        data = encoded(document.text)
-        words = count_words(document.text, data)
+        size, words, _ = tally(document.text)
         for tokenizer, row in zip(tokenizers, rows, strict=True):
             if isinstance(document.text, bytes) and not isinstance(tokenizer, BytesTokenizer):
                 raise TokenizerError(
@@ -66,7 +65,7 @@ def study(
             row.seconds += time.perf_counter() - start
             row.tokens += len(ids)
             row.words += words
-            row.bytes += len(data)
+            row.bytes += size
             row.lossless = row.lossless and is_lossless(tokenizer, [document.text])
-        done(len(data))
+        done(size)
     return rows

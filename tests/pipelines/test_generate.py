@@ -164,7 +164,7 @@ def test_a_published_model_is_exported_with_the_same_ids(tmp_path: Path) -> None
 class Other(BytesTokenizer):
     """Not what it says it is."""
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str | bytes) -> np.ndarray:
         return super().encode(text)[::-1]
 
 
