@@ -1,14 +1,20 @@
-"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written."""
+"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written.
+
+for item in corpus.read(corpus.sources("train")):      # Document or Skipped, in the corpus's order, one in memory at a time
+    scan(item)                                         # Scanned or Skipped
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
+
+from data_prep.places import Place, is_uri
 
 SPLITS = ("train", "validation", "test")
 
@@ -22,17 +28,31 @@ class Source:
     """A document that has not been read yet."""
 
     id: str
+    """Unique in the corpus."""
     title: str
     split: str
     bytes: int
     """Size on the disk: about the size of the text."""
+    place: str = ""
+    """Where in the corpus it stands, in words of the corpus's own: a member of an archive, an offset. In no fingerprint."""
 
 
 @dataclass(frozen=True)
 class Document:
     id: str
     title: str
-    text: str
+    text: str | bytes
+    """bytes are never decoded: the tokenizer `bytes` alone takes them."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that a corpus holds and that is not a document."""
+
+    id: str
+    reason: str
+    """In the words of the summary, `3 PDF only`: "PDF only", "empty". A corpus has few reasons."""
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +67,11 @@ class Scanned:
     """Runs of non-whitespace, as `str.split` counts them."""
     xxh3: str
     """xxh3-64 (hex) of the text's UTF-8 bytes."""
+    place: str = ""
+    """That of its source."""
 
     def source(self, split: str) -> Source:
-        return Source(self.id, self.title, split, self.bytes)
+        return Source(self.id, self.title, split, self.bytes, self.place)
 
 
 class Corpus(Protocol):
@@ -61,13 +83,26 @@ class Corpus(Protocol):
         """The documents of a split, in a fixed order. Raises CorpusError where there is nothing to read at all."""
         ...
 
-    def read(self, source: Source) -> Document:
-        """Raises CorpusError where the document cannot be read."""
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Read some sources of one split, given in the order of `sources(split)`, one at a time.
+
+        Each gives any number of Skipped and then at most one Document, of the source's id; nothing is kept of it once it
+        was taken. A run of neighbours is read in one go: an archive is opened once.
+
+        Raises CorpusError where a document cannot be read.
+        """
         ...
 
     def options(self) -> dict[str, Any]:
         """The options that change the content, for the fingerprint. No paths."""
         ...
+
+
+@runtime_checkable
+class Remarks(Protocol):
+    """A corpus that has something to say on its splits, which `prepare` prints."""
+
+    def remarks(self, split: str, documents: Sequence[Scanned]) -> list[str]: ...
 
 
 def split_of(name: str) -> str:
@@ -76,44 +111,115 @@ def split_of(name: str) -> str:
     return "train" if share < 86 else "validation" if share < 93 else "test"
 
 
-def folder_of(name: str, source: str) -> Path:
-    """The folder that `--source` names. Raises CorpusError where it is not given or not there."""
+def folder_of(name: str, source: str) -> Place:
+    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not there."""
     if not source:
         raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER")
-    root = Path(source).expanduser()
+    root = Place.parse(source)
     if not root.is_dir():
-        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
+        shown = root if is_uri(source) else source
+        raise CorpusError(f"{shown} is not a folder: give --source the folder that holds the corpus {name}")
     return root
 
 
-def read_utf8(path: Path) -> str:
-    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
-    data = path.read_bytes()
+def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
+    """The text of some bytes. Raises CorpusError naming the file and the byte that is not UTF-8.
+
+    Args:
+        where: the file.
+        offset: at which the bytes begin in it.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
+            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start} ({error.reason}); "
             "convert the file to UTF-8 or take it out of the folder"
         ) from None
 
 
-def scan(document: Document) -> Scanned | None:
-    """Size, words and digest of a document; None where it holds nothing but whitespace."""
-    data = document.text.encode()
-    words = count_words(document.text, data)
+def read_utf8(file: Place) -> str:
+    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
+    return decode_utf8(file.read_bytes(), file.shown)
+
+
+def scan(document: Document, place: str = "") -> Scanned | Skipped:
+    """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
+    size, words, checksum = tally(document.text)
     if not words:
-        return None
-    return Scanned(document.id, document.title, len(data), words, xxhash.xxh3_64_hexdigest(data))
+        return Skipped(document.id, "empty")
+    return Scanned(document.id, document.title, size, words, checksum, place)
+
+
+PIECE = 1 << 18
+"""Characters that are looked at together: so a long text needs no memory beside its own, and stays in the cache."""
+
+
+def tally(text: str | bytes) -> tuple[int, int, str]:
+    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes."""
+    size = words = 0
+    found = xxhash.xxh3_64()
+    inside = False  # a word that began in the piece before
+    for data, spaced in _pieces(text):
+        size += len(data)
+        found.update(data)
+        space = _ASCII_SPACE[np.frombuffer(spaced, dtype=np.uint8)]
+        words += int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0] and not inside)
+        inside = not space[-1]
+    return size, words, found.hexdigest()
+
+
+def checksum(text: str | bytes) -> str:
+    """xxh3-64 (hex) of a text's UTF-8 bytes."""
+    found = xxhash.xxh3_64()
+    for data in _encoded(text):
+        found.update(data)
+    return found.hexdigest()
+
+
+def _encoded(text: str | bytes) -> Iterator[bytes]:
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        yield piece if isinstance(piece, bytes) else piece.encode()
+
+
+def _pieces(text: str | bytes) -> Iterator[tuple[bytes, bytes]]:
+    """UTF-8 of the pieces of a text, and the same with every white space as an ASCII one."""
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        data = piece if isinstance(piece, bytes) else piece.encode()
+        if isinstance(piece, bytes) or piece.isascii() or not _WIDE_SPACE.search(piece):
+            yield data, data
+        else:
+            yield data, _WIDE_SPACE.sub(" ", piece).encode()
+
+
+def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator[Document]:
+    """Documents that a scan saw, once more, in the order of the scan.
+
+    Raises CorpusError where one is no longer what the scan saw.
+    """
+    seen = 0
+    for item in corpus.read([document.source(split) for document in documents]):
+        if isinstance(item, Skipped):
+            continue
+        expected = documents[seen] if seen < len(documents) else None
+        if not expected or (item.id, checksum(item.text)) != (expected.id, expected.xxh3):
+            raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
+        seen += 1
+        yield item
+        del item  # before the next one is read
+    if seen < len(documents):
+        raise CorpusError(f"document {documents[seen].id!r} went away while it was being prepared: start again")
 
 
 _ASCII_SPACE = np.zeros(256, dtype=bool)
 _ASCII_SPACE[[ord(c) for c in map(chr, range(128)) if c.isspace()]] = True
 
 
-def count_words(text: str, data: bytes) -> int:
-    """`len(text.split())`, without making the words where the text is ASCII. `data` is the text's UTF-8."""
-    if not text.isascii():
-        return len(text.split())
-    space = _ASCII_SPACE[np.frombuffer(data, dtype=np.uint8)]
-    return int(np.count_nonzero(space[:-1] & ~space[1:])) + int(len(space) > 0 and not space[0])
+_WIDE_SPACE = re.compile("[" + "".join(c for c in map(chr, range(128, 0x3001)) if c.isspace()) + "]")
+
+
+def count_words(text: str | bytes) -> int:
+    """`len(text.split())`, without making the words. The words of bytes are those that ASCII white space separates."""
+    return tally(text)[1]

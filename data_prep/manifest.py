@@ -1,8 +1,8 @@
 """The manifest of one split of a store: what it was made from, what it holds, and the checksums of its bytes.
 
-`<store>/<corpus>/<split>/manifest.json` is written last: a split without a valid manifest does not exist. The file is JSON
-with one line per part and per document, carries its own checksum, and holds no time, no host and no path, so that a store
-prepared twice is the same to the byte.
+`<store>/<corpus>/<split>/manifest.json` is written last: a split without a valid manifest does not exist. Beside it stand the
+parts and `documents.arrow`, the table of the documents. All hold no time, no host and no path, so that a store prepared twice is
+the same to the byte. JSON files are sealed: their first line is a checksum of every byte after it.
 
 Fingerprints are xxh3-128 digests of canonical JSON, chained: corpus content, tokenizer, parameters → manifest → checkpoint.
 """
@@ -10,15 +10,21 @@ Fingerprints are xxh3-128 digests of canonical JSON, chained: corpus content, to
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
-SCHEMA = 1
+from data_prep.places import Place
+
+SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
+
+REMEDY = "prepare this split again with --overwrite"
 
 
 class StoreError(ValueError):
@@ -44,8 +50,8 @@ class TokenizerInfo:
 @dataclass(frozen=True)
 class Totals:
     documents: int
-    skipped_empty: int
-    """Documents left out because they held nothing but whitespace."""
+    skipped: dict[str, int]
+    """What was left out, by reason: `empty` documents hold nothing but whitespace."""
     tokens: int
     words: int
     """Runs of non-whitespace."""
@@ -74,9 +80,26 @@ class PartEntry:
     """xxh3-64 of what lies before and after the record batches: the Arrow schema and footer."""
     batches: tuple[RecordBatchEntry, ...]
 
+    @staticmethod
+    def from_dict(part: dict[str, Any]) -> PartEntry:
+        return PartEntry(**{**part, "batches": tuple(RecordBatchEntry(**batch) for batch in part["batches"])})
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """The file with the table of the documents."""
+
+    name: str
+    bytes: int
+    rows: int
+    xxh3: str
+    """xxh3-64 of the whole file."""
+
 
 @dataclass(frozen=True)
 class DocumentEntry:
+    """One row of that table."""
+
     id: str
     title: str
     tokens: int
@@ -104,45 +127,36 @@ class Manifest:
     token_dtype: str
     """uint16 or uint32."""
     totals: Totals
+    table: TableEntry
     parts: tuple[PartEntry, ...]
-    documents: tuple[DocumentEntry, ...]
+    documents: Sequence[DocumentEntry] = field(default=(), compare=False, repr=False)
+    """Rows of the table, read from its file as they are asked for. Not in the JSON."""
 
-    def to_json(self) -> str:
-        content = {"schema": SCHEMA, **asdict(self)}
-        lines = []
-        for key, value in {"checksum": digest(content), **content}.items():
-            if isinstance(value, (list, tuple)):
-                text = "[\n" + ",\n".join("  " + _line(item) for item in value) + "\n ]"
-            else:
-                text = json.dumps(value, ensure_ascii=False, indent=1).replace("\n", "\n ")
-            lines.append(f" {json.dumps(key)}: {text}")
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+    def to_json(self) -> bytes:
+        names = ("fingerprint", "inputs", "corpus", "split", "segment_length", "token_dtype")
+        content = {name: getattr(self, name) for name in names}
+        records = {name: asdict(getattr(self, name)) for name in ("tokenizer", "totals", "table")}
+        return seal({"schema": SCHEMA, **content, **records, "parts": [asdict(part) for part in self.parts]})
 
     @staticmethod
-    def from_json(text: str, path: str) -> Manifest:
-        """Raises StoreError naming `path` where the text is damaged or of another schema version."""
+    def from_json(data: bytes, path: str) -> Manifest:
+        """Raises StoreError naming `path` where the bytes are damaged or of another schema version."""
         try:
-            content = json.loads(text)
-            checksum, schema = content.pop("checksum"), content["schema"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{path} is damaged ({error}): prepare this split again with --overwrite") from None
+            schema = json.loads(data)["schema"]
+        except (ValueError, KeyError, TypeError):
+            schema = SCHEMA
         if schema != SCHEMA:
-            raise StoreError(
-                f"{path} has schema version {schema!r} and this code reads version {SCHEMA}: "
-                "prepare this split again with --overwrite"
-            )
-        if digest(content) != checksum:
-            raise StoreError(f"{path} is damaged (its checksum does not match): prepare it again with --overwrite")
+            raise StoreError(f"{path} has schema version {schema!r} and this code reads version {SCHEMA}: {REMEDY}")
+        try:
+            content = unseal(data)
+        except ValueError as error:
+            raise StoreError(f"{path} is damaged ({error}): {REMEDY}") from None
         content.pop("schema")
         content["tokenizer"] = TokenizerInfo(**content["tokenizer"])
         content["totals"] = Totals(**content["totals"])
-        content["parts"] = tuple(part_from_dict(part) for part in content["parts"])
-        content["documents"] = tuple(DocumentEntry(**document) for document in content["documents"])
+        content["table"] = TableEntry(**content["table"])
+        content["parts"] = tuple(PartEntry.from_dict(part) for part in content["parts"])
         return Manifest(**content)
-
-
-def part_from_dict(part: dict[str, Any]) -> PartEntry:
-    return PartEntry(**{**part, "batches": tuple(RecordBatchEntry(**batch) for batch in part["batches"])})
 
 
 def digest(value: Any) -> str:
@@ -151,28 +165,82 @@ def digest(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def seal(content: dict[str, Any]) -> bytes:
+    """JSON with one line per item of a list, whose first line is a checksum of all that follows."""
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, (list, tuple)):
+            text = "[\n" + ",\n".join("  " + json.dumps(item, ensure_ascii=False) for item in value) + "\n ]"
+        else:
+            text = json.dumps(value, ensure_ascii=False, indent=1).replace("\n", "\n ")
+        lines.append(f" {json.dumps(key)}: {text}")
+    body = (",\n".join(lines) + "\n}\n").encode()
+    return _seal_of(body) + body
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The content of a sealed file. Raises ValueError saying what is wrong where a byte of it changed."""
+    head, newline, body = data.partition(b",\n")
+    if head + newline != _seal_of(body):
+        raise ValueError("its checksum does not match")
+    content = json.loads(data)
+    del content["checksum"]
+    return content
+
+
+def _seal_of(body: bytes) -> bytes:
+    return f'{{\n "checksum": "{xxhash.xxh3_128_hexdigest(body)}",\n'.encode()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file such that it is either there, whole and on the disk, or not there at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-    commit(temporary, path)
+    Place.parse(path).write_atomically(data)
 
 
-def commit(temporary: Path, path: Path) -> None:
-    """fsync a finished temporary file, give it its name, and make the name durable."""
-    _fsync(temporary)
-    os.replace(temporary, path)
-    _fsync(path.parent)
+class ChecksummedSink:
+    """A file for Arrow's writers that checksums what goes through it to a stream.
 
+    Attributes:
+        position: bytes written.
+        whole: checksum of them all.
+        frame: checksum of the first `header` bytes and of what is written outside of sections.
+    """
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    closed = False
+
+    def __init__(self, stream: pa.NativeFile, header: int = 0) -> None:
+        self._stream, self._header = stream, header
+        self.position = 0
+        self.whole, self.frame = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._section = self.frame
+
+    @contextmanager
+    def section(self) -> Iterator[xxhash.xxh3_64]:
+        """The checksum of what is written in this block."""
+        self._section = xxhash.xxh3_64()
+        yield self._section
+        self._section = self.frame
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        (self.frame if self.position < self._header else self._section).update(data)
+        self.whole.update(data)
+        self._stream.write(data)
+        size = len(memoryview(data))
+        self.position += size
+        return size
+
+    def tell(self) -> int:
+        return self.position
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -2,69 +2,172 @@
 
 A plan depends on the documents and the parameters alone, never on the number of workers or on time. The chain is
 corpus content → tokenizer → parameters → fingerprint of the manifest.
+
+The driver keeps of each document its source and three numbers, in arrays; whatever else is known of it passes through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import xxhash
 
-from data_prep.documents import Corpus, Scanned, Source, scan
-from data_prep.manifest import SCHEMA, DocumentEntry, Manifest, PartEntry, TokenizerInfo, Totals, digest
-from data_prep.segments import PartPlan, PartResult
-from data_prep.tokenizers import Tokenizer, bod_id, is_lossless, token_dtype
+from data_prep.documents import Corpus, Document, Scanned, Skipped, Source, reread, scan
+from data_prep.manifest import SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
+from data_prep.segments import PartPlan
+from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
 
 SAMPLE_BYTES = 16 << 20
 """A tokenizer is trained on about so much text of the train split."""
 
+SAMPLE_CHARACTERS = 8192
+"""Of each of 16 documents so much is encoded and decoded, to see whether the tokenizer is lossless."""
 
-@dataclass(frozen=True)
+LEAST_PART_BYTES = 1 << 20
+"""A small split is cut into more parts than `part_bytes` asks for, so that workers can share it, but none smaller than this."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScannedGroup:
+    """What the scan saw of some sources, in their order."""
+
+    kept: np.ndarray
+    """int64. Those of them that are documents."""
+    bytes: np.ndarray
+    """int64 [kept]. UTF-8 bytes of the text."""
+    words: np.ndarray
+    """int64 [kept]."""
+    xxh3: np.ndarray
+    """uint64 [kept]. xxh3-64 of the bytes."""
+    titles: dict[int, str]
+    """Titles that are not the source's, by index among the kept."""
+    skipped: dict[str, int]
+    """What was left out, by reason."""
+
+    @staticmethod
+    def join(groups: Sequence[ScannedGroup], sizes: Sequence[int]) -> ScannedGroup:
+        """One group of many. `sizes` are their numbers of sources."""
+        starts = np.cumsum([0, *sizes])
+        firsts = np.cumsum([0, *(len(group.kept) for group in groups)])
+        skipped: Counter[str] = Counter()
+        for group in groups:
+            skipped.update(group.skipped)
+        return ScannedGroup(
+            np.concatenate(
+                [np.empty(0, np.int64), *(g.kept + start for g, start in zip(groups, starts, strict=False))]
+            ),
+            np.concatenate([np.empty(0, np.int64), *(group.bytes for group in groups)]),
+            np.concatenate([np.empty(0, np.int64), *(group.words for group in groups)]),
+            np.concatenate([np.empty(0, np.uint64), *(group.xxh3 for group in groups)]),
+            {int(first) + i: title for g, first in zip(groups, firsts, strict=False) for i, title in g.titles.items()},
+            dict(sorted(skipped.items())),
+        )
+
+
+def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
+    """Read and scan some documents. Raises CorpusError for one that cannot be read."""
+    numbers = {source.id: i for i, source in enumerate(sources)}
+    kept: list[tuple[int, int, int, int]] = []
+    titles: dict[int, str] = {}
+    # Not a loop with a name for the document: it would keep one while the next is read.
+    items = [scan(item) if isinstance(item, Document) else item for item in corpus.read(sources)]
+    for item in items:
+        if isinstance(item, Scanned):
+            number = numbers[item.id]
+            if item.title != sources[number].title:
+                titles[len(kept)] = item.title
+            kept.append((number, item.bytes, item.words, int(item.xxh3, 16)))
+    columns = [np.array([row[i] for row in kept], np.uint64 if i == 3 else np.int64) for i in range(4)]
+    return ScannedGroup(*columns, titles, count_skipped(items))
+
+
+def count_skipped(items: Iterable[Scanned | Skipped]) -> dict[str, int]:
+    """How many things were skipped for each reason, the reasons sorted."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, Skipped):
+            counts[item.reason] += item.count
+    return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class ScannedDocuments(Sequence[Scanned]):
+    """The documents of a split as the scan saw them, made one by one from arrays as they are asked for."""
+
+    sources: Sequence[Source]
+    group: ScannedGroup
+
+    def __len__(self) -> int:
+        return len(self.group.kept)
+
+    @overload
+    def __getitem__(self, index: int) -> Scanned: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Scanned, ...]: ...
+    def __getitem__(self, index: int | slice) -> Scanned | tuple[Scanned, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        group, source = self.group, self.sources[int(self.group.kept[index])]
+        index = range(len(self))[index]
+        title = group.titles.get(index, source.title)
+        size, words, checksum = int(group.bytes[index]), int(group.words[index]), f"{int(group.xxh3[index]):016x}"
+        return Scanned(source.id, title, size, words, checksum, source.place)
+
+
+@dataclass(frozen=True, eq=False)
 class SplitScan:
     """The documents of a split, each read once."""
 
     corpus: Corpus
     split: str
-    documents: tuple[Scanned, ...]
-    skipped_empty: int
+    documents: ScannedDocuments
 
     @property
+    def skipped(self) -> dict[str, int]:
+        """What was left out, by reason."""
+        return self.documents.group.skipped
+
+    @cached_property
     def bytes(self) -> int:
-        return sum(document.bytes for document in self.documents)
+        return int(self.documents.group.bytes.sum())
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """The corpus's link of the fingerprint chain."""
-        content = [[document.id, self.split, document.bytes, document.xxh3] for document in self.documents]
+        content = xxhash.xxh3_128()
+        for document in self.documents:
+            content.update(_line(document.id, self.split, document.bytes, document.xxh3))
         return {
             "name": self.corpus.name,
             "split": self.split,
             "options": self.corpus.options(),
-            "documents": len(content),
-            "content": digest(content),
+            "documents": len(self.documents),
+            "content": content.hexdigest(),
         }
 
 
-def scan_group(corpus: Corpus, sources: Sequence[Source]) -> list[Scanned | None]:
-    """Read and scan some documents; None for an empty one. Raises CorpusError for one that cannot be read."""
-    return [scan(corpus.read(source)) for source in sources]
+def _line(*values: str | int) -> bytes:
+    return (json.dumps(values, ensure_ascii=False) + "\n").encode()
 
 
-def group_by_bytes(sizes: Sequence[int], limit: int) -> list[range]:
+def group_by_bytes(sizes: Iterable[int], limit: int) -> list[range]:
     """Consecutive runs of items, each closed as soon as its sizes sum to `limit`."""
-    groups, start, filled = [], 0, 0
+    groups, start, filled, i = [], 0, 0, -1
     for i, size in enumerate(sizes):
         filled += size
-        if filled >= limit or i == len(sizes) - 1:
+        if filled >= limit:
             groups.append(range(start, i + 1))
             start, filled = i + 1, 0
-    return groups
+    return groups if start > i else [*groups, range(start, i + 1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitPlan:
     """Everything that decides the bytes of a split."""
 
@@ -81,32 +184,35 @@ class SplitPlan:
             "parameters": {"segment_length": self.segment_length, "part_bytes": self.part_bytes, "schema": SCHEMA},
         }
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return digest(self.inputs)
 
     @cached_property
-    def parts(self) -> tuple[PartPlan, ...]:
-        """Consecutive documents, until a part holds `part_bytes` of text."""
-        documents = self.scan.documents
-        parts = []
-        for index, run in enumerate(group_by_bytes([document.bytes for document in documents], self.part_bytes)):
-            own = documents[run.start : run.stop]
-            content = [[document.id, document.title, document.bytes, document.xxh3] for document in own]
-            inputs = [SCHEMA, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
-            parts.append(PartPlan(index, run.start, own, digest(inputs)))
-        return tuple(parts)
+    def parts(self) -> tuple[range, ...]:
+        """The documents of each part: consecutive ones, until it holds `part_bytes` of text, or a 32nd of a small split."""
+        limit = min(self.part_bytes, max(LEAST_PART_BYTES, self.scan.bytes // 32))
+        return tuple(group_by_bytes(self.scan.documents.group.bytes.tolist(), limit))
 
-    def manifest(self, results: Sequence[PartResult]) -> Manifest:
-        """The manifest, once every part is committed. `results` are in the order of the parts."""
-        parts: list[PartEntry] = [result.part for result in results]
-        documents: list[DocumentEntry] = [document for result in results for document in result.documents]
+    def bytes_of(self, part: int) -> int:
+        run = self.parts[part]
+        return int(self.scan.documents.group.bytes[run.start : run.stop].sum())
+
+    def part(self, index: int) -> PartPlan:
+        run = self.parts[index]
+        documents = self.scan.documents[run.start : run.stop]
+        content = [[document.id, document.title, document.bytes, document.xxh3] for document in documents]
+        inputs = [SCHEMA, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
+        return PartPlan(index, run.start, documents, digest(inputs))
+
+    def manifest(self, parts: Sequence[PartEntry], table: TableEntry, tokens: int) -> Manifest:
+        """The manifest, once every part is committed and the table of the documents is written."""
         totals = Totals(
-            documents=len(documents),
-            skipped_empty=self.scan.skipped_empty,
-            tokens=sum(document.tokens for document in documents),
-            words=sum(document.words for document in documents),
-            bytes=sum(document.bytes for document in documents),
+            documents=len(self.scan.documents),
+            skipped=self.scan.skipped,
+            tokens=tokens,
+            words=int(self.scan.documents.group.words.sum()),
+            bytes=self.scan.bytes,
         )
         return Manifest(
             fingerprint=self.fingerprint,
@@ -117,40 +223,53 @@ class SplitPlan:
             segment_length=self.segment_length,
             token_dtype=token_dtype(self.tokenizer.vocab_size).name,
             totals=totals,
+            table=table,
             parts=tuple(parts),
-            documents=tuple(documents),
         )
 
 
 def describe(tokenizer: Tokenizer, scan: SplitScan) -> TokenizerInfo:
-    """The manifest's entry on the tokenizer; whether it is lossless is measured on a sample of the split."""
+    """The manifest's entry on the tokenizer; whether it is lossless is measured on a sample of the split.
+
+    Raises TokenizerError where the corpus is of bytes and the tokenizer takes text.
+    """
     step = max(1, len(scan.documents) // 16)
-    texts = (scan.corpus.read(d.source(scan.split)).text[: 1 << 16] for d in scan.documents[::step])
+    texts = (document.text[:SAMPLE_CHARACTERS] for document in reread(scan.corpus, scan.documents[::step], scan.split))
     return TokenizerInfo(
         name=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         bod_id=bod_id(tokenizer),
         fingerprint=tokenizer.fingerprint,
-        lossless=is_lossless(tokenizer, texts),
+        lossless=is_lossless(tokenizer, (text_for(tokenizer, scan.corpus, text) for text in texts)),
     )
+
+
+def text_for(tokenizer: Tokenizer, corpus: Corpus, text: str | bytes) -> str | bytes:
+    """The text, where this tokenizer takes its type; raises TokenizerError where not."""
+    if isinstance(text, bytes) and not isinstance(tokenizer, BytesTokenizer):
+        raise TokenizerError(
+            f"corpus {corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
+        )
+    return text
 
 
 def sample_documents(scan: SplitScan) -> list[Scanned]:
     """About `SAMPLE_BYTES` of documents, chosen by a hash of their ids, in the corpus's order."""
-    order = sorted(scan.documents, key=lambda document: xxhash.xxh3_64_intdigest(document.id.encode()))
-    chosen, total = set(), 0
-    for document in order:
-        if total >= SAMPLE_BYTES:
-            break
-        chosen.add(document.id)
-        total += document.bytes
-    return [document for document in scan.documents if document.id in chosen]
+    keys = np.fromiter(
+        (xxhash.xxh3_64_intdigest(d.id.encode()) for d in scan.documents), np.uint64, len(scan.documents)
+    )
+    order = np.argsort(keys, kind="stable")
+    filled = np.cumsum(scan.documents.group.bytes[order])
+    chosen = order[: int(np.searchsorted(filled, SAMPLE_BYTES)) + 1]
+    return [scan.documents[int(i)] for i in np.sort(chosen)]
 
 
 def sample_lines(scan: SplitScan, documents: Sequence[Scanned]) -> Iterator[str]:
     """The lines of some documents, the longest cut so that SentencePiece does not leave them out."""
-    for document in documents:
-        text = scan.corpus.read(document.source(scan.split)).text
+    for document in reread(scan.corpus, documents, scan.split):
+        text = document.text
+        if isinstance(text, bytes):
+            raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")
         for line in text[:SAMPLE_BYTES].split("\n"):
             for start in range(0, len(line), 1000):
                 yield line[start : start + 1000]

@@ -1,29 +1,32 @@
-"""Write one part of a split: an Arrow IPC file of token segments, committed by a rename and a ledger entry.
+"""Write one part of a split: an Arrow IPC file of token segments, and what the manifest says of it.
 
 A row is one segment: `document` (int32, index in the split's manifest), `offset` (int64, token offset in the document),
 `length` (int32, valid tokens) and `tokens` (fixed_size_list<uint16|uint32>[segment_length]; the last row of a document is
 padded with zeros). The rows of a document are consecutive and within one record batch, so its tokens are one contiguous
 buffer. Small documents share a record batch of about 1 MiB of tokens; a large one has its own.
+
+Documents pass through one at a time, and a record batch is written as soon as it is full: a part costs memory for one record
+batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits it (sharding.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
-from data_prep.documents import Corpus, CorpusError, Scanned
-from data_prep.manifest import DocumentEntry, PartEntry, RecordBatchEntry, commit, write_atomically
+from data_prep.documents import Corpus, Scanned, reread
+from data_prep.manifest import ChecksummedSink, DocumentEntry, PartEntry, RecordBatchEntry, seal, unseal
+from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, token_dtype
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
+
+MAGIC = b"ARROW1\0\0"
+"""How an Arrow IPC file begins; the schema follows."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class PartPlan:
 
     @property
     def name(self) -> str:
-        return f"part-{self.index:05d}.arrow"
+        return part_name(self.index)
 
     @property
     def bytes(self) -> int:
@@ -48,10 +51,27 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What a finished part adds to the manifest."""
+    """What a finished part adds to the manifest: its ledger entry."""
 
+    fingerprint: str
+    """That of its plan."""
     part: PartEntry
     documents: tuple[DocumentEntry, ...]
+
+    def to_json(self) -> bytes:
+        documents = [list(asdict(document).values()) for document in self.documents]
+        return seal({"fingerprint": self.fingerprint, "part": asdict(self.part), "documents": documents})
+
+    @staticmethod
+    def from_json(data: bytes) -> PartResult:
+        """Raises ValueError where a byte of it changed."""
+        entry = unseal(data)
+        documents = tuple(DocumentEntry(*row) for row in entry["documents"])
+        return PartResult(entry["fingerprint"], PartEntry.from_dict(entry["part"]), documents)
+
+
+def part_name(index: int) -> str:
+    return f"part-{index:05d}.arrow"
 
 
 def arrow_schema(dtype: np.dtype, segment_length: int) -> pa.Schema:
@@ -87,76 +107,74 @@ def record_batch(documents: Sequence[tuple[int, np.ndarray]], segment_length: in
 
 
 def write_part(
-    folder: Path, plan: PartPlan, corpus: Corpus, split: str, tokenizer: Tokenizer, segment_length: int
-) -> PartResult:
-    """Tokenize the documents of one part and write `<folder>/part-NNNNN.arrow`, then its ledger entry.
+    folder: Place, plan: PartPlan, corpus: Corpus, split: str, tokenizer: Tokenizer, segment_length: int
+) -> tuple[Place, PartResult]:
+    """Tokenize the documents of one part and write them under a staged name. Nothing is committed.
 
     Raises CorpusError where a document is no longer what the scan saw.
     """
-    dtype = token_dtype(tokenizer.vocab_size)
-    schema = arrow_schema(dtype, segment_length)
-    path = folder / plan.name
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    batches: list[RecordBatchEntry] = []
+    staged = (folder / plan.name).staged()
     documents: list[DocumentEntry] = []
-    pending: list[tuple[int, np.ndarray]] = []
-    start = len(b"ARROW1\0\0") + schema.serialize().size  # Arrow writes the schema with the first record batch
-
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-
-        def flush() -> None:
-            nonlocal start
-            batch = record_batch(pending, segment_length, schema)
-            writer.write_batch(batch)
-            batches.append(RecordBatchEntry(batch.num_rows, start, sink.tell() - start, ""))
-            start = sink.tell()
-            pending.clear()
-
-        encoded = 0
-        for i, scanned in enumerate(plan.documents):
-            text = corpus.read(scanned.source(split)).text
-            if xxhash.xxh3_64_hexdigest(text.encode()) != scanned.xxh3:
-                raise CorpusError(f"document {scanned.id!r} changed while it was being prepared: start again")
-            tokens = tokenizer.encode(text)
-            if pending and tokens.nbytes >= BATCH_BYTES:
-                flush()
-                encoded = 0
-            row = sum(-(-len(t) // segment_length) for _, t in pending)
-            pending.append((plan.first_document + i, tokens))
+    with staged.open_output() as stream, PartWriter(stream, token_dtype(tokenizer.vocab_size), segment_length) as part:
+        for scanned, document in zip(plan.documents, reread(corpus, plan.documents, split), strict=True):
+            tokens = tokenizer.encode(document.text)
+            del document  # before the next one is read
+            batch, row = part.add(plan.first_document + len(documents), tokens)
             documents.append(
                 DocumentEntry(
-                    scanned.id, scanned.title, len(tokens), scanned.words, scanned.bytes, scanned.xxh3,
-                    plan.index, len(batches), row,
+                    scanned.id, scanned.title, len(tokens), scanned.words, scanned.bytes, scanned.xxh3, plan.index, batch, row
                 )
             )  # fmt: skip
-            encoded += tokens.nbytes
-            if encoded >= BATCH_BYTES:
-                flush()
-                encoded = 0
-        if pending:
-            flush()
-
-    part = _checksums(temporary, plan.name, batches)
-    commit(temporary, path)
-    result = PartResult(part, tuple(documents))
-    entry = {"fingerprint": plan.fingerprint, **asdict(result)}
-    write_atomically(ledger_path(folder, plan), json.dumps(entry, ensure_ascii=False).encode())
-    return result
+            del tokens
+    return staged, PartResult(plan.fingerprint, part.entry(plan.name), tuple(documents))
 
 
-def _checksums(path: Path, name: str, batches: list[RecordBatchEntry]) -> PartEntry:
-    """Checksum the finished file as it stands on the disk."""
-    with pa.memory_map(str(path)) as file:
-        data = memoryview(file.read_buffer())
-        checked = tuple(
-            RecordBatchEntry(b.rows, b.offset, b.bytes, xxhash.xxh3_64_hexdigest(data[b.offset : b.offset + b.bytes]))
-            for b in batches
-        )
-        frame = xxhash.xxh3_64(data[: batches[0].offset])
-        frame.update(data[batches[-1].offset + batches[-1].bytes :])
-        rows = sum(batch.rows for batch in batches)
-        return PartEntry(name, len(data), rows, xxhash.xxh3_64_hexdigest(data), frame.hexdigest(), checked)
+class PartWriter:
+    """Gathers tokenized documents into record batches, writes each as soon as it is full, and the footer at the end."""
 
+    def __init__(self, stream: pa.NativeFile, dtype: np.dtype, segment_length: int) -> None:
+        self._segment_length, self._schema = segment_length, arrow_schema(dtype, segment_length)
+        self._sink = ChecksummedSink(stream, header=len(MAGIC) + self._schema.serialize().size)
+        self._file = pa.ipc.new_file(self._sink, self._schema)
+        self._pending: list[tuple[int, np.ndarray]] = []
+        self._rows = self._bytes = 0
+        self._batches: list[RecordBatchEntry] = []
 
-def ledger_path(folder: Path, plan: PartPlan) -> Path:
-    return folder / "ledger" / f"part-{plan.index:05d}.json"
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._flush()
+            self._file.close()
+
+    def add(self, document: int, tokens: np.ndarray) -> tuple[int, int]:
+        """Add a document. Returns the record batch that it is in, and its first row there."""
+        if tokens.nbytes >= BATCH_BYTES:
+            self._flush()
+        place = (len(self._batches), self._rows)
+        self._pending.append((document, tokens))
+        self._rows += -(-len(tokens) // self._segment_length)
+        self._bytes += tokens.nbytes
+        if self._bytes >= BATCH_BYTES:
+            self._flush()
+        return place
+
+    def entry(self, name: str) -> PartEntry:
+        """What the manifest says of the file, once it is closed."""
+        rows = sum(batch.rows for batch in self._batches)
+        whole, frame = self._sink.whole.hexdigest(), self._sink.frame.hexdigest()
+        return PartEntry(name, self._sink.position, rows, whole, frame, tuple(self._batches))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        batch = record_batch(self._pending, self._segment_length, self._schema)
+        self._pending.clear()
+        # Arrow writes the schema with the first record batch.
+        start = self._sink.position if self._batches else len(MAGIC) + self._schema.serialize().size
+        with self._sink.section() as checksum:
+            self._file.write_batch(batch)
+        size = self._sink.position - start
+        self._batches.append(RecordBatchEntry(batch.num_rows, start, size, checksum.hexdigest()))
+        self._rows = self._bytes = 0

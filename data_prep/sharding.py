@@ -1,57 +1,65 @@
 """Scan a corpus and write its segment files, as Ray tasks or in this process. The only module here that imports ray.
 
-A task is a group of documents to scan, or one part to write. It commits its own part, so a killed preparation goes on at the
-parts that were not committed; a task whose worker died is run again. What is written does not depend on who writes it.
+A task is a group of documents to scan, or one part to write. Workers write parts under staged names; this process commits them:
+it makes a part durable, gives it its name, and writes its ledger entry. So a worker that outlives a killed preparation can
+commit nothing, and the disk is waited for while the workers go on. A killed preparation goes on at the parts that were not
+committed; a task whose worker died is run again. What is written does not depend on who writes it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
+import xxhash
+
+from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
-from data_prep.manifest import DocumentEntry, Manifest, part_from_dict, write_atomically
-from data_prep.plan import SplitPlan, SplitScan, group_by_bytes, scan_group
-from data_prep.segments import PartPlan, PartResult, ledger_path, write_part
+from data_prep.manifest import DocumentEntry, Manifest, PartEntry, StoreError
+from data_prep.places import TEMPORARY, Place
+from data_prep.plan import ScannedDocuments, ScannedGroup, SplitPlan, SplitScan, group_by_bytes, scan_group
+from data_prep.segments import PartPlan, PartResult, part_name, write_part
 from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 
+K = TypeVar("K")
 T = TypeVar("T")
 SCAN_BYTES = 16 << 20
-"""Text that one task scans."""
+"""Text that one task scans; less where the corpus is small, so that workers can share it."""
 
 Done = Callable[[int, int], None]
 """Told of finished work: documents, bytes of text."""
 
 
 def run_tasks(
-    function: Callable[..., T], calls: Sequence[tuple[Any, ...]], num_workers: int, done: Callable[[int, T], None]
-):
-    """Call `function(*call)` for every call, and `done(index, result)` as results come, in any order.
+    function: Callable[..., T],
+    calls: Iterable[tuple[K, tuple[Any, ...]]],
+    num_workers: int,
+    done: Callable[[K, T], None],
+) -> None:
+    """Call `function(*arguments)` for every (key, arguments), and `done(key, result)` as results come, in any order.
 
     Args:
+        calls: taken one by one as there is room for them.
         num_workers: 0 runs in this process. Otherwise Ray tasks, at most twice as many in flight; Ray must be initialised.
 
     Raises what a call raised; calls that are still running are given up.
     """
     if num_workers == 0:
-        for i, call in enumerate(calls):
-            done(i, function(*call))
+        for key, arguments in calls:
+            done(key, function(*arguments))
         return
     import ray
     import ray.exceptions
 
     task = ray.remote(num_cpus=1, max_retries=3)(function)
-    waiting = iter(enumerate(calls))
-    running: dict[Any, int] = {}
+    waiting = iter(calls)
+    running: dict[Any, K] = {}
 
     def submit() -> None:
-        for i, call in waiting:
-            running[task.remote(*call)] = i
+        for key, arguments in waiting:
+            running[task.remote(*arguments)] = key
             return
 
     for _ in range(2 * num_workers):
@@ -60,8 +68,8 @@ def run_tasks(
         while running:
             ready, _ = ray.wait(list(running))
             for reference in ready:
-                done(running.pop(reference), ray.get(reference))
                 submit()
+                done(running.pop(reference), ray.get(reference))
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, (ValueError, OSError)) else error from None
     finally:
@@ -69,72 +77,156 @@ def run_tasks(
             ray.cancel(reference, force=True)
 
 
-def scan_split(corpus: Corpus, split: str, sources: Sequence[Source], num_workers: int, done: Done) -> SplitScan:
-    """Read every document of a split once. Raises CorpusError for the first that cannot be read."""
-    groups = [sources[run.start : run.stop] for run in group_by_bytes([s.bytes for s in sources], SCAN_BYTES)]
-    scanned: list[list[Any]] = [[] for _ in groups]
+def scan_splits(
+    corpus: Corpus, sources: Mapping[str, Sequence[Source]], num_workers: int, done: Done
+) -> dict[str, SplitScan]:
+    """Read every document of some splits once. Raises CorpusError for one that cannot be read."""
+    limit = max(1, min(SCAN_BYTES, sum(s.bytes for listed in sources.values() for s in listed) // 32))
+    runs = {split: group_by_bytes((s.bytes for s in listed), limit) for split, listed in sources.items()}
+    found: dict[tuple[str, int], ScannedGroup] = {}
 
-    def store(i: int, result: list[Any]) -> None:
-        scanned[i] = result
-        done(len(groups[i]), sum(source.bytes for source in groups[i]))
+    def store(key: tuple[str, int], group: ScannedGroup) -> None:
+        split, i = key
+        found[key] = group
+        done(len(runs[split][i]), sum(sources[split][j].bytes for j in runs[split][i]))
 
-    run_tasks(scan_group, [(corpus, group) for group in groups], num_workers, store)
-    documents = [document for group in scanned for document in group]
-    kept = tuple(document for document in documents if document is not None)
-    return SplitScan(corpus, split, kept, len(documents) - len(kept))
+    calls = (
+        ((split, i), (corpus, sources[split][run.start : run.stop]))
+        for split in runs
+        for i, run in enumerate(runs[split])
+    )
+    run_tasks(scan_group, calls, num_workers, store)
+    scans = {}
+    for split, listed in sources.items():
+        groups = [found[split, i] for i in range(len(runs[split]))]
+        joined = ScannedGroup.join(groups, [len(run) for run in runs[split]])
+        scans[split] = SplitScan(corpus, split, ScannedDocuments(listed, joined))
+    return scans
 
 
-def prepare_split(folder: Path, plan: SplitPlan, tokenizer_folder: Path, num_workers: int, done: Done) -> Manifest:
-    """Write the parts of a split that are not committed yet, then its manifest.
+def prepare_splits(
+    folder: Place, plans: Mapping[str, SplitPlan], tokenizer_folder: Place, num_workers: int, done: Done
+) -> Iterator[Manifest]:
+    """Write the parts of some splits that are not committed yet, and then their manifests, one after the other.
 
     Args:
-        folder: of the split. Parts of another plan that stand there without a manifest are made anew.
-        tokenizer_folder: where the plan's tokenizer was saved; tasks load it from there.
+        folder: of the corpus. Parts of another plan that stand there without a manifest are made anew.
+        tokenizer_folder: where the plans' tokenizer was saved; tasks load it from there.
     """
-    ledger = folder / "ledger"
-    ledger.mkdir(parents=True, exist_ok=True)
-    results = {part.index: result for part in plan.parts if (result := _committed(folder, part)) is not None}
-    names = {plan.parts[index].name for index in results}
-    # Temporary files go first: a Ray worker that outlived its killed preparation then cannot commit over ours.
-    for path in [*folder.glob("*.tmp"), *ledger.glob("*.tmp"), *folder.glob("part-*.arrow")]:
-        if path.name not in names:
-            path.unlink(missing_ok=True)
-    for index in results:
-        done(len(plan.parts[index].documents), plan.parts[index].bytes)
+    committed = {split: _clear(folder / split, len(plan.parts)) for split, plan in plans.items()}
+    # The largest parts first: then the workers end at about the same time.
+    parts = [(split, i) for split, plan in plans.items() for i in range(len(plan.parts))]
+    parts.sort(key=lambda key: -plans[key[0]].bytes_of(key[1]))
 
-    missing = [part for part in plan.parts if part.index not in results]
-    key = (str(tokenizer_folder), plan.tokenizer.fingerprint)
-    calls = [(folder, part, plan.scan.corpus, plan.scan.split, key, plan.segment_length) for part in missing]
+    def call(split: str, i: int) -> tuple[Any, ...]:
+        plan = plans[split]
+        key = (tokenizer_folder, plan.tokenizer.fingerprint)
+        known = i in committed[split]
+        return folder / split, plan.part(i), known, plan.scan.corpus, split, key, plan.segment_length
 
-    def store(i: int, result: PartResult) -> None:
-        results[missing[i].index] = result
-        done(len(missing[i].documents), missing[i].bytes)
+    with ThreadPoolExecutor(4, "commit") as committer:
+        commits: list[Future[None]] = []
 
-    run_tasks(_write_part, calls, num_workers, store)
-    manifest = plan.manifest([results[part.index] for part in plan.parts])
-    write_atomically(folder / "manifest.json", manifest.to_json().encode())
-    shutil.rmtree(ledger)
-    return manifest
+        def store(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
+            split, i = key
+            if written:
+                commits.append(committer.submit(commit_part, folder / split, i, *written))
+            while commits and commits[0].done():
+                commits.pop(0).result()
+            done(len(plans[split].parts[i]), plans[split].bytes_of(i))
+
+        run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, store)
+        for commit in commits:
+            commit.result()
+    for split, plan in plans.items():
+        yield _finish(folder / split, plan)
 
 
-def discard_split(folder: Path) -> None:
+def commit_part(folder: Place, index: int, staged: Place, result: PartResult) -> None:
+    """Give a written part its name, and then enter it in the ledger."""
+    (folder / result.part.name).commit(staged)
+    _ledger(folder, index).write_atomically(result.to_json())
+
+
+def discard_split(folder: Place) -> None:
     """Remove a finished split, its manifest first: whatever happens then, it is not taken for a finished one.
 
     An unfinished one stays, so that a killed preparation that overwrites goes on where it stopped.
     """
     if (folder / "manifest.json").exists():
-        (folder / "manifest.json").unlink()
-        shutil.rmtree(folder)
+        (folder / "manifest.json").delete()
+        folder.delete()
+
+
+def remove_temporary(folder: Place) -> None:
+    """Remove what a killed preparation was writing to a folder."""
+    for file in folder.list():
+        if file.name.endswith(TEMPORARY):
+            file.place.delete()
+
+
+def _ledger(folder: Place, index: int) -> Place:
+    return folder / "ledger" / f"part-{index:05d}.json"
+
+
+def _clear(folder: Place, parts: int) -> set[int]:
+    """Remove from the folder of an unfinished split what the plan does not know. Returns the parts that the ledger names."""
+    ledger = folder / "ledger"
+    ledger.make_folder()
+    names = {part_name(i) for i in range(parts)}
+    for file in folder.list():
+        if file.name.endswith(TEMPORARY) or (file.name.startswith("part-") and file.name not in names):
+            file.place.delete()
+    entries = {_ledger(folder, i).name: i for i in range(parts)}
+    found = [file for file in ledger.list() if not file.is_dir]
+    for file in found:
+        if file.name not in entries:
+            file.place.delete()
+    return {entries[file.name] for file in found if file.name in entries}
+
+
+def _finish(folder: Place, plan: SplitPlan) -> Manifest:
+    """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger."""
+    parts: list[PartEntry] = []
+    tokens = 0
+
+    def documents() -> Iterator[tuple[DocumentEntry, ...]]:
+        nonlocal tokens
+        for i in range(len(plan.parts)):
+            entry = _ledger(folder, i)
+            try:
+                result = PartResult.from_json(entry.read_bytes())
+            except ValueError as error:
+                raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
+            parts.append(result.part)
+            tokens += sum(document.tokens for document in result.documents)
+            yield result.documents
+
+    table = write_table(folder, documents())
+    manifest = plan.manifest(parts, table, tokens)
+    remove_temporary(folder)  # of a worker that was killed
+    (folder / "manifest.json").write_atomically(manifest.to_json())
+    (folder / "ledger").delete()
+    return manifest
 
 
 def _write_part(
-    folder: Path, part: PartPlan, corpus: Corpus, split: str, tokenizer: tuple[str, str], segment_length: int
-) -> PartResult:
+    folder: Place,
+    part: PartPlan,
+    known: bool,
+    corpus: Corpus,
+    split: str,
+    tokenizer: tuple[Place, str],
+    segment_length: int,
+) -> tuple[Place, PartResult] | None:
+    """Write a part under a staged name; None where the ledger names it and it is what the ledger says."""
+    if known and _is_committed(folder, part):
+        return None
     return write_part(folder, part, corpus, split, _tokenizer(*tokenizer), segment_length)
 
 
 @lru_cache(maxsize=2)
-def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
+def _tokenizer(folder: Place, fingerprint: str) -> Tokenizer:
     """The tokenizer in a folder, loaded once for each process."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != fingerprint:
@@ -142,12 +234,18 @@ def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     return tokenizer
 
 
-def _committed(folder: Path, part: PartPlan) -> PartResult | None:
-    """A part that an earlier preparation committed for the same plan, or None."""
+def _is_committed(folder: Place, part: PartPlan) -> bool:
+    """Whether an earlier preparation committed this part for the same plan, and every byte of it still is what it wrote."""
     try:
-        entry = json.loads(ledger_path(folder, part).read_bytes())
-        result = PartResult(part_from_dict(entry["part"]), tuple(DocumentEntry(**d) for d in entry["documents"]))
-        whole = os.path.getsize(folder / part.name) == result.part.bytes
-        return result if whole and entry["fingerprint"] == part.fingerprint else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        entry = PartResult.from_json(_ledger(folder, part.index).read_bytes())
+        return entry.fingerprint == part.fingerprint and _checksum(folder / part.name) == entry.part.xxh3
+    except (OSError, ValueError):
+        return False
+
+
+def _checksum(place: Place) -> str:
+    checksum = xxhash.xxh3_64()
+    with place.open_stream() as stream:
+        while data := stream.read(1 << 20):
+            checksum.update(data)
+    return checksum.hexdigest()

@@ -4,24 +4,32 @@
     store.tokens(document=3, start=0, stop=1024)        # uint16 [1024], zero-copy
 
 Every record batch is checked against its checksum when it is first touched. A store is cheap to open: every process opens
-its own. It is a local folder or any URI that pyarrow.fs opens; local files are memory-mapped, others are read by range.
+its own. It is a local folder or any URI that pyarrow.fs opens (places.py); local files are memory-mapped, of others the record
+batches that were used last are kept.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs
 import xxhash
 
-from data_prep.manifest import Manifest, MissingSplit, StoreError
+from data_prep.document_table import Documents, read_table
+from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
+from data_prep.places import Place
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 
-REMEDY = "prepare this split again with --overwrite"
+REMOTE_BYTES = 512 << 20
+"""Tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
+
+VIEWS = 1 << 16
+"""Documents of a local store whose views are kept."""
 
 
 class SegmentStore:
@@ -30,42 +38,42 @@ class SegmentStore:
     Attributes:
         manifest: what the split holds and was made from.
         lengths: int64 [documents], tokens per document.
-        folder: where it was opened; `SegmentStore.open(store.folder)` opens it again, in another process for instance.
+        place: where it was opened; `SegmentStore.open(store.place)` opens it again, in another process for instance.
     """
 
-    def __init__(self, folder: str, filesystem: pyarrow.fs.FileSystem, root: str, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        self._filesystem, self._root = filesystem, root
-        self.lengths = np.array([document.tokens for document in manifest.documents], dtype=np.int64)
+    def __init__(self, place: Place, manifest: Manifest, documents: Documents) -> None:
+        self.place, self.manifest = place, manifest
+        self.lengths = documents.tokens
         self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length)
+        self._part, self._batch, self._row = (documents.column(name) for name in ("part", "batch", "row"))
         self._parts: dict[int, pa.NativeFile] = {}
-        self._batches: dict[tuple[int, int], np.ndarray] = {}
+        self._batches: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+        self._documents: dict[int, np.ndarray] = {}
 
     @classmethod
-    def open(cls, store: str | Path, corpus: str | None = None, split: str | None = None) -> SegmentStore:
+    def open(cls, store: str | Path | Place, corpus: str | None = None, split: str | None = None) -> SegmentStore:
         """Open `<store>/<corpus>/<split>`, or the folder of a split.
 
         Raises:
             MissingSplit: no such split.
-            StoreError: a damaged manifest, or a part that is missing or of the wrong size.
+            StoreError: a damaged manifest or table, or a part that is missing or of the wrong size.
         """
-        folder = "/".join([str(store).rstrip("/"), *(name for name in (corpus, split) if name)])
-        if "://" in folder:
-            filesystem, root = pyarrow.fs.FileSystem.from_uri(folder)
-        else:
-            filesystem, root = pyarrow.fs.LocalFileSystem(), str(Path(folder).expanduser().resolve())
-        path = f"{root}/manifest.json"
+        folder = Place.parse(store)
+        for name in (corpus, split):
+            folder = folder / name if name else folder
         try:
-            with filesystem.open_input_stream(path) as file:
-                text = file.read()
+            data = (folder / "manifest.json").read_bytes()
         except FileNotFoundError:
-            raise MissingSplit(_missing(filesystem, root, folder)) from None
-        try:
-            manifest = Manifest.from_json(text.decode(), f"{folder}/manifest.json")
-        except UnicodeDecodeError as error:
-            raise StoreError(f"{folder}/manifest.json is damaged ({error}): {REMEDY}") from None
-        check_parts(filesystem, root, folder, manifest)
-        return cls(folder, filesystem, root, manifest)
+            raise MissingSplit(_missing(folder)) from None
+        manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
+        documents = read_table(folder, manifest.table)
+        check_parts(folder, manifest)
+        return cls(folder, dataclasses.replace(manifest, documents=documents), documents)
+
+    @property
+    def folder(self) -> str:
+        """Where it was opened, in words for people."""
+        return self.place.shown
 
     @property
     def bod_id(self) -> int:
@@ -78,11 +86,7 @@ class SegmentStore:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the store keeps beside its splits. Raises TokenizerError or StoreError where it is not this one."""
-        if not isinstance(self._filesystem, pyarrow.fs.LocalFileSystem):
-            raise StoreError(
-                f"the tokenizer of {self.folder} cannot be read from there: copy the store to a local folder"
-            )
-        tokenizer = load_tokenizer(Path(self._root).parent / "tokenizer")
+        tokenizer = load_tokenizer(self.place.parent / "tokenizer")
         if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
             raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
         return tokenizer
@@ -94,14 +98,12 @@ class SegmentStore:
             StoreError: the bytes are not those that were written.
             IndexError: the range is not within the document.
         """
-        entry = self.manifest.documents[document]
-        if not 0 <= start <= stop <= entry.tokens:
-            raise IndexError(f"tokens {start}:{stop} of a document of {entry.tokens} tokens")
-        values = self._batches.get((entry.part, entry.batch))
+        values = self._documents.get(document)
         if values is None:
-            values = self._read_batch(entry.part, entry.batch)
-        first = entry.row * self.manifest.segment_length
-        return values[first + start : first + stop]
+            values = self._read_document(document)
+        if not 0 <= start <= stop <= len(values):
+            raise IndexError(f"tokens {start}:{stop} of a document of {len(values)} tokens")
+        return values[start:stop]
 
     def verify(self) -> None:
         """Read every record batch and check it. Raises StoreError naming the first that is damaged."""
@@ -109,25 +111,46 @@ class SegmentStore:
             for batch in range(len(entry.batches)):
                 self._read_batch(part, batch)
 
+    def _read_document(self, document: int) -> np.ndarray:
+        """All tokens of a document, of a verified record batch."""
+        key = (int(self._part[document]), int(self._batch[document]))
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._read_batch(*key)
+            self._batches[key] = batch
+            self._forget()
+        first = int(self._row[document]) * self.manifest.segment_length
+        values = batch[first : first + int(self.lengths[document])]
+        if self.place.is_local:  # views of mapped files cost little memory
+            if len(self._documents) >= VIEWS:
+                self._documents.clear()
+            self._documents[document] = values
+        else:
+            self._batches.move_to_end(key)
+        return values
+
+    def _forget(self) -> None:
+        """Drop the record batches that were not used for longest, where they take memory."""
+        while not self.place.is_local and len(self._batches) > 1:
+            if sum(batch.nbytes for batch in self._batches.values()) <= REMOTE_BYTES:
+                return
+            self._batches.popitem(last=False)
+
     def _read_batch(self, part: int, batch: int) -> np.ndarray:
         """All token slots of a verified record batch, as one flat array."""
         entry = self.manifest.parts[part]
         block = entry.batches[batch]
-        data = self._read(self._part(part), block.offset, block.bytes)
+        data = self._read(self._open_part(part), block.offset, block.bytes)
         if xxhash.xxh3_64_hexdigest(data) != block.xxh3:
             raise StoreError(f"{self.folder}/{entry.name} is damaged in record batch {batch}: {REMEDY}")
         rows = pa.ipc.read_record_batch(data, self._schema)
-        values = rows.column("tokens").flatten().to_numpy(zero_copy_only=True)
-        self._batches[part, batch] = values
-        return values
+        return rows.column("tokens").flatten().to_numpy(zero_copy_only=True)
 
-    def _part(self, part: int) -> pa.NativeFile:
+    def _open_part(self, part: int) -> pa.NativeFile:
         """The open file of a part, whose schema and footer were verified when it was opened."""
         if part not in self._parts:
             entry = self.manifest.parts[part]
-            path = f"{self._root}/{entry.name}"
-            local = isinstance(self._filesystem, pyarrow.fs.LocalFileSystem)
-            file = pa.memory_map(path) if local else self._filesystem.open_input_file(path)
+            file = (self.place / entry.name).open_random()
             end = entry.batches[-1].offset + entry.batches[-1].bytes
             frame = xxhash.xxh3_64(self._read(file, 0, entry.batches[0].offset))
             frame.update(self._read(file, end, entry.bytes - end))
@@ -143,24 +166,22 @@ class SegmentStore:
         return file.read_buffer(size)
 
 
-def check_parts(filesystem: pyarrow.fs.FileSystem, root: str, folder: str, manifest: Manifest) -> None:
+def check_parts(folder: Place, manifest: Manifest) -> None:
     """Raises StoreError naming the first part that is not there or has not the size that the manifest says."""
-    for entry, info in zip(
-        manifest.parts, filesystem.get_file_info([f"{root}/{part.name}" for part in manifest.parts]), strict=True
-    ):
-        if info.type != pyarrow.fs.FileType.File:
+    sizes = {file.name: file.bytes for file in folder.list() if not file.is_dir}
+    for entry in manifest.parts:
+        if entry.name not in sizes:
             raise StoreError(f"{folder}/{entry.name} is missing: {REMEDY}")
-        if info.size != entry.bytes:
-            raise StoreError(f"{folder}/{entry.name} has {info.size} bytes and should have {entry.bytes}: {REMEDY}")
+        if sizes[entry.name] != entry.bytes:
+            size = sizes[entry.name]
+            raise StoreError(f"{folder}/{entry.name} has {size} bytes and should have {entry.bytes}: {REMEDY}")
 
 
-def _missing(filesystem: pyarrow.fs.FileSystem, root: str, folder: str) -> str:
+def _missing(folder: Place) -> str:
     """The sentence for a folder without a manifest: unfinished, or a near name that does exist."""
-    if filesystem.get_file_info(f"{root}/ledger").type == pyarrow.fs.FileType.Directory:
+    if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, it goes on where it stopped"
-    parent, name = root.rsplit("/", 1)
-    selector = pyarrow.fs.FileSelector(parent, allow_not_found=True)
-    names = [info.base_name for info in filesystem.get_file_info(selector) if info.base_name != "tokenizer"]
-    near = difflib.get_close_matches(name, names, n=1)
+    names = [file.name for file in folder.parent.list() if file.is_dir and file.name != "tokenizer"]
+    near = difflib.get_close_matches(folder.name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "prepare it first with python -m pipelines.prepare"
     return f"there is no prepared split in {folder}: {hint}"

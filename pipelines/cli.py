@@ -129,6 +129,14 @@ def program() -> str:
     return os.path.basename(sys.argv[0]) or "python"
 
 
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def shown(path: str | Path) -> str:
     """A path as a person would type it here: relative where it lies below the working directory."""
     try:

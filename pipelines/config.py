@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from data_prep.places import Place, without_credentials
 from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
 from recur_models import (
@@ -147,7 +148,7 @@ class TrainConfig:
 
     def located(self) -> TrainConfig:
         """The same run with whole paths: workers have working directories of their own."""
-        store = self.data.store if "://" in self.data.store else str(Path(self.data.store).expanduser().absolute())
+        store = Place.parse(self.data.store).text
         root = str(Path(self.root).expanduser().absolute())
         return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
 
@@ -188,6 +189,7 @@ def to_json(config: Any) -> dict[str, Any]:
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
         values["tracking"]["uri"] = mask(config.tracking.uri)
+        values["data"]["store"] = without_credentials(config.data.store)
     return values
 
 

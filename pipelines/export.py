@@ -25,20 +25,32 @@ import tyro
 
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
-from data_prep.tokenizers import SentencePieceTokenizer, Tokenizer, bod_id
+from data_prep.tokenizers import (
+    GPT2Tokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    bod_id,
+)
 from pipelines import cli
 from pipelines.checkpoint import Checkpoint
 from pipelines.trained import find_checkpoint, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import MODULE, ThroughlineConfig
-from recur_models.hf_tokenizer import SPECIAL_TOKENS, ThroughlineTokenizer, byte_tokenizer
+from recur_models.hf_tokenizer import (
+    SPECIAL_TOKENS,
+    ThroughlineTokenizer,
+    byte_pair_tokenizer,
+    byte_tokenizer,
+    tokenizer_of_file,
+)
 
 SAMPLES = (
     "",
     " ",
     "def f(x):\n\treturn  x  # ünïcödé, 漢字, Ωμέγα, 🙂👩‍👩‍👧\r\n",
-    "<unk><s></s> <0x0A> ▁ \x00\x7f\u200b\ufeff\ufffd ﬁ ①",
+    "<unk><s></s><|endoftext|>[CLS] <0x0A> ▁ \x00\x7f\u200b\ufeff\ufffd ﬁ ①",
     "One line and\n\n\n    another.  " * 300,
 )
 """Texts on which the tokenizers are compared, besides the beginning of the corpus."""
@@ -113,17 +125,29 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
     kind = tokenizer.details()["kind"]
     options: dict[str, Any] = {**SPECIAL_TOKENS, "padding_side": "left"}
-    if kind == "bytes":
-        exported: Any = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=byte_tokenizer(), clean_up_tokenization_spaces=False, **options
-        )
-    elif isinstance(tokenizer, SentencePieceTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer):
         for name, data in tokenizer.files().items():
             (folder / name).write_bytes(data)
+        if tokenizer.cuts:
+            cuts = tokenizer.cuts
+            options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
         options["auto_map"] = {"AutoTokenizer": [f"{MODULE}.ThroughlineTokenizer", None]}
-        exported = ThroughlineTokenizer(str(folder / "tokenizer.model"), tokenizer.piece_characters, **options)
+        exported: Any = ThroughlineTokenizer(str(folder / "tokenizer.model"), **options)
     else:
-        raise ValueError(f"a tokenizer of the kind {kind!r} cannot be exported yet: only bytes and SentencePiece can")
+        if kind == "bytes":
+            fast = byte_tokenizer()
+        elif isinstance(tokenizer, GPT2Tokenizer):
+            fast = byte_pair_tokenizer(tokenizer.vocab, tokenizer.merges)
+        elif isinstance(tokenizer, HuggingFaceTokenizer):
+            fast = tokenizer_of_file(tokenizer.data.decode())
+        else:
+            raise ValueError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
+        exported = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=fast,
+            clean_up_tokenization_spaces=False,
+            split_special_tokens=True,  # their names in a text are ordinary text, as in the corpus
+            **options,
+        )
     exported.save_pretrained(folder)
 
 

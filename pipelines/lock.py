@@ -1,12 +1,21 @@
-"""Keeps a second process out of a folder that one is writing to."""
+"""Keeps a second process out of a folder that one is writing to.
+
+A local folder is locked itself. An object store has no locks: there the lock keeps out other processes of this machine, and two
+machines that prepare the same thing at once write the same bytes.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import xxhash
+
+from data_prep.places import Place
 
 
 class Locked(ValueError):
@@ -14,13 +23,18 @@ class Locked(ValueError):
 
 
 @contextmanager
-def hold(folder: Path, who: str) -> Iterator[None]:
+def hold(folder: Path | Place, who: str) -> Iterator[None]:
     """Hold the folder, which is made if need be. The lock ends with the process, however it ends, and leaves no file.
 
     Raises Locked, naming ``who`` (\"another preparation\"), when another process holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    place = Place.parse(folder)
+    place.make_folder()
+    locked = place.path
+    if not place.is_local:
+        locked = f"{tempfile.gettempdir()}/throughline-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
+        os.makedirs(locked, exist_ok=True)
+    descriptor = os.open(locked, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -22,14 +21,15 @@ from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS
+from data_prep.documents import SPLITS, Remarks
 from data_prep.manifest import Manifest, StoreError
+from data_prep.places import Place, without_credentials
 from data_prep.plan import SplitPlan, SplitScan, describe, sample_documents, sample_lines
-from data_prep.sharding import Done, discard_split, prepare_split, scan_split
+from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
@@ -38,6 +38,7 @@ from data_prep.tokenizers import (
     Training,
     load_tokenizer,
     save_tokenizer,
+    shortfall,
     tokenizer_from_spec,
     train_sentencepiece,
 )
@@ -51,15 +52,16 @@ class PrepareConfig:
 
     corpus: tyro.conf.OmitArgPrefixes[Any]
     store: str = "runs/store"
-    """Folder of all prepared corpora."""
+    """Folder of all prepared corpora, or a URI such as s3://bucket/store."""
     tokenizer: str = "bytes"
-    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; or the path of a .model file."""
+    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; the path of a SentencePiece .model, of
+    a tokenizer.json, or of a folder that holds one; or gpt2:FOLDER, with vocab.json and merges.txt."""
     splits: tuple[str, ...] = SPLITS
     """Splits to prepare."""
     segment_length: int = 1024
     """Tokens of a row in the store. Training may read any other length from it."""
     part_bytes: int = 16 << 20
-    """A part is closed when it holds so many bytes of text; each part is one Ray task."""
+    """A part is closed when it holds so many bytes of text, or a 32nd of a small split; each part is one Ray task."""
     num_workers: int | None = None
     """Ray tasks at a time: the CPUs by default; 0 works in this process, without Ray."""
     overwrite: bool = False
@@ -78,9 +80,14 @@ class PrepareConfig:
                 raise ValueError(f"unknown split {split!r}: {cli.nearest(split, SPLITS)}")
 
     @property
-    def folder(self) -> Path:
+    def place(self) -> Place:
         """The corpus's folder in the store."""
-        return Path(self.store).expanduser().absolute() / self.corpus.name
+        return Place.parse(self.store) / self.corpus.name
+
+    @property
+    def folder(self) -> Path:
+        """The corpus's folder in a local store."""
+        return Path(self.place.path)
 
     @property
     def workers(self) -> int:
@@ -100,6 +107,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
     Raises ValueError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
     """
+    start = time.perf_counter()
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     asked = tokenizer_from_spec(config.tokenizer)
     splits = [split for split in SPLITS if split in config.splits]
@@ -111,15 +119,14 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     count = sum(len(sources[split]) for split in splits)
     console.print(
         f"{config.corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
-        f"tokenizer {config.tokenizer}; to {config.folder}"
+        f"tokenizer {config.tokenizer}; to {config.place}"
     )
     if config.workers:
         ray_session.start(num_cpus=config.workers)
 
-    scans: dict[str, SplitScan] = {}
-    with _progress(console, "scanned", sum(map(len, sources.values()))) as done:
-        for split, listed in sources.items():
-            scans[split] = scan_split(config.corpus, split, listed, config.workers, done)
+    listed = [source.bytes for some in sources.values() for source in some]
+    with _progress(console, "scanned", len(listed), sum(listed)) as done:
+        scans = scan_splits(config.corpus, sources, config.workers, done)
     for split in [split for split in splits if not scans[split].documents]:
         if config.splits != SPLITS or len(splits) == 1:
             raise StoreError(
@@ -128,40 +135,42 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
         console.print(f"{split}: no document with text, left out")
         splits.remove(split)
 
-    with hold(config.folder, "another preparation"):
+    with hold(config.place, "another preparation"):
         tokenizer = _tokenizer(asked, config, scans, console)
         plans = {
             split: SplitPlan(scans[split], describe(tokenizer, scans[split]), config.segment_length, config.part_bytes)
             for split in splits
         }
-        ready = {split: manifest for split, plan in plans.items() if (manifest := _finished(config, plan)) is not None}
+        manifests = {split: _finished(config, plan) for split, plan in plans.items()}
         _check_other_splits(config, tokenizer)
         if config.overwrite:
             for split in plans:
-                discard_split(config.folder / split)
-        _save(tokenizer, config.folder / "tokenizer")
+                discard_split(config.place / split)
+        _save(tokenizer, config.place / "tokenizer")
         if not all(plan.tokenizer.lossless for plan in plans.values()):
             console.print(
                 f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip"
             )
-        seconds: dict[str, float] = {}
         for split, plan in plans.items():
-            if split in ready:
-                console.print(f"{split}: already prepared")
-                continue
             text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
-            console.print(f"{split}: writing {text}, {config.workers or 'no'} Ray workers")
-            start = time.perf_counter()
-            with _progress(console, "written", len(plan.scan.documents)) as done:
-                ready[split] = prepare_split(
-                    config.folder / split, plan, config.folder / "tokenizer", config.workers, done
-                )
-            seconds[split] = time.perf_counter() - start
-    manifests = {split: ready[split] for split in plans}
-    _summary(console, manifests, seconds)
-    store = "" if config.store == PrepareConfig.store else f" --data.store {config.store}"
+            console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
+        missing = {split: plan for split, plan in plans.items() if not manifests[split]}
+        if missing:
+            count = sum(len(plan.scan.documents) for plan in missing.values())
+            with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
+                for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
+                    manifests[manifest.split] = manifest
+    made = {split: manifest for split, manifest in manifests.items() if manifest}
+    _summary(console, made, size, time.perf_counter() - start)
+    corpus = config.corpus
+    if isinstance(corpus, Remarks):
+        for split in made:
+            for remark in corpus.remarks(split, scans[split].documents):
+                console.print(f"{split}: {remark}")
+    store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
     console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
-    return manifests
+    console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / next(iter(made))))}")
+    return made
 
 
 def _tokenizer(
@@ -172,14 +181,17 @@ def _tokenizer(
         return asked
     corpus = scans["train"].inputs["content"]
     with contextlib.suppress(TokenizerError):
-        kept = load_tokenizer(config.folder / "tokenizer")
+        kept = load_tokenizer(config.place / "tokenizer")
         recipe = kept.recipe if isinstance(kept, SentencePieceTokenizer) else None
         if recipe and (recipe.spec, recipe.corpus) == (asked.spec, corpus):
             return kept
     documents = sample_documents(scans["train"])
     size = sum(document.bytes for document in documents)
     console.print(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
-    return train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
+    trained = train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
+    if sentence := shortfall(asked, trained):
+        console.print(f"warning: {sentence}")
+    return trained
 
 
 def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
@@ -187,7 +199,7 @@ def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
 
     Raises StoreError where the split was made from something else, or is damaged, and may not be overwritten.
     """
-    folder = config.folder / plan.scan.split
+    folder = config.place / plan.scan.split
     if config.overwrite or not (folder / "manifest.json").is_file():
         return None
     manifest = SegmentStore.open(folder).manifest
@@ -196,7 +208,7 @@ def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
             f"{folder} was prepared with another {_difference(manifest.inputs, plan.inputs)}: "
             "give another --store, or --overwrite to replace it"
         )
-    shutil.rmtree(folder / "ledger", ignore_errors=True)  # a preparation killed after its last write leaves one
+    (folder / "ledger").delete()  # a preparation killed after its last write leaves one
     return manifest
 
 
@@ -217,7 +229,7 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 def _check_other_splits(config: PrepareConfig, tokenizer: Tokenizer) -> None:
     """Raises StoreError where a split that is not prepared now was made with another tokenizer: a corpus in a store has one."""
     for split in set(SPLITS) - set(config.splits):
-        folder = config.folder / split
+        folder = config.place / split
         if (folder / "manifest.json").is_file():
             other = SegmentStore.open(folder).manifest.tokenizer
             if other.fingerprint != tokenizer.fingerprint:
@@ -227,8 +239,9 @@ def _check_other_splits(config: PrepareConfig, tokenizer: Tokenizer) -> None:
                 )
 
 
-def _save(tokenizer: Tokenizer, folder: Path) -> None:
+def _save(tokenizer: Tokenizer, folder: Place) -> None:
     """Save the tokenizer that all splits of the corpus share, where it is not there yet."""
+    remove_temporary(folder)
     with contextlib.suppress(TokenizerError):
         if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
             return
@@ -236,41 +249,49 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _progress(console: Console, verb: str, total: int) -> Iterator[Done]:
-    """A bar on a terminal; elsewhere a line every few seconds."""
+def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
+    """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
     start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
     ) as bar:
-        task = bar.add_task(verb, total=total, rate="")
+        task = bar.add_task(verb, total=size, figures=f"0 of {documents:,} documents")
 
-        def done(documents: int, size: int) -> None:
+        def done(some: int, text: int) -> None:
             nonlocal printed
-            seen[0] += documents
-            seen[1] += size
+            seen[0] += some
+            seen[1] += text
             now = time.perf_counter()
-            rate = f"{seen[1] / 1e6:,.1f} MB, {seen[1] / 1e6 / max(now - start, 1e-9):,.1f} MB/s"
-            bar.update(task, completed=seen[0], rate=rate)
+            rate = seen[1] / 1e6 / max(now - start, 1e-9)
+            figures = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
+            bar.update(task, completed=seen[1], figures=figures)
             if bar.disable and now - printed > 5:
                 printed = now
-                console.print(f"  {verb} {seen[0]:,} of {total:,} documents, {rate}")
+                left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)
+                console.print(f"  {verb} {figures}, {cli.duration(left)} left")
 
         yield done
 
 
-def _summary(console: Console, manifests: dict[str, Manifest], seconds: dict[str, float]) -> None:
+def _summary(console: Console, manifests: dict[str, Manifest], size: int, seconds: float) -> None:
     table = Table(box=None, pad_edge=False)
-    columns = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word", "MB/s")
+    columns = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word")
     for name in columns:
         table.add_column(name, justify="left" if name == "split" else "right")
     for split, manifest in manifests.items():
         t = manifest.totals
-        rate = f"{t.bytes / 1e6 / seconds[split]:.1f}" if split in seconds else "–"
         per_token, per_word = f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"
-        counts = (f"{n:,}" for n in (t.documents, t.skipped_empty, t.bytes, t.words, t.tokens))
-        table.add_row(split, *counts, per_token, per_word, rate)
+        counts = (f"{n:,}" for n in (t.documents, sum(t.skipped.values()), t.bytes, t.words, t.tokens))
+        table.add_row(split, *counts, per_token, per_word)
     console.print(table)
+    for split, manifest in manifests.items():
+        if skipped := manifest.totals.skipped:
+            console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
+    info = next(iter(manifests.values())).tokenizer
+    lossless = "lossless" if info.lossless else "not lossless"
+    console.print(f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document, {lossless}")
+    console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.manifest import MissingSplit
+from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import loop
@@ -39,13 +40,15 @@ def open_run(config: TrainConfig) -> Run:
         try:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation")
         except MissingSplit:
-            warnings.append(f"{data.store}/{data.corpus} has no validation split: the run goes on without validation")
+            warnings.append(
+                f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation"
+            )
     if (
         validation_store
         and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint
     ):
         raise ValueError(
-            f"{data.store}/{data.corpus}: train and validation were made with different tokenizers: prepare both again"
+            f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: prepare both again"
         )
     resume, complaints = checkpoints.newest(config.folder / "checkpoints")
     if resume is not None:
@@ -102,7 +105,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",
             digest=manifest.fingerprint,
-            source=run.train_store.folder,
+            source=run.train_store.place.recorded,
             documents=manifest.totals.documents,
             tokens=manifest.totals.tokens,
         ),

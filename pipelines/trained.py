@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint, CheckpointError
@@ -107,11 +108,10 @@ def tokenizer_of(checkpoint: Checkpoint, store: str = "") -> Tokenizer:
     """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since."""
     data = checkpoint.meta["config"]["data"]
     place = store or data["store"]
-    folder = Path(place) / data["corpus"] / "tokenizer"
+    folder = Place.parse(place) / data["corpus"] / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
-            f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on, or a local copy of it, "
-            "with --store"
+            f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"
         )
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != checkpoint.meta["tokenizer"]:

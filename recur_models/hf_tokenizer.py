@@ -1,11 +1,12 @@
 """The tokenizers of exported models, for transformers' AutoTokenizer, with exactly the ids that the models were trained on.
 
 For SentencePiece models, SentencePiece itself does the work. A conversion to another library would not give the same ids on
-every text: where two segmentations score almost alike, the sums' rounding decides.
+every text: where two segmentations score almost alike, the sums' rounding decides. The others are what transformers calls fast.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,17 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
     vocab_files_names = {"vocab_file": "tokenizer.model"}  # noqa: RUF012  (read by transformers as it stands)
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
-    def __init__(self, vocab_file: str, piece_characters: int | None = None, **kwargs: Any) -> None:
-        """``piece_characters``: a long text is encoded in pieces that end at the first newline after so many characters."""
+    def __init__(
+        self, vocab_file: str, piece_characters: int = 0, piece_end: str = "\n", piece_skip: int = 0, **kwargs: Any
+    ) -> None:
+        """``piece_characters``: a long text is encoded in pieces that end where ``piece_end``, a regular expression, first matches
+        after so many characters; the next begins ``piece_skip`` characters later. 0: texts are encoded as a whole."""
         self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
         self.vocab_file, self.piece_characters = vocab_file, piece_characters
+        self._piece_end, self._piece_skip = re.compile(piece_end), piece_skip
         kwargs = {**SPECIAL_TOKENS, "padding_side": "left", **kwargs}
         kwargs |= {"special_tokens_pattern": "bos", "clean_up_tokenization_spaces": False}
-        super().__init__(piece_characters=piece_characters, **kwargs)
+        super().__init__(piece_characters=piece_characters, piece_end=piece_end, piece_skip=piece_skip, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
@@ -52,10 +57,10 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
         pieces, start = [], 0
         while start < len(text):
-            newline = -1 if self.piece_characters is None else text.find("\n", start + self.piece_characters)
-            stop = newline + 1 if newline >= 0 else len(text)
+            found = self._piece_end.search(text, start + self.piece_characters) if self.piece_characters else None
+            stop = found.end() if found else len(text)
             pieces += self.processor.encode(text[start:stop], out_type=str)
-            start = stop
+            start = stop + self._piece_skip
         return pieces
 
     def _convert_token_to_id(self, token: str) -> int:
@@ -96,6 +101,27 @@ def byte_tokenizer() -> RustTokenizer:
     tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return with_begin(tokenizer)
+
+
+def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> RustTokenizer:
+    """GPT-2's byte-level BPE, of its vocabulary and merges."""
+    tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return with_begin(tokenizer)
+
+
+def tokenizer_of_file(data: str) -> RustTokenizer:
+    """A tokenizer.json, of whole texts and no special tokens but ours."""
+    tokenizer = RustTokenizer.from_str(data)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return with_begin(tokenizer)
+
+
+def with_begin(tokenizer: RustTokenizer) -> RustTokenizer:
+    """The tokenizer with begin-of-document as its last id, put before every text."""
     tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
     begin, pair = f"{BEGIN_OF_DOCUMENT}:0 $A:0", f"{BEGIN_OF_DOCUMENT}:0 $A:0 {BEGIN_OF_DOCUMENT}:1 $B:1"
     special = [(BEGIN_OF_DOCUMENT, tokenizer.token_to_id(BEGIN_OF_DOCUMENT))]

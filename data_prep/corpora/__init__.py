@@ -3,12 +3,26 @@
 A new corpus is one file in this folder with a class that follows `data_prep.documents.Corpus`, and one line here.
 """
 
+from data_prep.corpora.arxiv import Arxiv
+from data_prep.corpora.enwik8 import Enwik8
+from data_prep.corpora.github import GitHub
+from data_prep.corpora.hub import Hub
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
 from data_prep.corpora.text import Text
+from data_prep.corpora.wikitext import WikiText
 
 CORPORA = {
     PythonSource.name: PythonSource,
     Pg19.name: Pg19,
+    WikiText.name: WikiText,
+    Arxiv.name: Arxiv,
+    GitHub.name: GitHub,
+    Enwik8.name: Enwik8,
     Text.name: Text,
+    JsonLines.name: JsonLines,
+    Parquet.name: Parquet,
+    Hub.name: Hub,
 }

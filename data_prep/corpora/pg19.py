@@ -9,11 +9,14 @@ its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from data_prep.corpora.streams import files_in
 from data_prep.documents import SPLITS, CorpusError, Document, Source, folder_of, read_utf8
+from data_prep.places import Place
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Pg19:
     name: ClassVar[str] = "pg19"
 
     source: str = ""
-    """Folder with train, validation and test, and metadata.csv."""
+    """Folder with train, validation and test, and metadata.csv; also a bucket, s3://…."""
     newline: Literal["keep", "normalize"] = "keep"
     """The release's line ends are CR LF: keep them, or make them LF."""
 
@@ -36,27 +39,33 @@ class Pg19:
             raise CorpusError(
                 f"{root} has no folder {', '.join(SPLITS)}: give --source the folder of the PG-19 release"
             )
-        files = sorted(
-            (root / split).glob("*.txt"), key=lambda path: (len(path.stem), path.stem)
-        )  # numeric for numbers
+        files = [file for file in files_in(root / split) if file.name.endswith(".txt")]
         if not files and (root / split).is_dir():
             raise CorpusError(f"{root / split} holds no *.txt file: put the books of the PG-19 release there")
         titles = _titles(root / "metadata.csv")
-        return [Source(path.stem, titles.get(path.stem, path.stem), split, path.stat().st_size) for path in files]
+        sizes = {file.name.removesuffix(".txt"): file.bytes for file in files}
+        numeric = sorted(sizes, key=lambda name: (len(name), name))
+        return [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
 
-    def read(self, source: Source) -> Document:
-        text = read_utf8(folder_of(self.name, self.source) / source.split / f"{source.id}.txt")
-        if self.newline == "normalize":
-            text = text.replace("\r\n", "\n")
-        return Document(source.id, source.title, text)
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        root = folder_of(self.name, self.source)
+        for source in sources:
+            yield Document(source.id, source.title, self._text(root / source.split / f"{source.id}.txt"))
+
+    def _text(self, file: Place) -> str:
+        text = read_utf8(file)
+        return text.replace("\r\n", "\n") if self.newline == "normalize" else text
 
 
-def _titles(path: Path) -> dict[str, str]:
-    if not path.is_file():
+def _titles(file: Place) -> dict[str, str]:
+    if not file.is_file():
         return {}
     titles = {}
-    for number, row in enumerate(csv.reader(read_utf8(path).splitlines(keepends=True)), 1):
-        if len(row) < 2:
-            raise CorpusError(f"{path} has no title in record {number}: use the release's file, or remove it")
-        titles[row[0].strip()] = row[1]
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(read_utf8(file), newline="")), 1):
+            if len(row) < 2:
+                raise CorpusError(f"{file} has no title in record {number}: use the release's file, or remove it")
+            titles[row[0].strip()] = row[1]
+    except csv.Error as error:
+        raise CorpusError(f"{file} is not CSV ({error}): use the release's file, or remove it") from None
     return titles

@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,12 +56,16 @@ class PythonSource:
             )
         return [source for source in sources if source.split == split]
 
-    def read(self, source: Source) -> Document:
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        for source in sources:
+            yield Document(source.id, source.title, self._text(source))
+
+    def _text(self, source: Source) -> str:
         parts = []
         for entry in (self.root / source.id, self.root / f"{source.id}.py"):
             for path in _files(entry):
                 parts.append(f"# file: {path.relative_to(self.root).as_posix()}\n{_decode(path)}\n")
-        return Document(source.id, source.title, "".join(parts))
+        return "".join(parts)
 
 
 def _left_out(name: str) -> bool:

@@ -7,9 +7,12 @@ Sub-folders train, validation and test are the splits. Without them a document's
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from data_prep.corpora.streams import check_name, files_in
 from data_prep.documents import SPLITS, CorpusError, Document, Source, folder_of, read_utf8, split_of
 
 
@@ -20,7 +23,7 @@ class Text:
     name: ClassVar[str] = "text"
 
     source: str = ""
-    """Folder to read, with all the folders in it."""
+    """Folder or bucket to read, with all the folders in it."""
     pattern: str = "*.txt"
     """File names that count as documents."""
 
@@ -30,19 +33,17 @@ class Text:
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
         own_splits = any((root / name).is_dir() for name in SPLITS)
-        sources, matched = [], False
-        for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
-            if not path.match(self.pattern) or not path.is_file():
-                continue
-            matched = True
-            name = path.relative_to(root).as_posix()
-            if any("\ud800" <= c <= "\udfff" for c in name):  # Python keeps bytes that are not UTF-8 as surrogates
-                raise CorpusError(f"{root} holds a file whose name is not UTF-8, {name!a}: rename it")
-            if (name.split("/")[0] if own_splits else split_of(name)) == split:
-                sources.append(Source(name, name, split, path.stat().st_size))
-        if not matched:
+        files = [file for file in files_in(root, recursive=True) if PurePosixPath(file.name).match(self.pattern)]
+        if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
+        sources = []
+        for file in files:
+            check_name(root, file.name)
+            if (file.name.split("/")[0] if own_splits else split_of(file.name)) == split:
+                sources.append(Source(file.name, file.name, split, file.bytes))
         return sources
 
-    def read(self, source: Source) -> Document:
-        return Document(source.id, source.title, read_utf8(folder_of(self.name, self.source) / source.id))
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        root = folder_of(self.name, self.source)
+        for source in sources:
+            yield Document(source.id, source.title, read_utf8(root / source.id))

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
 from data_prep.corpora.text import Text
-from data_prep.documents import SPLITS, Corpus, CorpusError, Document, count_words, scan, split_of
+from data_prep.documents import (
+    SPLITS,
+    Corpus,
+    CorpusError,
+    Document,
+    Scanned,
+    Skipped,
+    Source,
+    checksum,
+    count_words,
+    reread,
+    scan,
+    split_of,
+    tally,
+)
+from data_prep.plan import ScannedDocuments, scan_group
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import TokenizerError
+from pipelines.prepare import prepare
 
 
 def ids(corpus: Corpus, split: str) -> list[str]:
     return [source.id for source in corpus.sources(split)]
 
 
-def texts(corpus: Corpus, split: str) -> list[str]:
-    return [corpus.read(source).text for source in corpus.sources(split)]
+def read(corpus: Corpus, split: str) -> dict[str, str | bytes]:
+    """The texts of a split by their ids."""
+    return {item.id: item.text for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)}
+
+
+def texts(corpus: Corpus, split: str) -> list[str | bytes]:
+    return list(read(corpus, split).values())
 
 
 @pytest.fixture
@@ -36,7 +63,7 @@ def books(tmp_path: Path) -> Path:
 
 
 def test_registry_names() -> None:
-    assert list(CORPORA) == ["python-source", "pg19", "text"]
+    assert {"python-source", "pg19", "text", "arxiv"} < set(CORPORA)
     assert all(kind.name == name for name, kind in CORPORA.items())
 
 
@@ -82,8 +109,8 @@ def test_python_source_of_this_interpreter() -> None:
     for split, least in (("train", 5_000_000), ("validation", 300_000), ("test", 300_000)):
         sources = corpus.sources(split)
         assert len(sources) >= 5 and sum(source.bytes for source in sources) > least
-    json = next(source for source in corpus.sources("train") if source.id == "json")
-    text = corpus.read(json).text
+    [json] = corpus.read([source for source in corpus.sources("train") if source.id == "json"])
+    text = str(json.text)
     headers = [line for line in text.split("\n") if line.startswith("# file: ")]
     assert headers[:2] == ["# file: json/__init__.py", "# file: json/decoder.py"]
     assert not {"test", "site-packages", "__pycache__"} & {s.id for split in SPLITS for s in corpus.sources(split)}
@@ -95,8 +122,7 @@ def test_python_source_leaves_tests_out_and_honours_encodings(tmp_path: Path) ->
         (tmp_path / name).write_text(f"# {name}\n")
     (tmp_path / "mod.py").write_bytes("# -*- coding: latin-1 -*-\nx = 'é'\n".encode("latin-1"))
     corpus = PythonSource(source=str(tmp_path))
-    read = {source.id: corpus.read(source).text for split in SPLITS for source in corpus.sources(split)}
-    assert read == {
+    assert {name: text for split in SPLITS for name, text in read(corpus, split).items()} == {
         "pack": "# file: pack/a.py\n# pack/a.py\n\n# file: pack/b.py\n# pack/b.py\n\n",
         "mod": "# file: mod.py\n# -*- coding: latin-1 -*-\nx = 'é'\n\n",
     }
@@ -108,7 +134,7 @@ def test_python_source_undecodable(tmp_path: Path, head: bytes) -> None:
     corpus = PythonSource(source=str(tmp_path))
     source = next(s for split in SPLITS for s in corpus.sources(split))
     with pytest.raises(CorpusError, match=rf"bad\.py is not utf-8: byte 0xff at offset {len(head) + 1} "):
-        corpus.read(source)
+        list(corpus.read([source]))
 
 
 def test_not_utf8(books: Path) -> None:
@@ -151,11 +177,76 @@ def test_damaged_metadata(books: Path) -> None:
 
 @given(st.text(alphabet=st.one_of(st.characters(max_codepoint=127), st.sampled_from(" \t\n\x1c\x85\u2028é"))))
 def test_words_are_those_of_str_split(text: str) -> None:
-    assert count_words(text, text.encode()) == len(text.split())
+    assert count_words(text) == len(text.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "PIECE", 3)  # words and spaces that cross the pieces' ends
+        data = text.encode()
+        assert tally(text) == (len(data), len(text.split()), checksum(data)) and checksum(text) == checksum(data)
 
 
 def test_scan() -> None:
-    assert scan(Document("a", "A", " \n\t\u2003")) is None
-    assert scan(Document("a", "A", "")) is None
-    scanned = scan(Document("a", "A", "two wörds"))
-    assert scanned and (scanned.bytes, scanned.words) == (10, 2) and len(scanned.xxh3) == 16
+    for text in (" \n\t\u2003", "", b"", b" \n"):
+        assert scan(Document("a", "A", text)) == Skipped("a", "empty")
+    scanned = scan(Document("a", "A", "two wörds"), "member 3")
+    assert isinstance(scanned, Scanned) and (scanned.bytes, scanned.words) == (10, 2) and len(scanned.xxh3) == 16
+    assert scanned.source("test") == Source("a", "A", "test", 10, "member 3")
+    assert scan(Document("a", "A", "two wörds".encode()), "member 3") == scanned
+    undecodable = scan(Document("a", "A", b"\xff \xfe\t\n"))
+    assert isinstance(undecodable, Scanned) and (undecodable.bytes, undecodable.words) == (5, 2)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A corpus in memory whose sources give what their place says: a document, something to skip, or both."""
+
+    name: ClassVar[str] = "mixed"
+    texts: tuple[tuple[str, str | bytes, int], ...]
+    """Id, text, and how many files were left out beside it; a text of "PDF" is no document."""
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def sources(self, split: str) -> list[Source]:
+        return [Source(name, name, split, len(text), f"place {name}") for name, text, _ in self.texts]
+
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        texts = {name: (text, left_out) for name, text, left_out in self.texts}
+        for source in sources:
+            assert source.place == f"place {source.id}"
+            text, left_out = texts.get(source.id, ("PDF", 0))
+            if left_out:
+                yield Skipped(f"{source.id}/x.js", "vendored", left_out)
+            yield Skipped(source.id, "PDF only") if text == "PDF" else Document(source.id, source.title, text)
+
+
+def test_skipped_are_counted_and_documents_read_again() -> None:
+    corpus = Mixed((("a", "words", 0), ("b", "PDF", 2), ("c", " ", 0), ("d", "more words", 3), ("e", "PDF", 0)))
+    sources = corpus.sources("train")
+    group = scan_group(corpus, sources)
+    assert group.skipped == {"PDF only": 2, "empty": 1, "vendored": 5}
+    scanned = list(ScannedDocuments(sources, group))
+    assert [(item.id, item.place) for item in scanned] == [("a", "place a"), ("d", "place d")]
+    assert [item.text for item in reread(corpus, scanned, "train")] == ["words", "more words"]
+    with pytest.raises(CorpusError, match="document 'd' changed while it was being prepared"):
+        list(reread(Mixed((("a", "words", 0), ("d", "other", 0))), scanned, "train"))
+    with pytest.raises(CorpusError, match="document 'd' went away while it was being prepared"):
+        list(reread(Mixed((("a", "words", 0), ("d", "PDF", 0))), scanned, "train"))
+
+
+def test_bytes_need_the_bytes_tokenizer(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(make_config(tokenizer="sentencepiece-bpe:400"))
+    model = make_config().folder / "tokenizer" / "tokenizer.model"
+    corpus = Mixed((("a", b"one \xff two", 0),))
+    for tokenizer in ("sentencepiece-bpe:400", str(model)):
+        with pytest.raises(TokenizerError, match=r"corpus mixed is of bytes, which .*--tokenizer bytes"):
+            prepare(make_config(corpus=corpus, tokenizer=tokenizer))
+    assert not list(make_config(corpus=corpus).folder.glob("*/*"))
+    manifest = prepare(make_config(corpus=corpus, splits=("test",)))["test"]
+    assert (manifest.totals.bytes, manifest.totals.tokens, manifest.tokenizer.lossless) == (9, 9, True)
+    store = SegmentStore.open(make_config(corpus=corpus).folder / "test")
+    assert bytes(store.tokens(0, 0, 9).tolist()) == b"one \xff two"
+
+
+def test_summary_says_what_was_skipped(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(make_config(corpus=Mixed((("a", "words", 1200), ("b", "PDF", 0))), splits=("test",)))
+    assert "test: skipped 1 PDF only, 1,200 vendored" in capsys.readouterr().out

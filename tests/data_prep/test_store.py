@@ -28,15 +28,16 @@ def prepared(make_config, monkeypatch: pytest.MonkeyPatch) -> PrepareConfig:
 def test_tokens_are_those_of_the_documents(prepared: PrepareConfig) -> None:
     for split in SPLITS:
         store = SegmentStore.open(prepared.store, "text", split)
-        sources = {source.id: source for source in prepared.corpus.sources(split)}
+        texts = {item.id: item.text for item in prepared.corpus.read(prepared.corpus.sources(split))}
         tokenizer = store.tokenizer()
         for i, entry in enumerate(store.manifest.documents):
-            text = prepared.corpus.read(sources.pop(entry.id)).text
+            text = texts[entry.id]
             tokens = store.tokens(i, 0, entry.tokens)
             assert np.array_equal(tokens, tokenizer.encode(text)) and tokenizer.decode(tokens) == text
             assert np.array_equal(store.tokens(i, 3, entry.tokens - 2), tokens[3:-2])
             assert (entry.words, entry.bytes) == (len(text.split()), len(text.encode()))
-        assert list(sources) == (["train/blank.txt"] if split == "train" else [])
+        left_out = set(texts) - {entry.id for entry in store.manifest.documents}
+        assert left_out == ({"train/blank.txt"} if split == "train" else set())
         assert store.lengths.tolist() == [entry.tokens for entry in store.manifest.documents]
         store.verify()
 
@@ -54,7 +55,7 @@ def test_manifest_sums(prepared: PrepareConfig) -> None:
     folder = prepared.folder / "train"
     manifest = SegmentStore.open(folder).manifest
     totals = manifest.totals
-    assert (totals.documents, totals.skipped_empty) == (6, 1) and len(manifest.parts) > 1
+    assert (totals.documents, totals.skipped) == (6, {"empty": 1}) and len(manifest.parts) > 1
     for name in ("tokens", "words", "bytes"):
         assert getattr(totals, name) == sum(getattr(document, name) for document in manifest.documents)
     rows = 0
@@ -73,10 +74,18 @@ def test_manifest_sums(prepared: PrepareConfig) -> None:
 
 
 def test_manifest_round_trip(prepared: PrepareConfig) -> None:
-    text = (prepared.folder / "train" / "manifest.json").read_text(encoding="utf-8")
-    manifest = Manifest.from_json(text, "x")
-    assert manifest.to_json() == text and str(prepared.folder) not in text
-    assert dataclasses.replace(manifest, fingerprint="x").to_json() != text
+    data = (prepared.folder / "train" / "manifest.json").read_bytes()
+    manifest = Manifest.from_json(data, "x")
+    assert manifest.to_json() == data and str(prepared.folder) not in data.decode()
+    assert dataclasses.replace(manifest, fingerprint="x").to_json() != data
+
+
+def test_documents_are_a_sequence(prepared: PrepareConfig) -> None:
+    documents = SegmentStore.open(prepared.folder / "train").manifest.documents
+    assert len(documents) == 6 and documents[1:4:2] == [documents[1], documents[3]]
+    assert documents[-1] == list(documents)[-1] == documents[5] and documents[5].id == "train/doc5.txt"
+    with pytest.raises(IndexError):
+        documents[6]
 
 
 def test_a_changed_byte_anywhere_in_a_part_is_named(prepared: PrepareConfig) -> None:
@@ -116,11 +125,11 @@ def test_damaged_manifest(prepared: PrepareConfig) -> None:
     path = prepared.folder / "train" / "manifest.json"
     text = path.read_text(encoding="utf-8")
     for damaged, words in (
-        (text.replace('"skipped_empty": 1', '"skipped_empty": 0'), "its checksum does not match"),
+        (text.replace('"empty": 1', '"empty": 0'), "its checksum does not match"),
         (text[: len(text) // 2], "is damaged"),
         ("[]", "is damaged"),
         ("", "is damaged"),
-        (text.replace('"schema": 1', '"schema": 99', 1), "has schema version 99 and this code reads version 1"),
+        (text.replace('"schema": 2', '"schema": 99', 1), "has schema version 99 and this code reads version 2"),
     ):
         path.write_text(damaged, encoding="utf-8")
         with pytest.raises(StoreError, match=rf"manifest\.json .*{words}.*--overwrite"):

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_prep.tokenizers import (
     BytesTokenizer,
+    GPT2Tokenizer,
+    HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     Training,
@@ -108,9 +110,32 @@ def sentencepiece(folder: Path, kind: str) -> Tokenizer:
     return SentencePieceTokenizer(Path(prefix + ".model").read_bytes(), "other.model")
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "sentencepiece-bpe", "other"])
+def byte_pairs(kind: str) -> Tokenizer:
+    """GPT-2's kind of tokenizer, from its two files or from a tokenizer.json with other rules."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "hugging-face")  # type: ignore[assignment]
+    trained.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    options: Any = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    special = [AddedToken("<|endoftext|>", special=True)]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, **options)
+    trained.train_from_iterator(words("train", 3000).splitlines(), trainer)
+    if kind == "hugging-face":
+        return HuggingFaceTokenizer(trained.to_str().encode())
+    model = json.loads(trained.to_str())["model"]
+    return GPT2Tokenizer(model["vocab"], [tuple(pair) for pair in model["merges"]])
+
+
+def made(kind: str, folder: Path) -> Tokenizer:
+    if kind == "bytes":
+        return BytesTokenizer()
+    return byte_pairs(kind) if kind in ("gpt2", "hugging-face") else sentencepiece(folder, kind)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "sentencepiece-bpe", "other", "gpt2", "hugging-face"])
 def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Path) -> None:
-    tokenizer = BytesTokenizer() if kind == "bytes" else sentencepiece(tmp_path, kind)
+    tokenizer = made(kind, tmp_path)
     folder = tmp_path / "exported"
     folder.mkdir()
     export.save_tokenizer(tokenizer, folder)
@@ -139,7 +164,7 @@ def test_a_published_model_is_exported_with_the_same_ids(tmp_path: Path) -> None
 class Other(BytesTokenizer):
     """Not what it says it is."""
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str | bytes) -> np.ndarray:
         return super().encode(text)[::-1]
 
 
@@ -229,9 +254,9 @@ def test_choose() -> None:
     assert chosen(temperature=0.01) == {1}
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "other"])
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "other", "gpt2"])
 def test_text_is_shown_as_soon_as_it_is_certain(kind: str, tmp_path: Path) -> None:
-    tokenizer = BytesTokenizer() if kind == "bytes" else sentencepiece(tmp_path, kind)
+    tokenizer = made(kind, tmp_path)
     texts = ["é漢🙂 plain 👩‍👩‍👧", words("stream", 60)]
     sequences = [tokenizer.encode(text).tolist() for text in texts]
     if kind == "bytes":

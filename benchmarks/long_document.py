@@ -1,0 +1,89 @@
+"""A long document in pieces against the same library on the whole text at once: MB/s of CPU time, and memory by the byte of text.
+
+    python -m benchmarks.long_document BOOK.txt --megabytes 20 --tokenizers sentencepiece.model gpt2:FOLDER
+
+Each is measured in a process of its own, in which the document, the file repeated, is there already. The rate is the best of the
+runs. The ids are compared: a unigram model's may differ on the whole, where sums in 32 bits round.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from data_prep.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer, Training, tokenizer_from_spec
+from pipelines import cli
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured."""
+
+    text: tyro.conf.Positional[Path]
+    """UTF-8 text that is repeated to the document."""
+    tokenizers: tuple[str, ...]
+    """As --tokenizer of pipelines.prepare."""
+    megabytes: int = 20
+    """Size of the document."""
+    runs: int = 2
+    """Runs of each, one after the other."""
+
+
+def whole(tokenizer: Tokenizer) -> Callable[[str], np.ndarray]:
+    """The library's own call on the whole text."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer._processor.encode_as_numpy
+    if isinstance(tokenizer, GPT2Tokenizer):
+        encoding, table = tokenizer._encoding, tokenizer._table
+        return lambda text: table[np.array(encoding.encode_ordinary(text))]
+    return tokenizer.encode
+
+
+def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple[float, float, Any]:
+    """MB/s of CPU time, bytes of memory at the peak beyond the document's by the byte of text, and the ids."""
+    tokenizer = tokenizer_from_spec(spec)
+    assert not isinstance(tokenizer, Training)
+    text = path.read_bytes().decode()
+    text = (text * (megabytes * 1_000_000 // len(text) + 1))[: megabytes * 1_000_000]
+    encode = tokenizer.encode if way == "pieces" else whole(tokenizer)
+    size = len(text.encode())
+    encode(text[:10_000])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ids, seconds = np.empty(0), float("inf")
+    for _ in range(runs):
+        del ids
+        start = time.process_time()
+        ids = encode(text)
+        seconds = min(seconds, time.process_time() - start)
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return size / 1e6 / seconds, peak / size, np.asarray(ids, dtype=np.int32)
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    context = multiprocessing.get_context("spawn")
+    for spec in config.tokenizers:
+        results = {}
+        for way in ("whole", "pieces"):
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                results[way] = pool.submit(measure, spec, way, config.text, config.megabytes, config.runs).result()
+        rates = ", ".join(
+            f"{way} {rate:.1f} MB/s and {peak:.1f} bytes/byte" for way, (rate, peak, _) in results.items()
+        )
+        one, other = results["whole"][2], results["pieces"][2]
+        same = "same ids" if np.array_equal(one, other) else f"{len(one):,} and {len(other):,} tokens, not the same ids"
+        print(f"{Path(spec.rpartition(':')[2]).name}, {config.megabytes} MB: {rates}; {same}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""enwik8, the first 10⁸ bytes of a Wikipedia dump: one long text of bytes, cut 90/5/5 million into train, validation and test.
+
+The file is plain, in a zip (`enwik8.zip` as released) or gzipped. A shorter prefix is cut in the same shares, rounded down. A
+split is one document. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
+
+    python -m pipelines.prepare enwik8 --source enwik8.zip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from data_prep.corpora.streams import (
+    MAX_DOCUMENT_BYTES,
+    Forward,
+    decompressed,
+    open_seekable,
+    reading,
+    zip_archive,
+)
+from data_prep.documents import SPLITS, CorpusError, Document, Source
+from data_prep.places import Place
+
+SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
+"""Percent of the bytes."""
+
+
+@dataclass(frozen=True)
+class Enwik8:
+    """enwik8 or a prefix of it, as bytes."""
+
+    name: ClassVar[str] = "enwik8"
+
+    source: str = ""
+    """The file: plain, .zip or .gz."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """A larger split is refused."""
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def sources(self, split: str) -> list[Source]:
+        if not self.source:
+            raise CorpusError(f"corpus {self.name} needs a file: give --source FILE, plain, .zip or .gz")
+        file = Place.parse(self.source)
+        if not file.is_file():
+            raise CorpusError(f"{file} is not a file: give --source the file enwik8, plain, .zip or .gz")
+        with self._open() as stream:
+            total = stream.size or stream.skip_rest()
+        if total == 0:
+            raise CorpusError(f"{file} is empty: get enwik8 again")
+        start, stop = (total * percent // 100 for percent in SHARES[split])
+        if stop - start > self.max_document_bytes:
+            raise CorpusError(
+                f"{file} has {total:,} bytes, too many for one document a split: give a larger --max-document-bytes"
+            )
+        return [Source(split, f"{self.name} {split}", split, stop - start, f"{start} {stop}")]
+
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        for source in sorted(sources, key=lambda source: SPLITS.index(source.split)):
+            start, stop = map(int, source.place.split())
+            with self._open() as stream:
+                stream.seek(start)
+                data = stream.read(stop - start)
+            if len(data) < stop - start:
+                raise CorpusError(f"{Place.parse(self.source)} has become shorter: start again")
+            yield Document(source.id, source.title, data)
+            del data
+
+    @contextmanager
+    def _open(self) -> Iterator[Forward]:
+        file = Place.parse(self.source)
+        with reading(file.shown):
+            with open_seekable(file) as raw:
+                head = raw.read(4)
+            if head != b"PK\3\4":
+                with decompressed(file) as stream:
+                    yield stream
+                return
+            with zip_archive(file) as archive:
+                names = [name for name in archive.namelist() if not name.endswith("/")]
+                if len(names) != 1:
+                    raise CorpusError(f"{file} holds {len(names):,} files and should hold enwik8 alone")
+                with archive.open(names[0]) as stream:
+                    yield Forward(stream)

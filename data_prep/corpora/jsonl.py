@@ -1,0 +1,158 @@
+"""JSON lines, plain or packed with gzip or zstd: one file, or a folder of shards such as a data set of a hub once downloaded.
+
+A document is a line, its text in the field `--text-field`. Files whose names say train, validation or test (also valid, val, dev)
+are of that split; in other files the split of a document follows from a hash of its id, which is the file's name and the line's
+number unless `--id-field` names one.
+
+    python -m pipelines.prepare jsonl --source FOLDER --text-field text --tokenizer sentencepiece:32000
+
+A packed file is decompressed from its beginning for every part that starts in it: shards of a few hundred MB are best.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from data_prep.corpora.streams import (
+    MAX_DOCUMENT_BYTES,
+    LeftOut,
+    decompressed,
+    lines,
+    reading,
+    shards,
+    skipped_of,
+    split_named,
+)
+from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
+from data_prep.places import Listed
+
+ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
+NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """Files of JSON lines, a document a line."""
+
+    name: ClassVar[str] = "jsonl"
+
+    source: str = ""
+    """Folder or bucket of .jsonl, .ndjson or .json files, also .gz and .zst; or one such file."""
+    text_field: str = "text"
+    """Field that holds the text."""
+    id_field: str = ""
+    """Field that holds a document's id, a string or a number; without it, the file and the line."""
+    title_field: str = ""
+    """Field that holds a document's title; without it, its id."""
+    split_by: Literal["file", "hash"] = "file"
+    """Take the split from the names of the files where they say one, or always from a hash of the id."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """Longer lines are left out, and counted."""
+
+    def options(self) -> dict[str, Any]:
+        return {"text_field": self.text_field}
+
+    def sources(self, split: str) -> list[Source]:
+        found: list[Source] = []
+        seen: set[str] = set()
+        for file in self._files():
+            named = split_named(file.name) if self.split_by == "file" else None
+            if named in (None, split):
+                found += self._listed(file, split, named is not None, seen)
+        return found
+
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        files = {file.name: file.place for file in self._files()} if sources else {}
+        with ExitStack() as stack:
+            opened, file, stream = "", "", None
+            for source in sources:
+                if skipped := skipped_of(source):
+                    yield skipped
+                    continue
+                name, *numbers = source.place.split("\t")
+                number, offset, size = map(int, numbers)
+                if name != opened or stream is None:
+                    stack.close()
+                    if name not in files:
+                        raise CorpusError(f"{name} went away while it was being prepared: start again")
+                    opened, file = name, files[name].shown
+                    stack.enter_context(reading(file))
+                    stream = stack.enter_context(decompressed(files[name]))
+                stream.seek(offset)
+                where = f"{file} line {number}"
+                yield self._document(source, _record(stream.read(size), where, offset), where)
+
+    def _document(self, source: Source, record: dict[str, Any], where: str) -> Document | Skipped:
+        if self.text_field not in record:
+            fields = ", ".join(map(str, list(record)[:20])) or "none"
+            raise CorpusError(
+                f"{where} has no field {self.text_field!r}: name one of its fields with --text-field ({fields})"
+            )
+        text = record[self.text_field]
+        if text is None:
+            return Skipped(source.id, "without text")
+        if not isinstance(text, str):
+            raise CorpusError(
+                f"{where} has no text in field {self.text_field!r} but {type(text).__name__}: name another"
+            )
+        return Document(source.id, source.title, _whole(text, where))
+
+    def _files(self) -> list[Listed]:
+        return shards(self.name, self.source, ENDINGS, NOT_DATA)
+
+    def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
+        left_out = LeftOut()
+        fields = bool(self.id_field or self.title_field)
+        with reading(file.place.shown), decompressed(file.place) as stream:
+            for number, line in enumerate(lines(stream, self.max_document_bytes if fields else 0), 1):
+                id = title = f"{file.name}:{number}"
+                reason = "empty" if line.blank else "too large" if line.size > self.max_document_bytes else None
+                if fields and line.data is not None and reason is None:
+                    where = f"{file.place} line {number}"
+                    id, title = self._names(_record(line.data, where, line.offset), id, where)
+                    if id in seen:
+                        raise CorpusError(f"{where} has the id {id!r} of an earlier line: give another --id-field")
+                    seen.add(id)
+                if not named and split_of(id) != split:
+                    continue
+                if reason is not None:
+                    left_out.add(reason)
+                else:
+                    yield Source(id, title, split, line.size, f"{file.name}\t{number}\t{line.offset}\t{line.size}")
+        yield from left_out.sources(file.name, split)
+
+    def _names(self, record: dict[str, Any], id: str, where: str) -> tuple[str, str]:
+        """The id and title of a record; without fields for them, what stands for its id."""
+        if self.id_field:
+            value = record.get(self.id_field)
+            if isinstance(value, bool) or not isinstance(value, (str, int)):
+                raise CorpusError(
+                    f"{where} has no string or number in field {self.id_field!r}: give another --id-field"
+                )
+            id = _whole(str(value), where)
+        title = record.get(self.title_field) if self.title_field else None
+        return id, _whole(title, where) if isinstance(title, str) and title else id
+
+
+def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:
+    text = decode_utf8(data, where.rpartition(" line ")[0], offset)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{where} is not JSON ({error}): every line is to be one object") from None
+    if not isinstance(record, dict):
+        raise CorpusError(f"{where} is a JSON {type(record).__name__}: every line is to be one object")
+    return record
+
+
+def _whole(text: str, where: str) -> str:
+    """The text, where it can be written as UTF-8: JSON can name half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(f"{where} holds half a surrogate pair at character {error.start}: mend it") from None
+    return text

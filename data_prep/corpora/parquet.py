@@ -1,0 +1,161 @@
+"""Parquet files: one, or a folder of shards such as a data set of a hub once downloaded.
+
+A document is a row, its text in the column `--text-column`. Files whose names say train, validation or test (also valid, val, dev)
+are of that split; in other files the split of a document follows from a hash of its id, which is the file's name and the row's
+number unless `--id-column` names one. A row group is read in batches of about a MiB of text.
+
+    python -m pipelines.prepare parquet --source FOLDER --text-column text --tokenizer sentencepiece:32000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading, shards, split_named
+from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
+from data_prep.places import Listed, Place
+
+BATCH_BYTES = 1 << 20
+MAX_ROWS = 1 << 26
+"""A file that says it has more is damaged."""
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Parquet files, a document a row."""
+
+    name: ClassVar[str] = "parquet"
+
+    source: str = ""
+    """Folder or bucket of .parquet files; or one such file."""
+    text_column: str = "text"
+    """Column that holds the text."""
+    id_column: str = ""
+    """Column that holds a document's id, a string or a number; without it, the file and the row."""
+    title_column: str = ""
+    """Column that holds a document's title; without it, its id."""
+    split_by: Literal["file", "hash"] = "file"
+    """Take the split from the names of the files where they say one, or always from a hash of the id."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """Longer texts are left out, and counted."""
+
+    def options(self) -> dict[str, Any]:
+        return {"text_column": self.text_column}
+
+    def sources(self, split: str) -> list[Source]:
+        found: list[Source] = []
+        seen: set[str] = set()
+        for file in self._files():
+            named = split_named(file.name) if self.split_by == "file" else None
+            if named in (None, split):
+                found += self._listed(file, split, named is not None, seen)
+        return found
+
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        files = {file.name: file.place for file in self._files()} if sources else {}
+        with ExitStack() as stack:
+            opened, parquet = "", None
+            for (name, group), run in groupby(sources, key=lambda source: source.place.split("\t")[:2]):
+                if name not in files:
+                    raise CorpusError(f"{name} went away while it was being prepared: start again")
+                if name != opened or parquet is None:
+                    stack.close()
+                    stack.enter_context(reading(files[name].shown))
+                    opened, parquet = name, stack.enter_context(_open(files[name]))
+                yield from self._texts(parquet, int(group), list(run), files[name].shown)
+
+    def _texts(
+        self, parquet: pq.ParquetFile, group: int, sources: list[Source], where: str
+    ) -> Iterator[Document | Skipped]:
+        """The documents of some rows of a row group, which are in order."""
+        size = max(1, BATCH_BYTES // max(1, sources[0].bytes))
+        waiting = iter(sources)
+        source = next(waiting, None)
+        start = 0
+        for batch in parquet.iter_batches(min(size, 1024), row_groups=[group], columns=[self.text_column]):
+            while source is not None and (row := int(source.place.split("\t")[2]) - start) < batch.num_rows:
+                text = batch.column(0)[row].as_py()
+                if text is None:
+                    yield Skipped(source.id, "without text")
+                elif len(text.encode()) > self.max_document_bytes:
+                    yield Skipped(source.id, "too large")
+                else:
+                    yield Document(source.id, source.title, text)
+                source = next(waiting, None)
+            start += batch.num_rows
+            if source is None:
+                return
+        raise CorpusError(f"{where} has {start:,} rows in row group {group} and says that it has more: it is damaged")
+
+    def _files(self) -> list[Listed]:
+        return shards(self.name, self.source, (".parquet",))
+
+    def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
+        with reading(file.place.shown), _open(file.place) as parquet:
+            self._check(parquet, file.place.shown)
+            number = 0
+            for group in range(parquet.num_row_groups):
+                metadata = parquet.metadata.row_group(group)
+                size = self._text_bytes(metadata) // max(1, metadata.num_rows)
+                names = self._names(parquet, group, file.place.shown)
+                for row in range(metadata.num_rows):
+                    number += 1
+                    id, title = next(names, (None, None))
+                    if self.id_column:
+                        if id is None or id in seen:
+                            what = f"has the id {id!r} of an earlier row" if id else "has no id"
+                            raise CorpusError(f"{file.place} row {number} {what}: give another --id-column")
+                        seen.add(id)
+                    id = id or f"{file.name}:{number}"
+                    if named or split_of(id) == split:
+                        yield Source(id, title or id, split, size, f"{file.name}\t{group}\t{row}")
+
+    def _check(self, parquet: pq.ParquetFile, where: str) -> None:
+        """Raises CorpusError where the columns that the options name are not there."""
+        schema = parquet.schema_arrow
+        for column in filter(None, (self.text_column, self.id_column, self.title_column)):
+            if column not in schema.names:
+                names = ", ".join(schema.names[:20])
+                raise CorpusError(f"{where} has no column {column!r}: name one of its columns ({names})")
+        kind = schema.field(self.text_column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise CorpusError(f"{where} has no text in column {self.text_column!r} but {kind}: name another")
+        if not 0 <= parquet.metadata.num_rows <= MAX_ROWS:
+            raise CorpusError(
+                f"{where} says that it has {parquet.metadata.num_rows:,} rows: it is damaged, or cut it up"
+            )
+
+    def _text_bytes(self, metadata: Any) -> int:
+        for i in range(metadata.num_columns):
+            if metadata.column(i).path_in_schema == self.text_column:
+                return metadata.column(i).total_uncompressed_size
+        return metadata.total_byte_size
+
+    def _names(self, parquet: pq.ParquetFile, group: int, where: str) -> Iterator[tuple[str | None, str | None]]:
+        """The ids and titles of a row group's rows, where there are columns for them."""
+        columns = [column for column in (self.id_column, self.title_column) if column]
+        if not columns:
+            return
+        for batch in parquet.iter_batches(1024, row_groups=[group], columns=columns):
+            for row in batch.to_pylist():
+                id, title = row.get(self.id_column), row.get(self.title_column)
+                if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
+                    raise CorpusError(f"{where} has no strings or numbers in column {self.id_column!r}: name another")
+                yield None if id is None else str(id), title if isinstance(title, str) else None
+
+
+@contextmanager
+def _open(file: Place) -> Iterator[pq.ParquetFile]:
+    with (
+        open_seekable(file) as raw,
+        pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as parquet,
+    ):
+        yield parquet

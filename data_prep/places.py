@@ -1,0 +1,312 @@
+"""Where files are: a local folder, or any URI that pyarrow.fs opens (s3://, gs://, abfs://, hdfs://, file://), behind one class.
+
+    place = Place.parse("s3://bucket/corpora?endpoint_override=127.0.0.1:9000&scheme=http")
+    for file in (place / "train").list(recursive=True):
+        with file.place.open_stream() as stream:
+            stream.read(1 << 20)
+
+Endpoint, region and credentials come from the URI's query and user part or, better, from the environment (AWS_ENDPOINT_URL,
+AWS_REGION, AWS_ACCESS_KEY_ID…) as pyarrow describes. `shown` and `recorded` never hold a credential.
+
+A written file is there whole or not at all: a local one is written beside its place, synced and renamed; an object store
+keeps an upload to itself until it is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs
+
+TEMPORARY = ".tmp"
+"""Ending of a local file that is being written. A process that was killed leaves one behind."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET = re.compile(r"secret|password|credential|token|key|signature|^sig$|^sas$", re.IGNORECASE)
+
+
+class PlaceError(ValueError):
+    """A URI that cannot be used: the message names it, without its credentials."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a folder holds."""
+
+    place: Place
+    name: str
+    """Path below the folder that was listed, with `/` between its parts."""
+    bytes: int
+    is_dir: bool
+
+
+@dataclass(frozen=True, repr=False)
+class Place:
+    """A file or folder. Cheap, hashable, and the same in another process."""
+
+    root: str
+    """The URI up to its bucket or host, and its query: what opens the file system. Empty where that is the local one."""
+    path: str
+    """Absolute path in the file system."""
+
+    @staticmethod
+    def parse(text: str | Path | Place) -> Place:
+        """A place from a path or URI. Raises PlaceError for a URI that nothing here opens; looks at no file."""
+        if isinstance(text, Place):
+            return text
+        text = str(text)
+        if not _URI.match(text):
+            return Place("", str(Path(text).expanduser().absolute()))
+        uri = urllib.parse.urlsplit(text)
+        if uri.scheme == "file":
+            return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
+        root = f"{uri.scheme}://{uri.netloc}" + (f"?{uri.query}" if uri.query else "")
+        bucket = _open(root)[1]
+        path = urllib.parse.unquote(uri.path).strip("/")
+        return Place(root, "/".join(part for part in (bucket, path) if part) or "/")
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self.root, f"{self.path.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.shown
+
+    __repr__ = __str__
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def parent(self) -> Place:
+        return Place(self.root, self.path.rstrip("/").rsplit("/", 1)[0] or "/")
+
+    @property
+    def is_local(self) -> bool:
+        return not self.root
+
+    @property
+    def text(self) -> str:
+        """`Place.parse(place.text) == place`. May hold credentials: for programs, never for print."""
+        return self._uri(credentials=True, query=True)
+
+    @property
+    def recorded(self) -> str:
+        """Like `text` without credentials: opens the same place where the environment has them."""
+        return self._uri(credentials=False, query=True)
+
+    @property
+    def shown(self) -> str:
+        """For people: the path, or the URI without credentials and query."""
+        return self._uri(credentials=False, query=False)
+
+    def exists(self) -> bool:
+        return os.path.exists(self.path) if self.is_local else self._info().type != pyarrow.fs.FileType.NotFound
+
+    def is_file(self) -> bool:
+        return os.path.isfile(self.path) if self.is_local else self._info().type == pyarrow.fs.FileType.File
+
+    def is_dir(self) -> bool:
+        return os.path.isdir(self.path) if self.is_local else self._info().type == pyarrow.fs.FileType.Directory
+
+    def size(self) -> int:
+        """Bytes of a file. Raises FileNotFoundError."""
+        if self.is_local:
+            return os.path.getsize(self.path)
+        info = self._info()
+        if info.type != pyarrow.fs.FileType.File:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown)
+        return info.size
+
+    def list(self, recursive: bool = False) -> list[Listed]:
+        """Files and folders below this one, sorted by name; nothing where it does not exist. Links to folders are not followed."""
+        if self.is_local:
+            found = [
+                Listed(Place("", entry.path), name, size, folder)
+                for entry, name, size, folder in _scan(self.path, recursive)
+            ]
+        else:
+            selector = pyarrow.fs.FileSelector(self.path, allow_not_found=True, recursive=recursive)
+            start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
+            found = [
+                Listed(Place(self.root, info.path), info.path[start:], info.size or 0, not info.is_file)
+                for info in self._filesystem.get_file_info(selector)
+            ]
+        return sorted(found, key=lambda listed: listed.name)
+
+    def open_stream(self) -> pa.NativeFile:
+        """The file's bytes, as they are, from its beginning. Raises FileNotFoundError."""
+        with self._named():
+            if self.is_local:
+                return pa.OSFile(os.fsencode(self.path), "rb")
+            return self._filesystem.open_input_stream(self.path, compression=None)
+
+    def open_random(self) -> pa.NativeFile:
+        """The file for reading at any place: memory-mapped where it is local. Raises FileNotFoundError."""
+        with self._named():
+            if self.is_local:
+                return pa.memory_map(os.fsencode(self.path))
+            return self._filesystem.open_input_file(self.path)
+
+    def read_bytes(self) -> bytes:
+        with self.open_stream() as stream:
+            return stream.read()
+
+    def staged(self) -> Place:
+        """Where to write this file before `commit` gives it its name: beside it; in an object store, itself."""
+        if not self.is_local:
+            return self
+        return Place("", f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+
+    def commit(self, staged: Place) -> None:
+        """Make a finished staged file durable and give it this name. An object store did both when it was closed."""
+        if self.is_local:
+            _sync(staged.path)
+            os.replace(staged.path, self.path)
+            _sync(os.path.dirname(self.path))
+
+    @contextmanager
+    def open_output(self) -> Iterator[pa.NativeFile]:
+        """A stream to a new file of this name; no file is left when the block raises."""
+        if self.is_local:
+            stream = pa.OSFile(os.fsencode(self.path), "wb")
+        else:
+            stream = self._filesystem.open_output_stream(self.path, compression=None)
+        try:
+            with stream:
+                yield stream
+        except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
+            self.delete()
+            raise
+
+    @contextmanager
+    def writing(self) -> Iterator[pa.NativeFile]:
+        """A stream to a new file that takes its name when the block ends; nothing is left when the block raises."""
+        staged = self.staged()
+        with staged.open_output() as stream:
+            yield stream
+        self.commit(staged)
+
+    def write_atomically(self, data: bytes) -> None:
+        """Write a small file such that it is either there, whole and on the disk, or not there at all."""
+        with self.writing() as stream:
+            stream.write(data)
+
+    def make_folder(self) -> None:
+        """Make the folder and those above it. An object store has no folders and needs none."""
+        if self.is_local:
+            os.makedirs(self.path, exist_ok=True)
+        elif self._filesystem.type_name not in ("s3", "gcs", "abfs"):
+            self._filesystem.create_dir(self.path, recursive=True)
+
+    def delete(self) -> None:
+        """Remove a file, or a folder and all that is in it; nothing happens where there is none."""
+        if self.is_local:
+            if os.path.isdir(self.path) and not os.path.islink(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
+            else:
+                Path(self.path).unlink(missing_ok=True)
+            return
+        kind = self._info().type
+        if kind == pyarrow.fs.FileType.Directory:
+            self._filesystem.delete_dir(self.path)
+        elif kind != pyarrow.fs.FileType.NotFound:
+            self._filesystem.delete_file(self.path)
+
+    @property
+    def _filesystem(self) -> pyarrow.fs.FileSystem:
+        return _open(self.root)[0]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Gives a missing file's error the fields of Python's own."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+
+    def _info(self) -> pyarrow.fs.FileInfo:
+        return self._filesystem.get_file_info(self.path)
+
+    def _uri(self, credentials: bool, query: bool) -> str:
+        if self.is_local:
+            return self.path
+        uri = urllib.parse.urlsplit(self.root)
+        bucket = _open(self.root)[1]
+        path = self.path.removeprefix(bucket) if bucket else f"/{self.path.lstrip('/')}"
+        host, fields = uri.netloc, uri.query
+        if not credentials:
+            host, fields = _public_host(host, uri.scheme), _public_query(fields)
+        return f"{uri.scheme}://{host}{urllib.parse.quote(path)}" + (f"?{fields}" if query and fields else "")
+
+
+def without_credentials(text: str) -> str:
+    """A path or URI for records: a URI loses its credentials, a path stays as it is."""
+    return Place.parse(text).recorded if _URI.match(text) else text
+
+
+def is_uri(text: str) -> bool:
+    return bool(_URI.match(text))
+
+
+def _sync(path: str) -> None:
+    """Make a local file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=64)
+def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The file system of a root, opened once for each process, and the bucket or container with which its paths begin."""
+    try:
+        return pyarrow.fs.FileSystem.from_uri(root)
+    except (pa.ArrowException, OSError, ImportError) as error:
+        uri = urllib.parse.urlsplit(root)
+        shown = f"{uri.scheme}://{_public_host(uri.netloc, uri.scheme)}"
+        reason = str(error).split("\n")[0].replace(root, shown)
+        raise PlaceError(
+            f"{shown} cannot be opened ({reason}): give a folder, or a URI that pyarrow.fs knows, such as s3://bucket/folder"
+        ) from None
+
+
+def _public_host(netloc: str, scheme: str) -> str:
+    """A URI's host without its user part; Azure writes the container there, which stays."""
+    user, at, host = netloc.rpartition("@")
+    return f"{user}@{host}" if at and scheme.startswith("abfs") and ":" not in user else host
+
+
+def _public_query(query: str) -> str:
+    fields = urllib.parse.parse_qsl(query, keep_blank_values=True)
+    return urllib.parse.urlencode([(name, value) for name, value in fields if not _SECRET.search(name)], safe=":/")
+
+
+def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str, int, bool]]:
+    waiting = [(folder, "")]
+    while waiting:
+        current, prefix = waiting.pop()
+        try:
+            entries = os.scandir(current)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        with entries:
+            for entry in entries:
+                if not os.path.exists(entry.path):  # a link to nothing
+                    continue
+                is_dir = entry.is_dir()
+                yield entry, prefix + entry.name, 0 if is_dir else entry.stat().st_size, is_dir
+                if recursive and is_dir and not entry.is_symlink():
+                    waiting.append((entry.path, f"{prefix}{entry.name}/"))

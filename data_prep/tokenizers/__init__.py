@@ -1,0 +1,173 @@
+"""Text to token ids and back: UTF-8 bytes, SentencePiece, GPT-2's BPE, and any Hugging Face `tokenizer.json`.
+
+Every vocabulary ends with one id of our own, begin-of-document: `bod_id = vocab_size - 1`. A store keeps its tokenizer in
+`<store>/<corpus>/tokenizer/`, so that evaluation and generation need nothing else:
+
+    tokenizer = load_tokenizer(Path("runs/store/python-source/tokenizer"))
+    tokenizer.decode(tokenizer.encode("def f():\\n"))
+
+`--tokenizer` takes `bytes`; `sentencepiece:32000` or `sentencepiece-bpe:32000`, trained on the train split; the path of a
+SentencePiece model or of a `tokenizer.json`, or of a folder that holds one, or GPT-2's two files (which `gpt2:FOLDER` insists on).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import xxhash
+
+from data_prep.manifest import seal, unseal
+from data_prep.places import Place
+from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
+from data_prep.tokenizers.byte import BytesTokenizer
+from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer, read_merges, read_vocab
+from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
+from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
+from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
+
+__all__ = [
+    "SPECS",
+    "BytesTokenizer",
+    "GPT2Tokenizer",
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "TokenizerError",
+    "Training",
+    "bod_id",
+    "is_lossless",
+    "load_tokenizer",
+    "save_tokenizer",
+    "shortfall",
+    "token_dtype",
+    "tokenizer_from_spec",
+    "train_sentencepiece",
+]
+
+SPECS = (
+    "bytes",
+    "sentencepiece:2048",
+    "sentencepiece-bpe:2048",
+    "gpt2:path/to/folder",
+    "path/to/a.model",
+    "path/to/tokenizer.json",
+)
+
+FEWEST_PIECES = 300
+"""256 bytes, a newline, and something to learn."""
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
+    """Write the tokenizer's files and, last, `tokenizer.json` with their checksums; each atomically."""
+    place, files = Place.parse(folder), tokenizer.files()
+    place.make_folder()
+    for name, data in files.items():
+        (place / name).write_atomically(data)
+    details = {
+        **tokenizer.details(),
+        "vocab_size": tokenizer.vocab_size,
+        "bod_id": bod_id(tokenizer),
+        "fingerprint": tokenizer.fingerprint,
+        "files": {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()},
+    }
+    (place / "tokenizer.json").write_atomically(seal(details))
+
+
+def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
+    """The tokenizer that a store keeps. Raises TokenizerError where it is missing or not the one that was saved."""
+    folder = Place.parse(folder)
+    path = folder / "tokenizer.json"
+    remedy = "prepare the corpus again with --overwrite"
+    try:
+        details = unseal(path.read_bytes())
+        for name, checksum in details["files"].items():
+            if xxhash.xxh3_128_hexdigest((folder / name).read_bytes()) != checksum:
+                raise TokenizerError(f"{folder / name} is damaged (its checksum does not match): {remedy}")
+        kind, fingerprint = details["kind"], details["fingerprint"]
+        if kind == "bytes":
+            tokenizer: Tokenizer = BytesTokenizer()
+        elif kind == "sentencepiece":
+            recipe = Recipe(**details["trained"]) if details["trained"] else None
+            tokenizer = SentencePieceTokenizer((folder / "tokenizer.model").read_bytes(), details["name"], recipe)
+        elif kind == "gpt2":
+            vocab, merges = read_vocab(folder / "vocab.json"), read_merges(folder / "merges.txt")
+            tokenizer = GPT2Tokenizer(vocab, merges, details["name"], check=False)
+        elif kind == "hugging-face":
+            data = (folder / "hugging-face.json").read_bytes()
+            tokenizer = HuggingFaceTokenizer(data, details["name"], details["engine"])
+        else:
+            raise TokenizerError(f"{path} names the unknown tokenizer kind {kind!r}: {remedy}")
+    except FileNotFoundError as error:
+        raise TokenizerError(f"{error.filename} is missing: {remedy}") from None
+    except TokenizerError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{path} is damaged ({error}): {remedy}") from None
+    if tokenizer.fingerprint != fingerprint:
+        raise TokenizerError(f"the tokenizer in {folder} is damaged (its fingerprint does not match): {remedy}")
+    return tokenizer
+
+
+def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
+    """What the `--tokenizer` option names.
+
+    Raises TokenizerError for an unknown spec, a missing file, or a file that is not a tokenizer.
+    """
+    if spec == "bytes":
+        return BytesTokenizer()
+    kind, colon, rest = spec.partition(":")
+    if kind in ("sentencepiece", "sentencepiece-bpe"):
+        if not colon or not (rest.isascii() and rest.isdecimal()) or int(rest) < FEWEST_PIECES:
+            raise TokenizerError(
+                f"tokenizer {spec!r} needs a number of pieces, {FEWEST_PIECES} or more: write {kind}:2048"
+            )
+        return Training(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
+    if kind == "gpt2" and colon:
+        folder = Path(rest).expanduser()
+        if not rest or not folder.is_dir():
+            raise TokenizerError(
+                f"tokenizer {spec!r} needs a folder: write gpt2:FOLDER, with vocab.json and merges.txt in it"
+            )
+        return GPT2Tokenizer.from_folder(folder)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _from_folder(path)
+    if path.suffix not in (".model", ".json") and not path.is_file():
+        near = difflib.get_close_matches(spec, SPECS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise TokenizerError(f"unknown tokenizer {spec!r}: {hint} (known: {', '.join(SPECS)})")
+    if not path.is_file():
+        kind = "tokenizer.json" if path.suffix == ".json" else "SentencePiece .model file"
+        raise TokenizerError(f"{path} does not exist: give the path of a {kind}")
+    return _from_file(path)
+
+
+def _from_file(path: Path) -> Tokenizer:
+    if path.suffix == ".json":
+        tokenizer = HuggingFaceTokenizer(path.read_bytes(), str(path))
+        tokenizer.name = f"{path.absolute().parent.name}/{path.name}"
+        return tokenizer
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), path.name)
+    except TokenizerError:
+        raise TokenizerError(
+            f"{path} is not a SentencePiece model: give a .model file that SentencePiece wrote, or train one with "
+            "--tokenizer sentencepiece:2048"
+        ) from None
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    """The tokenizer that a folder holds; `tokenizer.json`, where it is there, says more than GPT-2's two files."""
+    if (folder / "tokenizer.json").is_file():
+        return _from_file(folder / "tokenizer.json")
+    if any(all((folder / name).is_file() for name in names) for names in FILES):
+        return GPT2Tokenizer.from_folder(folder)
+    models = sorted(folder.glob("*.model"))
+    if len(models) == 1:
+        return _from_file(models[0])
+    if models:
+        raise TokenizerError(f"{folder} holds {len(models)} .model files: name one of them, such as {models[0]}")
+    raise TokenizerError(
+        f"{folder} holds no tokenizer: give a folder with tokenizer.json, a .model file, or vocab.json and merges.txt"
+    )

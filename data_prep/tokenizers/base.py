@@ -1,0 +1,116 @@
+"""What every tokenizer is, and how long texts are encoded piece by piece in memory that the ids alone decide.
+
+Ids [tokens] are uint16 or uint32, by the size of the vocabulary. The last id is ours, begin-of-document: `vocab_size - 1`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be made or read, or not used on a text: the message names it, or its file, and the remedy."""
+
+
+class Tokenizer(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids, the begin-of-document id included."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of everything that decides the ids."""
+        ...
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether `encode` takes bytes as well as text."""
+        ...
+
+    def encode(self, text: Any) -> np.ndarray:
+        """Token ids [tokens], of the type `token_dtype(vocab_size)`. Begin-of-document is not among them, whatever the text.
+
+        Args:
+            text: str; or bytes, where `takes_bytes`.
+        """
+        ...
+
+    def decode(self, ids: np.ndarray | list[int]) -> str:
+        """The text of some ids; begin-of-document reads as nothing, incomplete UTF-8 as U+FFFD."""
+        ...
+
+    def details(self) -> dict[str, Any]:
+        """What `tokenizer.json` holds: `kind` and whatever `load_tokenizer` needs."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """Files to be kept beside `tokenizer.json`."""
+        ...
+
+
+def bod_id(tokenizer: Tokenizer) -> int:
+    return tokenizer.vocab_size - 1
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
+    """Whether encoding and decoding gives every one of the texts back; of bytes, what they read as."""
+    return all(_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
+
+
+def _text(text: str | bytes) -> str:
+    return text if isinstance(text, str) else text.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Places at which a text may be cut without a change of ids: encoding the pieces gives the ids of the whole."""
+
+    pattern: str
+    """Regular expression; a piece ends where a match ends."""
+    characters: int
+    """A piece ends at the first such place after so many characters."""
+    skip: int = 0
+    """Characters left out after a piece: a space that the tokenizer itself puts before the next one."""
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The pieces of a text, in order; an empty text has none."""
+        search = re.compile(self.pattern).search
+        start = 0
+        while start < len(text):
+            found = search(text, start + self.characters)
+            stop = found.end() if found else len(text)
+            yield text[start:stop]
+            start = stop + self.skip
+
+
+class Ids:
+    """A growing array of ids: where a list of arrays would need twice the memory at its end."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._values = np.empty(1024, token_dtype(vocab_size))
+        self._filled = 0
+
+    def append(self, ids: np.ndarray) -> None:
+        end = self._filled + len(ids)
+        if end > len(self._values):
+            self._values.resize(max(end, len(self._values) * 5 // 4), refcheck=False)
+        self._values[self._filled : end] = ids
+        self._filled = end
+
+    def take(self) -> np.ndarray:
+        """All ids; nothing may be appended after that."""
+        self._values.resize(self._filled, refcheck=False)
+        return self._values

@@ -1,0 +1,60 @@
+"""Read the normalization rules inside a SentencePiece model, to prove where a text may be cut.
+
+SentencePiece keeps its rules as a `precompiled_charsmap`: the size of a trie in bytes (uint32), the trie (a darts-clone double
+array of uint32 units), and the replacements. It normalizes from left to right, always by the longest key that matches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+"""ASCII without blanks and control characters."""
+
+SPACE = 0x20
+
+LONGEST_KEY = 256
+"""Bytes; rules with a longer one are not read."""
+
+
+def kept_before_a_space(charsmap: bytes) -> str:
+    """The characters c of PRINTABLE such that "c d", d any of PRINTABLE, stays as it is whatever stands around it.
+
+    That holds where no key goes on over a space (so no rule reads both sides), none is the space alone or begins with a space
+    and one of PRINTABLE (so the space stays), and none ends in c (so c is kept). Empty where the rules cannot be read.
+    """
+    if not charsmap:
+        return PRINTABLE
+    size = int.from_bytes(charsmap[:4], "little")
+    if size % 4 or not 0 < size <= len(charsmap) - 4:
+        return ""
+    units = np.frombuffer(charsmap[4 : 4 + size], dtype="<u4").astype(np.int64)
+    labels = units & 0x800000FF  # the byte that leads to a unit; above 0xFF where the unit is a value
+    bases = np.arange(len(units)) ^ labels  # a child stands at its parent's base, with its own label xor-ed in
+    order = np.argsort(bases, kind="stable")
+    order = order[(labels[order] > 0) & (labels[order] <= 0xFF)]
+    bases = bases[order]
+
+    ends: set[int] = set()
+    nodes, space = np.zeros(1, dtype=np.int64), np.int64(-1)
+    for depth in range(LONGEST_KEY):
+        base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
+        first, last = np.searchsorted(bases, base), np.searchsorted(bases, base, side="right")
+        count = last - first
+        if not count.any():
+            return "".join(c for c in PRINTABLE if ord(c) not in ends)
+        parents = np.repeat(nodes, count)
+        children = order[np.arange(len(parents)) + np.repeat(first - (np.cumsum(count) - count), count)]
+        label = labels[children]
+        is_key = (units[children] >> 8) & 1 == 1
+        if depth == 0 and (is_key & (label == SPACE)).any():
+            return ""  # the space is replaced
+        if depth > 0 and (label == SPACE).any():
+            return ""  # a key goes on over a space
+        if ((parents == space) & (label > SPACE) & (label < 0x7F)).any():
+            return ""  # a key begins with a space and a printable character
+        ends.update(label[is_key].tolist())
+        if depth == 0 and (label == SPACE).any():
+            space = children[label == SPACE][0]
+        nodes = np.unique(children)  # keys with equal ends share them
+    return ""

@@ -1,0 +1,213 @@
+"""GPT-2's byte-level BPE from its vocabulary and merges, run by tiktoken, with the ids that Hugging Face's gives.
+
+    tokenizer = GPT2Tokenizer.from_folder(Path("gpt2"))      # vocab.json and merges.txt, or encoder.json and vocab.bpe
+
+The ids are those of the vocabulary file, and one more begins a document. `<|endoftext|>` in a text is ordinary text: it is
+never the special id.
+
+The two libraries do not read merges alike. Hugging Face's merges the adjacent pair that stands first in the list of merges;
+tiktoken the adjacent pair whose *concatenation* has the lowest rank, from wherever it came. We give tiktoken the place in the
+list as rank, and a table from rank to id. The two then agree on every text if each merge (l, r) is how its own concatenation t
+comes about: if the merges before it turn the bytes of t into exactly [l, r]. For suppose that tiktoken merges l', r' with
+l'r' = t, where they stand in some text. Both were made by merges inside t, in the order in which t alone is merged, none across
+its ends; so [l', r'] is a state of merging t alone, which has one state of two tokens: (l', r') = (l, r), a merge of the list.
+`_improper` checks it for all merges; a list that fails (none that was learned by BPE does) is refused.
+
+Long texts are cut between a character that is not whitespace and a space or newline. The pattern that splits text into words
+
+    '(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
+
+has whitespace only at a match's beginning or throughout, so no match runs over such a place. A match before it ends where it
+would in the whole: its class of characters ends at whitespace as it ends at the end of the piece; and the one look-ahead is at
+the end of a run of whitespace, which in a piece is followed by a character of the same piece. Nothing looks back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+
+from data_prep.manifest import digest
+from data_prep.places import Place
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+"""GPT-2's pattern as tiktoken writes it, without backtracking."""
+
+CUTS = Cuts(
+    r"\S(?=[ \n])", characters=1 << 16
+)  # Python's \s has all characters of Unicode's White_Space, and a few more
+
+PROVED = {"cade03f6c6d086cfff69203fc1b82e47"}
+"""Fingerprints that were checked once, as a test does again: GPT-2's own files."""
+
+FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+"""Names of the two files: Hugging Face's, and OpenAI's."""
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter by which GPT-2's files write each byte: itself where it is printable, else a letter from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+class GPT2Tokenizer:
+    """A byte-level BPE with GPT-2's pattern. See the module's docstring."""
+
+    takes_bytes = False
+
+    def __init__(
+        self, vocab: dict[str, int], merges: list[tuple[str, str]], name: str = "gpt2", *, check: bool = True
+    ) -> None:
+        """
+        Args:
+            vocab: id of each token, in the letters of `byte_letters`.
+            merges: pairs of tokens, the first to be merged first.
+            check: whether to prove that the ids are Hugging Face's (a second for 50,000 merges).
+
+        Raises TokenizerError where the two do not make a byte-level BPE.
+        """
+        self.name, self.vocab, self.merges = name, vocab, merges
+        letters = byte_letters()
+        lacking = next((f"the byte 0x{b:02x} ({letter})" for b, letter in letters.items() if letter not in vocab), "")
+        for left, right in merges:
+            if left not in vocab or right not in vocab or left + right not in vocab:
+                lacking = lacking or f"{left!r}, {right!r} or {left + right!r}, which its merges name"
+        if lacking:
+            raise TokenizerError(f"{name} is not a byte-level BPE: its vocabulary lacks {lacking}")
+        tokens = [*letters.values(), *(left + right for left, right in merges)]
+        if len(set(tokens)) < len(tokens):
+            twice = Counter(tokens).most_common(1)[0][0]
+            raise TokenizerError(f"{name} makes the token {twice!r} twice: give the merges that its training wrote")
+        bytes_of = {letter: byte for byte, letter in letters.items()}
+        self._ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(tokens)}
+        self._ids = np.array([vocab[token] for token in tokens], dtype=np.int64)
+        self._pieces = max(vocab.values()) + 1
+        self.vocab_size = self._pieces + 1
+        self._table = self._ids.astype(token_dtype(self.vocab_size))
+        self.fingerprint = digest({"kind": "gpt2", "vocab": digest(vocab), "merges": digest(merges)})
+        if check and self.fingerprint not in PROVED and (improper := _improper(merges)):
+            raise TokenizerError(
+                f"{name} has the merge {' '.join(improper)!r}, which the merges before it make impossible: give the merges that "
+                "its training wrote"
+            )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> GPT2Tokenizer:
+        """Raises TokenizerError where the folder has no such two files, or they are malformed."""
+        for names in FILES:
+            paths = [folder / name for name in names]
+            if all(path.is_file() for path in paths):
+                return cls(read_vocab(paths[0]), read_merges(paths[1]), folder.name or "gpt2")
+        wanted = " nor ".join(" and ".join(names) for names in FILES)
+        raise TokenizerError(f"{folder} has neither {wanted}: give the folder that has the files of GPT-2's tokenizer")
+
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        # A special token there must be, or tiktoken looks for the empty one at every character; `encode` allows none.
+        special = {"<|endoftext|>": len(self._ranks)}
+        return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=self._ranks, special_tokens=special)
+
+    def encode(self, text: str) -> np.ndarray:
+        ids = Ids(self.vocab_size)
+        for piece in CUTS.pieces(text):
+            ids.append(self._table[self._encoding.encode_to_numpy(piece, disallowed_special=())])
+        return ids.take()
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """What each id reads as; nothing where the vocabulary has no token of that id."""
+        letters = {letter: byte for byte, letter in byte_letters().items()}
+        table = [b""] * self.vocab_size
+        for token, index in self.vocab.items():
+            known = all(letter in letters for letter in token)
+            table[index] = bytes(map(letters.__getitem__, token)) if known else token.encode()
+        return table
+
+    def decode(self, ids: np.ndarray | list[int]) -> str:
+        table = self._bytes
+        return b"".join([table[i] for i in np.asarray(ids, dtype=np.int64).tolist()]).decode(errors="replace")
+
+    def details(self) -> dict[str, Any]:
+        return {"kind": "gpt2", "name": self.name}
+
+    def files(self) -> dict[str, bytes]:
+        """The two files, written anew: the same whatever the layout of those that were read."""
+        lines = ["#version: 0.2", *(f"{left} {right}" for left, right in self.merges), ""]
+        vocab = dict(sorted(self.vocab.items(), key=lambda item: item[1]))
+        return {
+            "vocab.json": json.dumps(vocab, ensure_ascii=False, indent=0).encode(),
+            "merges.txt": "\n".join(lines).encode(),
+        }
+
+
+def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """The first merge whose concatenation the merges before it do not turn into its pair; None: all do."""
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    for rank, pair in enumerate(merges):
+        parts = list("".join(pair))
+        while len(parts) > 2:
+            found = [ranks.get(two, rank) for two in pairwise(parts)]
+            lowest = min(found)
+            if lowest >= rank:
+                break
+            left, right = merges[lowest]
+            merged, i = [], 0
+            while i < len(parts):
+                both = parts[i] == left and i + 1 < len(parts) and parts[i + 1] == right
+                merged.append(left + right if both else parts[i])
+                i += 2 if both else 1
+            parts = merged
+        if tuple(parts) != pair:
+            return pair
+    return None
+
+
+def read_vocab(path: Path | Place) -> dict[str, int]:
+    """Token → id. Raises TokenizerError where the file is not such a table."""
+    try:
+        vocab = json.loads(path.read_bytes().decode())
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise TokenizerError(f"{path} is not a vocabulary in JSON ({error}): {REMEDY}") from None
+    if not isinstance(vocab, dict) or not vocab:
+        raise TokenizerError(f"{path} is not a table of tokens and ids: {REMEDY}")
+    taken: dict[int, str] = {}
+    for token, index in vocab.items():
+        if type(index) is not int or not 0 <= index < MOST_IDS:
+            raise TokenizerError(f"{path} gives the token {token!r} the id {index!r}: {REMEDY}")
+        if index in taken:
+            raise TokenizerError(f"{path} gives the id {index} to {taken[index]!r} and to {token!r}: {REMEDY}")
+        taken[index] = token
+    return vocab
+
+
+def read_merges(path: Path | Place) -> list[tuple[str, str]]:
+    """Pairs of tokens. Raises TokenizerError naming the line that is none."""
+    try:
+        lines = path.read_bytes().decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): {REMEDY}") from None
+    merges = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise TokenizerError(f"{path} has no pair of tokens in line {number} ({line[:40]!r}): {REMEDY}")
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+REMEDY = "give the file as it was released"
+
+MOST_IDS = 1 << 24
+"""A larger id than this is no id of a token."""

@@ -1,0 +1,155 @@
+"""Any Hugging Face `tokenizer.json`, by the library that reads it; one that is GPT-2's in all but name by tiktoken, 7× faster.
+
+    tokenizer = HuggingFaceTokenizer(Path("tokenizer.json").read_bytes(), "tokenizer.json")
+
+The ids are the file's own, and one more begins a document. What the file says of truncation, padding and special tokens around a
+text does not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
+
+Long texts are cut between a letter or digit and a space that an ASCII letter follows, where the pipeline is made of the parts
+listed here. These normalizers look at a character and the marks that combine with it; these pre-tokenizers always part words
+there; and the model sees one word at a time. A text for any other pipeline is encoded as a whole, which takes some 60 times its
+bytes in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
+
+from data_prep.manifest import digest
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+from data_prep.tokenizers.charsmap import kept_before_a_space
+from data_prep.tokenizers.gpt2 import GPT2Tokenizer
+
+PIECE_CHARACTERS = 4096
+LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
+PRE_TOKENIZERS = {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+"""Each parts a word from the space after it; ByteLevel where it uses its pattern."""
+
+_CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {_CL100K % r"\p{N}{1,3}", _CL100K % r"\p{N}"}
+"""Of Split, as Llama 3 and Qwen 2 have them: as with GPT-2's, whitespace stands only at a match's beginning, or throughout."""
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`. See the module's docstring."""
+
+    takes_bytes = False
+
+    def __init__(self, data: bytes, name: str = "tokenizer.json", engine: str = "") -> None:
+        """
+        Args:
+            engine: what to encode with, "tiktoken" or "tokenizers", as an earlier look at the file found; "" looks.
+
+        Raises TokenizerError where `data` is not such a file, or its ids are random.
+        """
+        try:
+            spec = json.loads(data.decode())
+            self._tokenizer = RustTokenizer.from_str(data.decode())
+            vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises Exception itself, and panics as a BaseException
+            reason = " ".join(str(error).split())[:200]
+            raise TokenizerError(
+                f"{name} is not a tokenizer.json that Hugging Face's library can read ({reason}): give the file as it was released"
+            ) from None
+        if not vocabulary:
+            raise TokenizerError(f"{name} has no tokens: give the file as it was released")
+        if spec["model"].get("dropout"):
+            raise TokenizerError(
+                f"{name} drops merges at random (dropout {spec['model']['dropout']}): set its dropout to null"
+            )
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # as ordinary text
+        self.data, self.name = data, name
+        self._pieces = max(vocabulary.values()) + 1
+        self.vocab_size = self._pieces + 1
+        self.fingerprint = digest({"kind": "hugging-face", "file": spec})
+        self._gpt2 = None if engine == "tokenizers" else _as_gpt2(spec, name, check=not engine)
+        self.cuts = find_cuts(spec)
+
+    def encode(self, text: str) -> np.ndarray:
+        if self._gpt2 is not None:
+            return self._gpt2.encode(text).astype(token_dtype(self.vocab_size), copy=False)
+        ids = Ids(self.vocab_size)
+        for piece in self.cuts.pieces(text) if self.cuts else [text]:
+            ids.append(np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64))
+        return ids.take()
+
+    def decode(self, ids: np.ndarray | list[int]) -> str:
+        ids = np.asarray(ids, dtype=np.int64)
+        return self._tokenizer.decode(ids[ids < self._pieces].tolist(), skip_special_tokens=False)
+
+    def details(self) -> dict[str, Any]:
+        return {"kind": "hugging-face", "name": self.name, "engine": "tiktoken" if self._gpt2 else "tokenizers"}
+
+    def files(self) -> dict[str, bytes]:
+        return {"hugging-face.json": self.data}
+
+
+def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | None:
+    """The same tokenizer for tiktoken, where the file's pipeline is GPT-2's; else None."""
+    model, words = spec["model"], spec.get("pre_tokenizer") or {}
+    same = (
+        model.get("type") == "BPE"
+        and not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"))
+        and spec.get("normalizer") is None
+        and words.get("type") == "ByteLevel"
+        and words.get("add_prefix_space") is False
+        and words.get("use_regex", True)
+        and all(token["special"] for token in spec.get("added_tokens", ()))
+    )
+    if not same:
+        return None
+    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    try:
+        return GPT2Tokenizer(model["vocab"], merges, name, check=check)  # type: ignore[arg-type]
+    except TokenizerError:
+        return None
+
+
+def find_cuts(spec: dict[str, Any]) -> Cuts | None:
+    """Where texts may be cut, as the module's docstring explains; None where nothing is proved."""
+    kept = set(LETTERS_AND_DIGITS)
+    for part in _parts(spec.get("normalizer"), "normalizers"):
+        if part["type"] == "Precompiled":
+            kept &= set(kept_before_a_space(base64.b64decode(part["precompiled_charsmap"] or "")))
+        elif part["type"] not in NORMALIZERS:
+            return None
+    for token in spec.get("added_tokens", ()):
+        content = token["content"]
+        if not token["special"] and (token["lstrip"] or token["rstrip"] or (" " in content and not _is_run(content))):
+            return None
+    words = _parts(spec.get("pre_tokenizer"), "pretokenizers")
+    if not kept or not words or not _parts_words(words[0]):
+        return None
+    return Cuts(f"[{''.join(sorted(kept))}](?= [A-Za-z])", PIECE_CHARACTERS)
+
+
+def _parts(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """The parts of a step of the pipeline, sequences unrolled."""
+    if step is None:
+        return []
+    return [part for one in step[key] for part in _parts(one, key)] if step["type"] == "Sequence" else [step]
+
+
+def _parts_words(first: dict[str, Any]) -> bool:
+    """Whether the first pre-tokenizer always ends a part before a space that follows a letter: the others part it further."""
+    if first["type"] == "Split":
+        return first["pattern"].get("Regex") in PATTERNS and first["behavior"] == "Isolated" and not first["invert"]
+    if first["type"] == "Metaspace":  # a space before every word: a piece that begins with one gets no second
+        return first.get("split", True) and first.get("prepend_scheme", "always") == "always"
+    return first["type"] in PRE_TOKENIZERS and bool(first.get("use_regex", True))
+
+
+def _is_run(content: str) -> bool:
+    """Two or more blanks, which a single space between words does not hold."""
+    return len(content) > 1 and content.isspace()

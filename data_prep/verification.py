@@ -1,0 +1,235 @@
+"""Check every byte of prepared splits, and that what they hold fits together: all faults, not only the first.
+
+    for folder in find_splits("runs/store"):
+        faults = verify_split(folder, done=lambda size: None)       # sentences; none where all is well
+
+A split's manifest is read first, and vouches for the rest: the table of the documents, each part as a whole, its record batches
+and frame, and the rows in it, which must be the documents of the table in their order. The tokenizer beside the splits must be
+the manifest's. Nothing else may be there: no ledger, no temporary file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from data_prep.document_table import Documents, read_table
+from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError, digest
+from data_prep.places import TEMPORARY, Place
+from data_prep.segments import arrow_schema
+from data_prep.tokenizers import TokenizerError, load_tokenizer
+
+Done = Callable[[int], None]
+"""Told of bytes that were checked."""
+
+
+def find_splits(store: str | Path | Place) -> list[Place]:
+    """The splits in a store, a corpus's folder or a split's, finished or not. Raises MissingSplit where there is none."""
+    place = Place.parse(store)
+    if _is_split(place):
+        return [place]
+    below = [file.place for file in place.list() if file.is_dir]
+    found = [folder for folder in below if _is_split(folder)]
+    found += [file.place for folder in below for file in folder.list() if file.is_dir and _is_split(file.place)]
+    if not found:
+        hint = "it holds no prepared split" if place.is_dir() else "there is no such folder"
+        raise MissingSplit(f"{place}: {hint}; give a store, the folder of a corpus in it, or of a split")
+    return found
+
+
+def _is_split(folder: Place) -> bool:
+    names = {file.name for file in folder.list()}
+    return bool(names & {"manifest.json", "ledger", "documents.arrow"}) or any(
+        name.startswith("part-") for name in names
+    )
+
+
+def split_bytes(folder: Place) -> int:
+    """Bytes of all files of a split."""
+    return sum(file.bytes for file in folder.list(recursive=True) if not file.is_dir)
+
+
+def verify_split(folder: Place, done: Done) -> list[str]:
+    """What is wrong with a split and where, a sentence for each fault."""
+    return list(_faults(folder, done))
+
+
+def _faults(folder: Place, done: Done) -> Iterator[str]:
+    try:
+        data = (folder / "manifest.json").read_bytes()
+        manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
+    except FileNotFoundError:
+        unfinished = (folder / "ledger").is_dir()
+        yield (
+            f"{folder} was not finished: run the same prepare command again"
+            if unfinished
+            else (f"{folder}/manifest.json is missing: nothing vouches for the other files, prepare this split again")
+        )
+        return
+    except StoreError as error:
+        yield f"{error} (the other files cannot be checked without it)"
+        return
+    done(len(data))
+    yield from _manifest_faults(folder, manifest)
+    yield from _leftovers(folder, manifest)
+    try:
+        documents = read_table(folder, manifest.table)
+        done(manifest.table.bytes)
+    except StoreError as error:
+        documents = None
+        yield str(error)
+    if documents is not None:
+        yield from _table_faults(folder, manifest, documents)
+    yield from _tokenizer_faults(folder, manifest)
+    for index, part in enumerate(manifest.parts):
+        yield from _part_faults(folder, manifest, index, part, documents)
+        done(part.bytes)
+
+
+def _manifest_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
+    where = f"{folder}/manifest.json"
+    if digest(manifest.inputs) != manifest.fingerprint:
+        yield f"{where}: its fingerprint is not that of its inputs"
+    if manifest.split != folder.name:
+        yield f"{where} is that of the split {manifest.split!r}"
+    if manifest.tokenizer.bod_id != manifest.tokenizer.vocab_size - 1:
+        yield f"{where}: begin-of-document is id {manifest.tokenizer.bod_id} of {manifest.tokenizer.vocab_size}"
+    if manifest.inputs["tokenizer"]["fingerprint"] != manifest.tokenizer.fingerprint:
+        yield f"{where}: its tokenizer is not the one of its inputs"
+    for part in manifest.parts:
+        end = part.batches[0].offset if part.batches else 0
+        for i, batch in enumerate(part.batches):
+            if batch.offset != end:
+                yield f"{where}: record batch {i} of {part.name} begins at byte {batch.offset} and not at {end}"
+            end = batch.offset + batch.bytes
+        if end > part.bytes or sum(batch.rows for batch in part.batches) != part.rows:
+            yield f"{where}: the record batches of {part.name} are not those of its {part.rows} rows"
+
+
+def _leftovers(folder: Place, manifest: Manifest) -> Iterator[str]:
+    own = {"manifest.json", manifest.table.name, *(part.name for part in manifest.parts)}
+    for file in folder.list():
+        if file.name == "ledger":
+            yield f"{folder}/ledger was left by a preparation that was stopped: run the same prepare command again"
+        elif file.name.endswith(TEMPORARY):
+            yield f"{folder}/{file.name} was left by a preparation that was stopped: remove it"
+        elif file.name not in own:
+            yield f"{folder}/{file.name} is no file of this split: remove it"
+
+
+def _table_faults(folder: Place, manifest: Manifest, documents: Documents) -> Iterator[str]:
+    where, totals = f"{folder}/{manifest.table.name}", manifest.totals
+    if len(documents) != totals.documents or len(documents) != manifest.table.rows:
+        yield f"{where} has {len(documents):,} documents and the manifest {totals.documents:,}"
+    for name in ("tokens", "words", "bytes"):
+        total = int(documents.column(name).sum())
+        if total != getattr(totals, name):
+            yield f"{where} sums to {total:,} {name} and the manifest says {getattr(totals, name):,}"
+    if len(documents) == 0:
+        return
+    part, batch, row = (documents.column(name).astype(np.int64) for name in ("part", "batch", "row"))
+    outside = (part < 0) | (part >= len(manifest.parts)) | (batch < 0)
+    batches = np.array([len(entry.batches) for entry in manifest.parts])
+    outside |= batch >= batches[np.where(outside, 0, part)]
+    if outside.any():
+        yield f"{where}: document {int(np.argmax(outside))} stands in a part or record batch that is not there"
+    rows = -(-documents.tokens // manifest.segment_length)
+    begins = np.concatenate([[True], (part[1:] != part[:-1]) | (batch[1:] != batch[:-1])])
+    before = np.cumsum(rows) - rows
+    expected = before - np.maximum.accumulate(np.where(begins, before, 0))
+    later = np.concatenate([[True], (part[1:] > part[:-1]) | ((part[1:] == part[:-1]) & (batch[1:] >= batch[:-1]))])
+    wrong = (row != expected) | ~later
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        yield f"{where}: document {i} should begin in row {int(expected[i])} of its record batch and not in {int(row[i])}"
+
+
+def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
+    try:
+        tokenizer = load_tokenizer(folder.parent / "tokenizer")
+    except TokenizerError as error:
+        yield str(error)
+        return
+    if (tokenizer.fingerprint, tokenizer.vocab_size) != (manifest.tokenizer.fingerprint, manifest.tokenizer.vocab_size):
+        yield f"{folder.parent}/tokenizer is not the tokenizer that {folder} was made with ({manifest.tokenizer.name})"
+
+
+def _part_faults(
+    folder: Place, manifest: Manifest, index: int, part: PartEntry, documents: Documents | None
+) -> Iterator[str]:
+    where = f"{folder}/{part.name}"
+    try:
+        with (folder / part.name).open_random() as file:
+            data = file.read_buffer()
+    except FileNotFoundError:
+        yield f"{where} is missing"
+        return
+    except OSError as error:
+        yield f"{where} cannot be read ({error.strerror or error})"
+        return
+    if data.size != part.bytes:
+        yield f"{where} has {data.size} bytes and should have {part.bytes}"
+    whole = xxhash.xxh3_64_hexdigest(data) == part.xxh3
+    named = False
+    schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length)
+    for i, entry in enumerate(part.batches):
+        block = data[entry.offset : entry.offset + entry.bytes]
+        if block.size != entry.bytes:
+            named = True
+            yield f"{where} ends within or before record batch {i} (byte {entry.offset} to {entry.offset + entry.bytes})"
+        elif xxhash.xxh3_64_hexdigest(block) != entry.xxh3:
+            named = True
+            yield f"{where} is damaged in record batch {i} (byte {entry.offset} to {entry.offset + entry.bytes})"
+        else:
+            yield from _row_faults(f"{where}, record batch {i}", manifest, index, i, block, schema, documents)
+    end = part.batches[-1].offset + part.batches[-1].bytes if part.batches else 0
+    frame = xxhash.xxh3_64(data[: part.batches[0].offset] if part.batches else b"")
+    frame.update(data[end:])
+    if frame.hexdigest() != part.frame_xxh3:
+        named = True
+        yield f"{where} is damaged in its Arrow schema or footer (before byte {part.batches[0].offset} or from byte {end} on)"
+    if not whole and not named:
+        yield f"{where} is not the file whose checksum the manifest has"
+
+
+def _row_faults(
+    where: str,
+    manifest: Manifest,
+    part: int,
+    batch: int,
+    block: pa.Buffer,
+    schema: pa.Schema,
+    documents: Documents | None,
+) -> Iterator[str]:
+    """Whether the rows are those of the table's documents, in order, and hold ids of the vocabulary."""
+    try:
+        rows = pa.ipc.read_record_batch(block, schema)
+    except pa.ArrowInvalid as error:
+        yield f"{where} is no record batch of segments ({error})"
+        return
+    entry = manifest.parts[part].batches[batch]
+    if rows.num_rows != entry.rows:
+        yield f"{where} has {rows.num_rows} rows and should have {entry.rows}"
+    tokens = rows.column("tokens").flatten().to_numpy()
+    if len(tokens) and int(tokens.max()) >= manifest.tokenizer.bod_id:
+        yield f"{where} holds the token {int(tokens.max())}, which no document can have"
+    if documents is None:
+        return
+    own = np.flatnonzero((documents.column("part") == part) & (documents.column("batch") == batch))
+    lengths, T = documents.tokens[own], manifest.segment_length
+    count = -(-lengths // T)
+    document = np.repeat(own, count)
+    offset = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * T
+    length = np.minimum(np.repeat(lengths, count) - offset, T)
+    for name, expected in (("document", document), ("offset", offset), ("length", length)):
+        found = rows.column(name).to_numpy()
+        if len(found) != len(expected):
+            yield f"{where} has {len(found)} rows and its documents in the table have {len(expected)}"
+            return
+        if not np.array_equal(found, expected):
+            i = int(np.argmax(found != expected))
+            yield f"{where}: row {i} has {name} {int(found[i])} and should have {int(expected[i])}"

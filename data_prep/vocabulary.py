@@ -1,0 +1,71 @@
+"""Compare tokenizers on the same text: how many tokens they make of its words and bytes (block-recurrent paper, Table 5).
+
+rows = study([BytesTokenizer(), gpt2], documents)
+rows[1].tokens_per_word                     # the paper's "scale factor": word-level perplexity = 2^(bits per token · it)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from data_prep.documents import Document, tally
+from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, is_lossless
+
+
+@dataclass
+class VocabularyRow:
+    """What a tokenizer makes of a text."""
+
+    name: str
+    size: int
+    """Ids, without begin-of-document."""
+    words: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    lossless: bool = True
+    """Whether every document came back from its tokens."""
+    seconds: float = 0.0
+    """Spent on encoding, in one process."""
+
+    @property
+    def tokens_per_word(self) -> float:
+        return self.tokens / max(self.words, 1)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / max(self.tokens, 1)
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.bytes / 1e6 / max(self.seconds, 1e-9)
+
+
+def study(
+    tokenizers: Sequence[Tokenizer], documents: Iterable[Document], done: Callable[[int], None] = lambda size: None
+) -> list[VocabularyRow]:
+    """A row for each tokenizer. Each document is read once.
+
+    Args:
+        done: told of the bytes of each finished document.
+
+    Raises TokenizerError where a document is of bytes and a tokenizer reads text.
+    """
+    rows = [VocabularyRow(tokenizer.name, tokenizer.vocab_size - 1) for tokenizer in tokenizers]
+    for document in documents:
+        size, words, _ = tally(document.text)
+        for tokenizer, row in zip(tokenizers, rows, strict=True):
+            if isinstance(document.text, bytes) and not isinstance(tokenizer, BytesTokenizer):
+                raise TokenizerError(
+                    f"the corpus is of bytes, which tokenizer {tokenizer.name} cannot cut: leave it out of --tokenizers"
+                )
+            start = time.perf_counter()
+            ids = tokenizer.encode(document.text)
+            row.seconds += time.perf_counter() - start
+            row.tokens += len(ids)
+            row.words += words
+            row.bytes += size
+            row.lossless = row.lossless and is_lossless(tokenizer, [document.text])
+        done(size)
+    return rows

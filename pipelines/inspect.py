@@ -1,0 +1,177 @@
+"""Look into a prepared split: its documents and their lengths, a decoded sample, and how full the lanes would be.
+
+    python -m pipelines.inspect runs/store/pg19/validation
+    python -m pipelines.inspect runs/store/wikitext/train --segment-length 4096 --block 512 128 --lanes 8
+
+The histogram of the lengths is written as a PNG beside the store, or where --png says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from rich.console import Console
+from rich.table import Table
+
+from data_prep.inspection import fill, length_quantiles, passages
+from data_prep.store import SegmentStore
+from pipelines import cli
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """What is looked at."""
+
+    split: tyro.conf.Positional[str]
+    """Folder of a prepared split, STORE/CORPUS/SPLIT; local or any URI that pyarrow.fs opens."""
+    lanes: int = 8
+    """Lanes of the global batch, for their fill."""
+    segment_length: int = 4096
+    """Tokens of a lane in one step."""
+    block: tuple[int, ...] = (512, 128)
+    """Blocks at whose boundaries documents may begin; each is shown."""
+    documents: int = 3
+    """Document starts that the sample shows; 0 for none."""
+    sample_tokens: int = 60
+    """Tokens of a document's text in the sample."""
+    png: Path | None = None
+    """The histogram's file; by default beside the store, or in the working directory where the store is remote."""
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "segment_length", "sample_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for block in self.block:
+            if block < 1 or self.segment_length % block:
+                raise ValueError(
+                    f"block {block} does not divide the segment length {self.segment_length}: give one that does"
+                )
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(InspectConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    store = SegmentStore.open(config.split)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    describe(console, store)
+    path = config.png or default_png(store)
+    plot_lengths(store, path)
+    console.print(f"lengths of the documents: {cli.shown(path)}")
+    console.print(f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens")
+    console.print(fill_table(store.lengths, config))
+    if config.documents:
+        console.print(f"\nthe first lane, in blocks of {config.block[0] if config.block else config.segment_length}")
+        show_sample(console, store, config)
+
+
+def describe(console: Console, store: SegmentStore) -> None:
+    """Counts, lengths and tokenizer, in words."""
+    manifest, totals = store.manifest, store.manifest.totals
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in totals.skipped.items())
+    console.print(f"{store.folder}: {manifest.corpus}, split {manifest.split}, fingerprint {manifest.fingerprint[:12]}")
+    console.print(
+        f"  {totals.documents:,} documents in {len(manifest.parts)} parts" + (f"; skipped {skipped}" if skipped else "")
+    )
+    console.print(f"  {totals.bytes:,} bytes, {totals.words:,} words, {totals.tokens:,} tokens")
+    console.print(
+        f"  {totals.bytes / max(totals.tokens, 1):.2f} bytes/token, {totals.tokens / max(totals.words, 1):.2f} tokens/word"
+    )
+    tokenizer, lossless = manifest.tokenizer, "lossless" if manifest.tokenizer.lossless else "not lossless"
+    console.print(f"  tokenizer {tokenizer.name}: {tokenizer.vocab_size:,} ids with begin-of-document, {lossless}")
+    lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())
+    console.print(f"  tokens of a document: {lengths}")
+
+
+def fill_table(lengths: np.ndarray, config: InspectConfig) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("documents begin", "fill", "padding"):
+        table.add_column(name, justify="left" if name == "documents begin" else "right")
+    blocks = [*sorted(set(config.block) - {config.segment_length}, reverse=True), config.segment_length]
+    for block in blocks:
+        share = fill(lengths, config.lanes, config.segment_length, block)
+        inside = block < config.segment_length
+        table.add_row(
+            f"at every block of {block:,}" if inside else "at a segment's start alone",
+            f"{share:.2%}",
+            f"{1 - share:.2%}",
+        )
+    return table
+
+
+def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
+    """Where documents begin on the first lane, and how the one before each ends."""
+    block = config.block[0] if config.block else config.segment_length
+    starts = left_out = 0
+    for run in passages(store, config.lanes, config.segment_length, block, config.sample_tokens):
+        if run.offset and run.offset + run.tokens < run.of:
+            left_out += 1
+            continue  # the middle of a document
+        if left_out:
+            console.print(f"… {left_out} segments of the same document")
+        left_out = 0
+        starts += run.offset == 0
+        title = printable(run.title).replace("\n", " ")[:80]
+        verb = "begins" if run.offset == 0 else "ends"
+        console.print(
+            f"{'▶' if run.offset == 0 else '…'} step {run.step}, slot {run.column:,}: document {run.document:,}, {title!r}, "
+            f"{verb} ({run.tokens:,} of its {run.of:,} tokens here)"
+        )
+        console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
+        if starts >= config.documents:
+            return
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters are shown as Python writes them."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
+    )
+
+
+def default_png(store: SegmentStore) -> Path:
+    """`<store>-<corpus>-<split>-lengths.png` beside the store; in the working directory where it is remote."""
+    corpus, root = store.place.parent, store.place.parent.parent
+    name = f"{root.name}-{corpus.name}-{store.place.name}-lengths.png"
+    return Path(root.parent.path) / name if store.place.is_local else Path(name)
+
+
+def plot_lengths(store: SegmentStore, path: Path) -> None:
+    """Histogram of the documents' lengths, in documents and in tokens, over a logarithmic axis."""
+    lengths = store.lengths[store.lengths > 0]
+    edges = np.geomspace(lengths.min() * 0.95, lengths.max() * 1.05, min(40, 8 + len(lengths)))
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.hist(lengths, bins=edges.tolist(), color="#0072B2", label="documents")
+    axes.set_xscale("log")
+    axes.set_xlabel("tokens of a document")
+    axes.set_ylabel("documents")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    median = length_quantiles(lengths)["median"]
+    axes.axvline(median, color="black", linestyle="--", label=f"median {median:,}")
+    share = axes.twinx()
+    ordered = np.sort(lengths)
+    share.plot(
+        ordered,
+        np.cumsum(ordered) / ordered.sum(),
+        color="#E69F00",
+        label="share of all tokens in documents up to this length (right)",
+    )
+    share.set_ylim(0, 1.02)
+    share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    handles = [handle for one in (axes, share) for handle in one.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    manifest = store.manifest
+    counts = f"{len(store.lengths):,} documents, {manifest.totals.tokens:,} tokens"
+    axes.set_title(f"{manifest.corpus}, {manifest.split}: {counts} ({manifest.tokenizer.name})")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    cli.run(main)

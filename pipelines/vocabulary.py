@@ -1,0 +1,165 @@
+"""Compare tokenizers on one split of a corpus, as the block-recurrent paper's Table 5 does: size, tokens, tokens per word, bytes
+per token, and whether the text comes back.
+
+    python -m pipelines.vocabulary pg19 --source FOLDER --split validation --tokenizers bytes gpt2:FOLDER sentencepiece:4000
+
+A tokenizer is written as for `pipelines.prepare`; one that is to be trained is trained on the corpus's train split. The table is
+printed, written to vocabulary.csv, and logged to MLflow with the figures of every tokenizer.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from data_prep.corpora import CORPORA
+from data_prep.documents import SPLITS, Document, Skipped, Source
+from data_prep.manifest import digest, write_atomically
+from data_prep.plan import SplitScan, sample_documents, sample_lines
+from data_prep.sharding import scan_splits
+from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
+from data_prep.vocabulary import VocabularyRow, study
+from pipelines import cli
+from pipelines.tracking import Tracker, TrackingConfig
+
+COLUMNS = ("tokenizer", "size", "tokens", "tokens/word", "bytes/token", "lossless")
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Which tokenizers are compared, and on what."""
+
+    corpus: tyro.conf.OmitArgPrefixes[Any]
+    tokenizers: tuple[str, ...] = ("bytes",)
+    """As --tokenizer of pipelines.prepare: bytes, sentencepiece:PIECES, gpt2:FOLDER, the path of a model, and so on."""
+    split: str = "validation"
+    """Split that they are compared on."""
+    speed: bool = False
+    """Show MB/s of each in one process too."""
+    root: str = "runs"
+    """Folder of all runs: the table's folder is made in it."""
+    tracking: TrackingConfig = field(default_factory=lambda: TrackingConfig(system_metrics="off"))
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise ValueError(f"unknown split {self.split!r}: {cli.nearest(self.split, SPLITS)}")
+        if not self.tokenizers:
+            raise ValueError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
+
+
+COMMANDS = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse_preset(COMMANDS, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
+    asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
+    sources = config.corpus.sources(config.split)
+    if not sources:
+        raise ValueError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
+    console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
+    tokenizers = trained(asked, config, console)
+    with _progress(console, sources) as done:
+        rows = study(tokenizers, documents(config.corpus, sources), done)
+    if not rows[0].words:
+        raise ValueError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
+    first = rows[0]
+    console.print(
+        f"{config.corpus.name}, {config.split}: {len(sources):,} documents, {first.bytes:,} bytes, {first.words:,} words"
+    )
+    console.print(table(rows, config.speed))
+    path = track(config, tokenizers, rows)
+    console.print(f"table: {cli.shown(path)}")
+
+
+def documents(corpus: Any, sources: list[Source]) -> Iterator[Document]:
+    return (item for item in corpus.read(sources) if not isinstance(item, Skipped))
+
+
+def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
+    """The tokenizers themselves; those to be trained are trained on the train split, which is read for it once."""
+    scan: SplitScan | None = None
+    made: list[Tokenizer] = []
+    for one in asked:
+        if isinstance(one, Training):
+            if scan is None:
+                scan = scan_splits(config.corpus, {"train": config.corpus.sources("train")}, 0, lambda *_: None)[
+                    "train"
+                ]
+            sample = sample_documents(scan)
+            console.print(f"training {one.spec} on {sum(d.bytes for d in sample) / 1e6:,.1f} MB of the train split")
+            tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
+            if sentence := shortfall(one, tokenizer):
+                console.print(f"warning: {sentence}")
+            made.append(tokenizer)
+        else:
+            made.append(one)
+    return made
+
+
+def table(rows: list[VocabularyRow], speed: bool) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for name in (*COLUMNS, *(["MB/s"] if speed else [])):
+        shown.add_column(name, justify="left" if name == "tokenizer" else "right")
+    for row in rows:
+        figures = (f"{row.size:,}", f"{row.tokens:,}", f"{row.tokens_per_word:.4f}", f"{row.bytes_per_token:.3f}")
+        rate = [f"{row.megabytes_per_second:.1f}"] if speed else []
+        shown.add_row(row.name, *figures, "yes" if row.lossless else "no", *rate)
+    return shown
+
+
+def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
+    """Write the table and log it. The same study again continues the same run. Returns the table's path."""
+    study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
+    root = Path(config.root).expanduser().absolute()
+    folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "vocabulary.csv"
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["tokenizer", "size", "words", "bytes", "tokens", "tokens_per_word", "bytes_per_token", "lossless"])
+    for row in rows:
+        ratios = (f"{row.tokens_per_word:.6f}", f"{row.bytes_per_token:.6f}", row.lossless)
+        writer.writerow([row.name, row.size, row.words, row.bytes, row.tokens, *ratios])
+    write_atomically(path, text.getvalue().encode())
+    tracker = Tracker.start(
+        config.tracking,
+        root=root,
+        run_folder=folder,
+        run_name=f"vocabulary {config.corpus.name} {config.split}",
+        params={"corpus": config.corpus.name, "split": config.split, "tokenizers": " ".join(row.name for row in rows)},
+        tags={"stage": "vocabulary"},
+    )
+    metrics: dict[str, float] = {}
+    for row in rows:
+        name = re.sub(r"[^\w./ -]", "-", row.name)
+        figures = {"size": row.size, "tokens": row.tokens, "lossless": row.lossless}
+        figures |= {"tokens_per_word": row.tokens_per_word, "bytes_per_token": row.bytes_per_token}
+        metrics |= {f"{figure}/{name}": float(value) for figure, value in figures.items()}
+    tracker.log(metrics, step=0)
+    tracker.log_artifact(path)
+    tracker.finish()
+    return path
+
+
+@contextmanager
+def _progress(console: Console, sources: list[Source]) -> Iterator[Any]:
+    columns = (TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=sum(source.bytes for source in sources))
+        yield lambda size: bar.advance(task, size)
+
+
+if __name__ == "__main__":
+    cli.run(main)

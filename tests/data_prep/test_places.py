@@ -1,0 +1,82 @@
+"""Places: local folders and URIs behind one class."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from data_prep.places import Place, PlaceError, without_credentials
+
+
+@pytest.fixture(params=["local", "file", "mock"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A folder `a b` to write to, on different file systems."""
+    text = {"local": f"{tmp_path}/a b", "file": f"file://{tmp_path}/a%20b", "mock": "mock:///a%20b"}[request.param]
+    place = Place.parse(text)
+    place.make_folder()
+    return place
+
+
+def test_files_are_written_listed_read_and_deleted(place: Place):
+    assert Place.parse(place.text) == place == pickle.loads(pickle.dumps(place))
+    assert place.name == "a b" and (place / "x" / "y").parent == place / "x" and place.is_dir()
+    (place / "sub").make_folder()
+    (place / "sub" / "é.txt").write_atomically("ü".encode())
+    (place / "b").write_atomically(b"12345")
+    (place / "b").write_atomically(b"123")
+    assert [(f.name, f.bytes, f.is_dir) for f in place.list()] == [("b", 3, False), ("sub", 0, True)]
+    assert [f.name for f in place.list(recursive=True)] == ["b", "sub", "sub/é.txt"]
+    assert (place / "sub" / "é.txt").read_bytes().decode() == "ü"
+    assert (place / "b").size() == 3 and (place / "b").is_file() and not (place / "c").exists()
+    with (place / "b").open_random() as file:
+        file.seek(1)
+        assert file.read(5) == b"23"
+    (place / "sub").delete()
+    (place / "b").delete()
+    (place / "b").delete()
+    assert place.list() == [] and (place / "nowhere").list(recursive=True) == []
+    with pytest.raises(FileNotFoundError):
+        (place / "b").open_stream()
+    with pytest.raises(FileNotFoundError):
+        (place / "b").size()
+
+
+def test_a_write_that_fails_leaves_nothing(place: Place):
+    with pytest.raises(KeyError), (place / "b").writing() as stream:
+        stream.write(b"half")
+        raise KeyError
+    assert place.list() == []
+
+
+def test_a_folder_with_odd_names_and_links(tmp_path: Path):
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"x")
+    (tmp_path / "nothing").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "empty").write_bytes(b"")
+    listed = Place.parse(tmp_path).list(recursive=True)
+    assert [(f.name, f.bytes) for f in listed] == [("empty", 0), ("loop", 0), (os.fsdecode(b"\xff.txt"), 1)]
+    assert listed[-1].place.read_bytes() == b"x" and listed[0].place.read_bytes() == b""
+    with listed[0].place.open_random() as file:
+        assert file.size() == 0
+
+
+def test_credentials_are_never_shown(monkeypatch: pytest.MonkeyPatch):
+    uri = "s3://KEY:very%2Fsecret@bucket/a%20b?endpoint_override=127.0.0.1:1&scheme=http"
+    place = Place.parse(uri) / "train"
+    assert place.path == "bucket/a b/train" and Place.parse(place.text) == place
+    assert place.shown == str(place) == "s3://bucket/a%20b/train"
+    assert place.recorded == "s3://bucket/a%20b/train?endpoint_override=127.0.0.1:1&scheme=http"
+    assert without_credentials(uri) == "s3://bucket/a%20b?endpoint_override=127.0.0.1:1&scheme=http"
+    assert without_credentials("runs/a") == "runs/a"
+    for text in (repr(place), f"{place}", place.recorded):
+        assert "KEY" not in text and "secret" not in text
+
+
+@pytest.mark.parametrize("uri", ["foo://user:secret@host/x", "s3://user:secret@bucket/x?nonsense=1"])
+def test_a_uri_that_nothing_opens_is_refused_without_its_credentials(uri: str):
+    with pytest.raises(PlaceError, match="cannot be opened") as caught:
+        Place.parse(uri)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,171 @@
+"""Pieces of long texts give the ids of the whole, for every kind of model; training says what a corpus is too small for."""
+
+from __future__ import annotations
+
+import io
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+
+from data_prep import lanes
+from data_prep.tokenizers import SentencePieceTokenizer, TokenizerError, Training, shortfall, train_sentencepiece
+from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
+from tests.shared_data import need
+
+SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
+KINDS = {
+    "pg19's": {"model_type": "bpe", "remove_extra_whitespaces": False},
+    "T5's": {"model_type": "unigram"},
+    "case folded": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
+    "Llama's": {
+        **{"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        **{"byte_fallback": True, "allow_whitespace_only_pieces": True},
+    },
+    "stripped BPE": {"model_type": "bpe", "user_defined_symbols": ["def", "<x>"]},
+    "no prefix": {"model_type": "bpe", "add_dummy_prefix": False, "remove_extra_whitespaces": False},
+}
+UNPROVED = {
+    "stripped, no prefix": {"model_type": "bpe", "add_dummy_prefix": False},
+    "suffix": {"model_type": "bpe", "treat_whitespace_as_suffix": True},
+    "pieces over spaces": {"model_type": "bpe", "split_by_whitespace": False},
+    "words": {"model_type": "word"},
+}
+SAMPLES = st.one_of(
+    st.text(st.sampled_from(list("ab 'dxA.\n\t\r\u2581\u0308\u00a0\u3000\u200b\ufb01é漢\u0001")), max_size=60),
+    st.lists(st.sampled_from(["a b", "x  y", " \u0308", "\u2581 ", " \u2581", "def f", "\u00a8 z", "é. D"])).map(
+        "".join
+    ),
+    st.text(max_size=60),
+)
+
+
+def model(**options: Any) -> bytes:
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
+        sentence_iterator=iter(SOURCE.split("\n")),
+        model_writer=made,
+        **{"vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2, **options},
+    )
+    return made.getvalue()
+
+
+def made(kind: str, cache: dict[str, SentencePieceTokenizer] = {}) -> SentencePieceTokenizer:  # noqa: B006
+    """A tokenizer of a kind of model, whose pieces are as short as they can be."""
+    if kind not in cache:
+        if kind in ("bpe", "unigram"):
+            tokenizer = train_sentencepiece(Training(kind, kind, 400), "", SOURCE.split("\n"))
+        else:
+            tokenizer = SentencePieceTokenizer(model(**{**KINDS, **UNPROVED}[kind]), kind)
+        if tokenizer.cuts:
+            tokenizer.cuts = replace(tokenizer.cuts, characters=0)
+        cache[kind] = tokenizer
+    return cache[kind]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+@settings(deadline=None, max_examples=300)
+@given(text=SAMPLES)
+@example(text="x \u0308 y z")
+@example(text="a b\u2581 c d")
+@example(text="")
+def test_pieces_do_not_change_the_ids(kind: str, text: str) -> None:
+    tokenizer = made(kind)
+    assert tokenizer.cuts
+    assert tokenizer.encode(text).tolist() == tokenizer._processor.encode(text)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+def test_pieces_are_short_and_keep_the_ids_of_a_long_text(kind: str) -> None:
+    tokenizer, text = made(kind), "\n\n" + SOURCE + "\n \n" + SOURCE
+    assert tokenizer.cuts
+    assert max(map(len, tokenizer.cuts.pieces(text))) < 100
+    ids, whole = tokenizer.encode(text).tolist(), tokenizer._processor.encode(text)
+    if kind in (
+        "T5's",
+        "case folded",
+        "unigram",
+    ):  # scores are summed in 32 bits: over a whole text, equals are told apart by rounding
+        assert len(ids) == len(whole) and sum(a != b for a, b in zip(ids, whole, strict=True)) < len(ids) / 100
+    else:
+        assert ids == whole
+
+
+@pytest.mark.parametrize("kind", UNPROVED)
+def test_no_cuts_where_nothing_is_proved(kind: str) -> None:
+    assert made(kind).cuts is None
+    assert made(kind).encode(SOURCE).tolist() == made(kind)._processor.encode(SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ("61 20\t62\n", ""),  # goes on over a space
+        ("20 61\t62\n", ""),
+        ("20\t5F\n", ""),  # replaces the space
+        ("20 308\t62\n", PRINTABLE),
+        ("61\t62\n", PRINTABLE.replace("a", "")),
+        ("61 62\t63\n62 61 63\t\n", PRINTABLE.replace("b", "").replace("c", "")),
+        ("61\t2581\n", PRINTABLE.replace("a", "")),
+    ],
+)
+def test_rules_of_normalization(rules: str, kept: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.tsv").write_text(rules)
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model(normalization_rule_tsv=str(tmp_path / "rules.tsv")))
+    assert kept_before_a_space(proto.normalizer_spec.precompiled_charsmap) == kept
+
+
+@given(st.binary(max_size=200))
+def test_damaged_rules_prove_nothing_or_are_read(data: bytes) -> None:
+    assert set(kept_before_a_space(data)) <= set(PRINTABLE)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_corpus_too_small_for_the_size(kind: str) -> None:
+    training = Training(f"sentencepiece-{kind}:64000", kind, 64000)
+    tokenizer = train_sentencepiece(training, "", SOURCE.split("\n"))
+    pieces = tokenizer.vocab_size - 1
+    assert pieces < 3000
+    assert shortfall(training, tokenizer).startswith(
+        f"tokenizer {training.spec} has {pieces:,} pieces and not 64,000: "
+    )
+    exact = Training("", kind, pieces)
+    assert shortfall(exact, train_sentencepiece(exact, "", SOURCE.split("\n"))) == ""
+
+
+def test_too_few_pieces_for_the_characters() -> None:
+    with pytest.raises(
+        TokenizerError, match=r"alone take (\d+) pieces\): ask for \1 or more, or use --tokenizer bytes"
+    ):
+        train_sentencepiece(Training("sentencepiece:300", "unigram", 300), "", SOURCE.split("\n"))
+
+
+def test_memory_of_a_long_text() -> None:
+    tokenizer = made("pg19's")
+    assert tokenizer.cuts
+    tokenizer.cuts = replace(tokenizer.cuts, characters=4096)
+    text = SOURCE * (8_000_000 // len(SOURCE))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tokens = len(tokenizer.encode(text))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert tokens > len(text) / 8 and grown < 3 * len(text)
+
+
+@pytest.mark.real_data
+def test_released_models(tmp_path: Path) -> None:
+    text = min(need("pg19", "validation").glob("*.txt"), key=lambda path: path.stat().st_size).read_bytes().decode()
+    for parts in (("sentencepiece_pg19", "pg19train_bpe_512.model"), ("t5_style_seqio", "sentencepiece.model")):
+        tokenizer = SentencePieceTokenizer(need("tokenizers", *parts).read_bytes())
+        assert tokenizer.cuts and np.array_equal(tokenizer.encode(text), tokenizer._processor.encode(text))
+        last = tokenizer.vocab_size - 1
+        assert last == tokenizer._processor.get_piece_size() and last not in tokenizer.encode("<s></s><pad>" + text)
+    t5 = tokenizer._processor  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert (t5.pad_id(), t5.eos_id(), t5.unk_id()) == (0, 1, 2)

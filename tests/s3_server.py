@@ -1,0 +1,63 @@
+"""A real S3 API on loopback for tests: moto's server on a free port, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow.fs
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret", "AWS_REGION": "us-east-1"}
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Start the server with one empty bucket `books`. Yields its endpoint, 127.0.0.1:PORT."""
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdin and process.stdout
+        try:
+            endpoint = f"127.0.0.1:{process.stdout.readline().strip()}"
+            _wait(f"http://{endpoint}")
+            pyarrow.fs.S3FileSystem(
+                endpoint_override=endpoint, scheme="http", allow_bucket_creation=True,
+                access_key=ENVIRONMENT["AWS_ACCESS_KEY_ID"], secret_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+            ).create_dir("books")  # fmt: skip
+            yield endpoint
+        finally:
+            process.stdin.close()
+            process.kill()
+
+
+def _wait(url: str) -> None:
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError(f"{url} does not answer")
