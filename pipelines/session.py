@@ -48,7 +48,8 @@ def open_run(config: TrainConfig) -> Run:
         and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint
     ):
         raise ValueError(
-            f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: prepare both again"
+            f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
+            "prepare both again"
         )
     resume, complaints = checkpoints.newest(config.folder / "checkpoints")
     if resume is not None:

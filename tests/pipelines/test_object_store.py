@@ -1,4 +1,4 @@
-"""Corpus and store in an object store, over a real S3 API: prepared, resumed, read, trained from and evaluated as local ones are."""
+"""Corpus and store in an object store, over a real S3 API: prepared, resumed, read, trained from and evaluated like local ones."""
 
 from __future__ import annotations
 
