@@ -1,0 +1,268 @@
+"""WikiText, enwik8 and repositories as they are released: what a document is, and what is left out."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.corpora.enwik8 import Enwik8
+from data_prep.corpora.github import GitHub
+from data_prep.corpora.pg19 import Pg19
+from data_prep.corpora.text import Text
+from data_prep.corpora.wikitext import WikiText
+from data_prep.documents import SPLITS, Corpus, CorpusError, Document, Scanned
+from data_prep.plan import scan_group
+from pipelines.prepare import prepare
+from tests.shared_data import need
+from tests.small_archives import put, read_all, zipped
+
+WIKI = (
+    " \n = Some Title = \n \n The filter has \n = 1 rad / s and a nominal impedance k = \n 1 ohm . \n \n"
+    " = = Section = = \n \n Text . \n \n \n = Second ( 1970 ) = \n \n Wins , L \n = Losses , D = \n \n"
+    " = = = Deep = = = \n \n <unk> é \n \n"
+)
+
+
+def documents(corpus: Corpus, split: str) -> list[Document]:
+    return [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
+
+
+def test_wikitext_articles(tmp_path: Path) -> None:
+    put(tmp_path, {"wiki.train.tokens": WIKI, "wiki.valid.tokens": WIKI[2:] * 2, "README": "no"})
+    corpus = WikiText(source=str(tmp_path))
+    train = documents(corpus, "train")
+    assert [(d.id, d.title) for d in train] == [("train/0", "Some Title"), ("train/1", "Second ( 1970 )")]
+    assert "".join(str(d.text) for d in train) == WIKI
+    assert str(train[1].text).startswith(" = Second ( 1970 ) = \n")
+    assert len(documents(corpus, "validation")) == 4 and documents(corpus, "test") == []
+
+
+def test_wikitext_counts_as_published(tmp_path: Path, make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, {"wiki.train.tokens": WIKI})
+    corpus = WikiText(source=str(tmp_path))
+    scanned = [item for item in scan_group(corpus, corpus.sources("train")) if isinstance(item, Scanned)]
+    count = len(WIKI.split()) + WIKI.count("\n")
+    assert corpus.remarks("train", scanned) == [f"{count:,} tokens, counted as words and line ends"]
+    prepare(make_config(corpus=corpus))
+    assert f"train: {count:,} tokens, counted as words and line ends\n" in capsys.readouterr().out
+
+
+def test_wikitext_from_a_zip(tmp_path: Path) -> None:
+    members = {"wikitext-2-raw/wiki.test.raw": WIKI.encode(), "wikitext-2-raw/": b"", "../x": b"no"}
+    put(tmp_path, {"wikitext-2-raw-v1.zip": zipped(members)})
+    assert (
+        "".join(str(d.text) for d in documents(WikiText(source=str(tmp_path / "wikitext-2-raw-v1.zip")), "test"))
+        == WIKI
+    )
+    assert [path.name for path in tmp_path.rglob("*")] == ["wikitext-2-raw-v1.zip"]
+    assert not (tmp_path.parent / "x").exists()
+
+
+def test_wikitext_in_both_forms(tmp_path: Path) -> None:
+    put(tmp_path, {"wiki.test.raw": WIKI, "wiki.test.tokens": WIKI.replace("Text", "<unk>")})
+    with pytest.raises(
+        CorpusError, match=r"holds wiki\.test\.(raw|tokens) and wiki\.test\.(raw|tokens): choose with --form"
+    ):
+        WikiText(source=str(tmp_path)).sources("test")
+    assert "<unk> ." not in str(documents(WikiText(source=str(tmp_path), form="raw"), "test")[0].text)
+
+
+def test_what_is_no_wikitext(tmp_path: Path) -> None:
+    for source, words in (
+        ("", "needs a folder"),
+        (str(tmp_path / "no"), "is not there"),
+        (str(tmp_path), "holds none of wiki.train.tokens"),
+    ):
+        with pytest.raises(CorpusError, match=words):
+            WikiText(source=source).sources("train")
+    put(tmp_path, {"wiki.train.tokens": "no title\n = a = \nb"})
+    with pytest.raises(CorpusError, match=r"wiki\.train\.tokens holds no line ' = Title = '"):
+        WikiText(source=str(tmp_path)).sources("train")
+    put(tmp_path, {"wiki.train.tokens": WIKI.encode() + b"\xff\n"})
+    with pytest.raises(
+        CorpusError, match=rf"wiki\.train\.tokens is not UTF-8: byte 0xff at offset {len(WIKI.encode())} "
+    ):
+        documents(WikiText(source=str(tmp_path)), "train")
+    put(tmp_path, {"wiki.train.tokens": WIKI})
+    corpus = WikiText(source=str(tmp_path), max_document_bytes=len(WIKI) // 2)
+    texts, skipped = read_all(corpus)
+    assert list(texts) == ["train/1"] and skipped == {"too large": 1}
+
+
+TITLES = st.sampled_from(
+    [" = A = ", " = = B = = ", " ", "", " = ", " =  = ", " = c", "d = ", " e ", " = f = \r", "\x85", " = é = "]
+)
+
+
+@given(st.lists(TITLES))
+def test_wikitext_loses_nothing(tmp_path_factory: pytest.TempPathFactory, written: list[str]) -> None:
+    folder = put(tmp_path_factory.mktemp("wiki"), {"wiki.test.raw": (text := "\n".join(written))})
+    try:
+        found = documents(WikiText(source=str(folder)), "test")
+    except CorpusError:
+        found = []
+        rows = text.split("\n")
+        blank = [not row.encode().strip() for row in rows]
+        assert not any(row == " = A = " and a and b for a, row, b in zip(blank, rows[1:], blank[2:], strict=False))
+    assert "".join(str(d.text) for d in found) in (text, "")
+
+
+@pytest.mark.parametrize("form", ["plain", "gz", "zip"])
+@pytest.mark.parametrize("total", [100_000, 99_999, 7])
+def test_enwik8(tmp_path: Path, form: str, total: int) -> None:
+    data = os.urandom(total)
+    packed = {"plain": data, "gz": gzip.compress(data), "zip": zipped({"enwik8": data})}[form]
+    put(tmp_path, {"enwik8": packed})
+    corpus = Enwik8(source=str(tmp_path / "enwik8"))
+    texts = [documents(corpus, split)[0].text for split in SPLITS]
+    assert b"".join(texts) == data  # type: ignore[arg-type]
+    assert [len(text) for text in texts] == [
+        total * 90 // 100,
+        total * 95 // 100 - total * 90 // 100,
+        total - total * 95 // 100,
+    ]
+
+
+def test_enwik8_is_cut_in_millions() -> None:
+    assert [tuple(10**8 * share // 100 for share in shares) for shares in ((0, 90), (90, 95), (95, 100))] == [
+        (0, 90_000_000), (90_000_000, 95_000_000), (95_000_000, 100_000_000),
+    ]  # fmt: skip
+
+
+def test_enwik8_is_never_decoded(tmp_path: Path, make_config) -> None:
+    put(tmp_path, {"enwik8": b"\xff\xfe text \x80" * 50})
+    corpus = Enwik8(source=str(tmp_path / "enwik8"))
+    manifests = prepare(make_config(corpus=corpus))
+    assert sum(manifest.totals.tokens for manifest in manifests.values()) == 450
+    with pytest.raises(ValueError, match=r"corpus enwik8 is of bytes, which need --tokenizer bytes"):
+        prepare(make_config(corpus=corpus, tokenizer="sentencepiece:300", store=str(tmp_path / "other")))
+
+
+def test_what_is_no_enwik8(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {
+            "empty": b"",
+            "two.zip": zipped({"a": b"a", "b": b"b"}),
+            "short.gz": gzip.compress(b"a" * 99)[:-5],
+            "big": b"x" * 100,
+        },
+    )
+    for name, words in (
+        ("empty", "is empty"), ("two.zip", "holds 2 files and should hold enwik8 alone"),
+        ("short.gz", "Truncated"), ("no", "is not a file"),
+    ):  # fmt: skip
+        with pytest.raises(CorpusError, match=words):
+            Enwik8(source=str(tmp_path / name)).sources("train")
+    with pytest.raises(CorpusError, match="too many for one document a split: give a larger --max-document-bytes"):
+        Enwik8(source=str(tmp_path / "big"), max_document_bytes=50).sources("train")
+
+
+def test_repositories(tmp_path: Path) -> None:
+    long_line = "x = [" + "1, " * 2000 + "]\n"
+    put(
+        tmp_path / "all",
+        {
+            "repo/b.py": "b\n", "repo/a/z.py": "az", "repo/a/b.py": "ab", "repo/a.py": "a", "repo/README.md": "no",
+            "repo/empty.py": " \n",
+            "repo/.git/hooks/x.py": "no", "repo/node_modules/x/y.js": "no", "repo/lib/vendor/v.py": "no", "repo/x.min.js": "no",
+            "repo/api_pb2.py": "no", "repo/gen.go": "// Code generated by x. DO NOT EDIT.\nno",
+            "repo/late.py": "#\n" * 900 + "# DO NOT EDIT",
+            "repo/blob.py": b"a\0b", "repo/latin.py": b"caf\xe9", "repo/line.py": long_line, "repo/big.py": "x\n" * 600_000,
+            "other/main.C": "int main;", "third/notes.txt": "nothing to take", "file.py": "no repository",
+        },
+    )  # fmt: skip
+    put(tmp_path, {"secret.py": "secret"})
+    (tmp_path / "all" / "repo" / "link.py").symlink_to(tmp_path / "secret.py")
+    (tmp_path / "all" / "repo" / "loop").symlink_to(tmp_path / "all")
+    texts, skipped = read_all(GitHub(source=str(tmp_path / "all")))
+    assert texts["repo"] == (
+        "# file: repo/a/b.py\nab\n# file: repo/a/z.py\naz\n# file: repo/a.py\na\n# file: repo/b.py\nb\n\n"
+        "# file: repo/late.py\n" + "#\n" * 900 + "# DO NOT EDIT\n"
+    )
+    assert texts["other"] == "# file: other/main.C\nint main;\n" and texts["third"] == ""
+    expected = {
+        "hidden": 1,
+        "vendored": 2,
+        "generated": 3,
+        "binary": 1,
+        "not UTF-8": 1,
+        "minified": 1,
+        "large": 1,
+        "links": 1,
+    }
+    assert skipped == expected
+    corpus = GitHub(source=str(tmp_path / "all"), endings=(".md",))
+    assert read_all(corpus)[0]["repo"] == "# file: repo/README.md\nno\n"
+    with pytest.raises(CorpusError, match="holds no folder: give --source the folder that holds the repositories"):
+        GitHub(source=str(put(tmp_path / "flat", {"a.py": "a"}))).sources("train")
+
+
+def test_sources_by_uri(tmp_path: Path) -> None:
+    put(tmp_path / "a b", {"train/1.txt": "one\r\n", "train/2.txt": "two", "metadata.csv": "1,One,1900,x\n"})
+    uri = f"file://{tmp_path}/a%20b"
+    for corpus in (Pg19(source=uri), Text(source=uri)):
+        assert [str(d.text) for d in documents(corpus, "train")] == ["one\r\n", "two"]
+    with pytest.raises(CorpusError, match="is not a folder"):
+        Text(source=f"{uri}/nowhere").sources("train")
+
+
+def test_pipes_are_no_documents(tmp_path: Path) -> None:
+    put(tmp_path, {"a.txt": "text"})
+    os.mkfifo(tmp_path / "b.txt")
+    assert list(read_all(Text(source=str(tmp_path)))[0]) == ["a.txt"]
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("folder", "split", "articles", "tokens", "published"),
+    [
+        ("wikitext-2", "train", 600, 2_088_628, "WikiText-2"),
+        ("wikitext-2", "validation", 60, 217_646, "both"),
+        ("wikitext-2", "test", 60, 245_569, "both"),
+        ("wikitext-2-raw", "test", 60, 245_569, "both"),
+        ("wikitext-103", "validation", 60, 217_646, "both"),
+    ],
+)
+def test_real_wikitext(tmp_path: Path, folder: str, split: str, articles: int, tokens: int, published: str) -> None:
+    corpus = WikiText(source=str(need("wikitext", folder)))
+    scanned = [item for item in scan_group(corpus, corpus.sources(split)) if isinstance(item, Scanned)]
+    assert len(scanned) == articles
+    assert corpus.remarks(split, scanned) == [
+        f"{tokens:,} tokens, counted as words and line ends, the published count ({published})"
+    ]
+    name = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}[split]
+    [path] = need("wikitext", folder).glob(f"{name}.*")
+    data = path.read_bytes()
+    assert "".join(str(d.text) for d in documents(corpus, split)).encode() == data
+    put(tmp_path, {"wiki.zip": zipped({f"{folder}/{path.name}": data})})
+    assert documents(WikiText(source=str(tmp_path / "wiki.zip")), split) == documents(corpus, split)
+
+
+@pytest.mark.real_data
+def test_real_enwik8() -> None:
+    corpus = Enwik8(source=str(need("enwik8", "enwik8.prefix4154399")))
+    texts = [documents(corpus, split)[0].text for split in SPLITS]
+    assert [len(text) for text in texts] == [3_738_959, 207_720, 207_720]
+    assert b"".join(texts) == need("enwik8", "enwik8.prefix4154399").read_bytes()  # type: ignore[arg-type]
+
+
+@pytest.mark.real_data
+def test_real_pg19() -> None:
+    """Documents, bytes and words of each split as in SOURCES.md."""
+    corpus = Pg19(source=str(need("pg19")))
+    found = {}
+    for split in SPLITS:
+        scanned = [item for item in scan_group(corpus, corpus.sources(split)) if isinstance(item, Scanned)]
+        found[split] = (len(scanned), sum(d.bytes for d in scanned), sum(d.words for d in scanned))
+        assert all(d.title != d.id for d in scanned)
+    assert found == {
+        "train": (85, 20_797_542, 3_558_566),
+        "validation": (13, 3_661_668, 625_199),
+        "test": (12, 7_977_665, 1_370_905),
+    }

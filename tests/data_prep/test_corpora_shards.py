@@ -1,0 +1,244 @@
+"""JSON lines, Parquet and data sets of a hub: fields, splits, packed shards, and the sentence for what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import types
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.corpora.hub import Hub
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.parquet import Parquet
+from data_prep.corpora.streams import split_named
+from data_prep.documents import SPLITS, CorpusError, Scanned, split_of
+from data_prep.plan import scan_group
+from pipelines.prepare import prepare
+from tests.small_archives import put, read_all
+
+ROWS = [{"text": f"text {i} é\n", "key": f"k{i}", "name": f"Title {i}", "n": i} for i in range(40)]
+
+
+def jsonl(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=i % 2 == 0) + "\n" for i, row in enumerate(rows)).encode()
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.compress(data, codec="zstd", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-00000-of-00002.parquet", "train"),
+        ("c4-validation.00001-of-00008.json.gz", "validation"),
+        ("data/val.jsonl", "validation"),
+        ("dev.jsonl", "validation"),
+        ("test/x.jsonl", "test"),
+        ("test/train.jsonl", "train"),
+        ("latest_training2.jsonl", "train"),
+        ("latest.jsonl", None),
+        ("retrain/trainer.jsonl", None),
+    ],
+)
+def test_splits_by_name(name: str, split: str | None) -> None:
+    assert split_named(name) == split
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstd)])
+def test_json_lines(tmp_path: Path, ending: str, pack) -> None:
+    put(
+        tmp_path,
+        {
+            f"a{ending}.jsonl{ending}": pack(jsonl(ROWS[:20])),
+            f"b/c.json{ending}": pack(jsonl(ROWS[20:])[:-1]),
+            "config.json": "{",
+        },
+    )
+    corpus = JsonLines(source=str(tmp_path))
+    texts, skipped = read_all(corpus)
+    names = [f"a{ending}.jsonl{ending}:{i}" for i in range(1, 21)] + [f"b/c.json{ending}:{i}" for i in range(1, 21)]
+    assert {name: texts[name] for name in names} == {name: row["text"] for name, row in zip(names, ROWS, strict=True)}
+    assert len(texts) == 40 and skipped == {}
+    for split in SPLITS:
+        assert all(split_of(source.id) == split for source in corpus.sources(split))
+        sources = corpus.sources(split)[::3]  # some of them, in order
+        assert [item.id for item in corpus.read(sources)] == [source.id for source in sources]
+
+
+def test_json_fields_and_splits(tmp_path: Path) -> None:
+    put(tmp_path, {"train.jsonl": jsonl(ROWS[:30]), "test.jsonl.gz": gzip.compress(jsonl(ROWS[30:]))})
+    corpus = JsonLines(source=str(tmp_path), id_field="key", title_field="name")
+    assert [(s.id, s.title) for s in corpus.sources("train")] == [(f"k{i}", f"Title {i}") for i in range(30)]
+    assert len(corpus.sources("test")) == 10 and corpus.sources("validation") == []
+    numbers = JsonLines(source=str(tmp_path), id_field="n", split_by="hash")
+    assert {s: [x.id for x in numbers.sources(s)] for s in SPLITS} == {
+        split: [str(n) for n in [*range(30, 40), *range(30)] if split_of(str(n)) == split] for split in SPLITS
+    }
+    assert (
+        read_all(JsonLines(source=str(tmp_path / "test.jsonl.gz"), text_field="name"))[0]["test.jsonl.gz:1"]
+        == "Title 30"
+    )
+
+
+def test_json_lines_that_are_left_out(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {"test.jsonl": b'\n{"text": null}\n  \r\n{"text": ""}\n{"text": "' + b"x" * 500 + b'"}\n{"text": "good"}'},
+    )
+    for fields in ({}, {"title_field": "name"}):
+        corpus = JsonLines(source=str(tmp_path), max_document_bytes=300, **fields)
+        texts, skipped = read_all(corpus)
+        assert texts == {"test.jsonl:4": "", "test.jsonl:6": "good"}
+        assert skipped == {"empty": 2, "too large": 1, "without text": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "words"),
+    [
+        (b'{"text": "a"}\n{"text"', {}, r"x\.jsonl line 2 is not JSON"),
+        (b"[1]\n", {}, r"x\.jsonl line 1 is a JSON list: every line is to be one object"),
+        (
+            b'{"body": "a", "n": 1}\n',
+            {},
+            r"line 1 has no field 'text': name one of its fields with --text-field \(body, n\)",
+        ),
+        (b'{"text": 3}\n', {}, r"line 1 has no text in field 'text' but int"),
+        (b'{"text": "a"}\n{"text": "\xff"}\n', {}, r"x\.jsonl is not UTF-8: byte 0xff at offset 24 "),
+        (b'{"text": "\\ud800"}\n', {}, r"line 1 holds half a surrogate pair at character 0"),
+        (b"[" * 100_000 + b"\n", {}, r"line 1 is not JSON"),
+        (b'{"text": ' + b"9" * 5000 + b"}\n", {}, r"line 1 is not JSON"),
+        (
+            b'{"text": "a", "id": 1}\n{"text": "b", "id": "1"}\n',
+            {"id_field": "id"},
+            r"line 2 has the id '1' of an earlier line",
+        ),
+        (b'{"text": "a", "id": null}\n', {"id_field": "id"}, r"line 1 has no string or number in field 'id'"),
+        (gzip.compress(b'{"text": "a"}\n' * 99)[:-9], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
+        (zstd(b'{"text": "a"}\n' * 99)[:-1], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
+    ],
+)
+def test_wrong_json(tmp_path: Path, data: bytes, fields: dict, words: str) -> None:
+    put(tmp_path, {"x.jsonl": data})
+    with pytest.raises(CorpusError, match=words):
+        read_all(JsonLines(source=str(tmp_path), **fields))
+
+
+def test_no_shards(tmp_path: Path) -> None:
+    for kind in (JsonLines, Parquet):
+        with pytest.raises(CorpusError, match="holds no file that ends in"):
+            kind(source=str(tmp_path)).sources("train")
+        with pytest.raises(CorpusError, match="is not there"):
+            kind(source=str(tmp_path / "no")).sources("train")
+        with pytest.raises(CorpusError, match="needs a folder"):
+            kind().sources("train")
+
+
+def parquet(path: Path, rows: list[dict], schema: pa.Schema | None = None, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([("text", kind), ("key", pa.string()), ("name", pa.string()), ("n", pa.int64())])
+    parquet(tmp_path / "data" / "train-0.parquet", ROWS[:25], schema, row_group_size=7, write_page_checksum=True)
+    parquet(tmp_path / "data" / "test-0.parquet", ROWS[25:], schema)
+    corpus = Parquet(source=str(tmp_path))
+    assert [s.id for s in corpus.sources("train")] == [f"data/train-0.parquet:{i}" for i in range(1, 26)]
+    assert [item.text for item in corpus.read(corpus.sources("train"))] == [row["text"] for row in ROWS[:25]]  # type: ignore[union-attr]
+    some = corpus.sources("train")[3::4]
+    assert [item.text for item in corpus.read(some)] == [row["text"] for row in ROWS[3:25:4]]  # type: ignore[union-attr]
+    named = Parquet(source=str(tmp_path), id_column="n", title_column="name", split_by="hash")
+    for split in SPLITS:
+        assert [(s.id, s.title) for s in named.sources(split)] == [
+            (str(r["n"]), r["name"]) for r in [*ROWS[25:], *ROWS[:25]] if split_of(str(r["n"])) == split
+        ]
+
+
+def test_parquet_rows_that_are_left_out(tmp_path: Path) -> None:
+    parquet(tmp_path / "test.parquet", [{"text": None}, {"text": "x" * 500}, {"text": "good"}, {"text": " "}])
+    corpus = Parquet(source=str(tmp_path), max_document_bytes=300)
+    assert read_all(corpus) == ({"test.parquet:3": "good", "test.parquet:4": " "}, {"without text": 1, "too large": 1})
+
+
+def test_wrong_parquet(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "test.parquet", [{"body": "a", "n": 1}, {"body": "b", "n": 1}])
+    for options, words in (
+        ({}, r"has no column 'text': name one of its columns \(body, n\)"),
+        ({"text_column": "n"}, r"has no text in column 'n' but int64"),
+        ({"text_column": "body", "id_column": "n"}, r"row 2 has the id '1' of an earlier row"),
+    ):
+        with pytest.raises(CorpusError, match=words):
+            Parquet(source=str(path), **options).sources("test")
+    for data in (b"", b"PAR1", path.read_bytes()[:-1], path.read_bytes()[4:], b"PAR1" * 9):
+        path.write_bytes(data)
+        with pytest.raises(CorpusError, match=r"test\.parquet cannot be read \(.*\): it is damaged"):
+            read_all(Parquet(source=str(path), text_column="body"))
+
+
+def test_shards_are_prepared_like_files(tmp_path: Path, make_config, text_folder: Path) -> None:
+    """The same texts from files, from JSON lines and from Parquet give the same tokens."""
+    stores = {}
+    texts = {split: sorted((text_folder / split).glob("doc*.txt")) for split in SPLITS}
+    for split, paths in texts.items():
+        rows = [{"text": path.read_bytes().decode(), "id": f"{split}/{path.name}"} for path in paths]
+        put(tmp_path / "json", {f"{split}.jsonl.gz": gzip.compress(jsonl(rows))})
+        parquet(tmp_path / "parquet" / f"{split}.parquet", rows, row_group_size=2)
+    for name, corpus in (
+        ("files", make_config().corpus),
+        ("json", JsonLines(source=str(tmp_path / "json"), id_field="id")),
+        ("parquet", Parquet(source=str(tmp_path / "parquet"), id_column="id")),
+    ):
+        manifests = prepare(make_config(corpus=corpus, store=str(tmp_path / "stores" / name)))
+        stores[name] = {
+            s: (m.totals.documents, m.totals.words, m.totals.bytes, m.totals.tokens) for s, m in manifests.items()
+        }
+    assert stores["files"] == stores["json"] == stores["parquet"]
+
+
+class Rows(list):
+    """As `datasets.IterableDataset`: rows that can be skipped over."""
+
+    def skip(self, count: int) -> Rows:
+        return Rows(self[count:])
+
+
+def test_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("datasets")
+    package.load_dataset = lambda name, subset, revision, streaming: {
+        "train": Rows(ROWS[:30]),
+        "test": Rows([*ROWS[30:], {"text": None}]),
+    }  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    corpus = Hub(source="owner/name")
+    assert [item.text for item in corpus.read(corpus.sources("train")[3::5])] == [row["text"] for row in ROWS[3:30:5]]  # type: ignore[union-attr]
+    assert len([i for i in scan_group(corpus, corpus.sources("test")) if isinstance(i, Scanned)]) == 10
+    assert read_all(corpus)[1] == {"without text": 1} and corpus.sources("validation") == []
+    with pytest.raises(CorpusError, match="has no column 'body': name one of text, key, name, n"):
+        Hub(source="owner/name", text_column="body").sources("train")
+
+
+def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CorpusError, match="needs the package datasets: pip install datasets, or download the shards"):
+        Hub(source="owner/name").sources("train")
+    package = types.ModuleType("datasets")
+
+    def fails(*arguments: object, **fields: object) -> None:
+        raise ConnectionError("no route\nto the hub")
+
+    package.load_dataset = fails  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    with pytest.raises(
+        CorpusError, match=r"data set owner/name cannot be had \(no route to the hub\): see that a hub can be reached"
+    ):
+        Hub(source="owner/name").sources("train")
+    with pytest.raises(CorpusError, match="needs a data set: give --source OWNER/NAME"):
+        Hub().sources("train")
