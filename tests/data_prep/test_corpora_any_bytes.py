@@ -22,7 +22,7 @@ from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
-from data_prep.documents import Corpus, CorpusError, encoded
+from data_prep.documents import Corpus, CorpusError
 from tests.small_archives import link, packed, put, read_all, tar, zipped
 
 LIMIT = 1 << 16
@@ -81,7 +81,8 @@ def documents_or_error(root: Path, name: str, data: bytes) -> bool:
         assert str(error) and "\n" not in str(error)
         return False
     for id, text in texts.items():
-        encoded(text), id.encode()
+        assert isinstance(text, bytes) or text.encode().decode() == text
+        assert id.encode()
     assert all(count > 0 for count in skipped.values())
     return bool(texts)
 

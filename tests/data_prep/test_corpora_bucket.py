@@ -1,0 +1,93 @@
+"""Every corpus reads the same from a bucket as from a folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("moto")
+
+from data_prep.corpora.arxiv import Arxiv
+from data_prep.corpora.enwik8 import Enwik8
+from data_prep.corpora.github import GitHub
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.parquet import Parquet
+from data_prep.corpora.pg19 import Pg19
+from data_prep.corpora.text import Text
+from data_prep.corpora.wikitext import WikiText
+from data_prep.documents import SPLITS, Corpus, CorpusError
+from data_prep.places import Place
+from tests.data_prep.test_corpora_any_bytes import INNER, JSON, TEX, WIKI, a_parquet
+from tests.s3_server import ENVIRONMENT, s3_server
+from tests.small_archives import put, read_all, tar, zipped
+
+FILES = {
+    "pg19/train/1.txt": "One\r\n".encode(), "pg19/test/2.txt": b"Two", "pg19/metadata.csv": b'1,"A, title",1900,x\n',
+    "wiki.zip": zipped({"x/wiki.train.raw": WIKI, "x/wiki.test.raw": WIKI[:200]}), "wiki/wiki.valid.tokens": WIKI,
+    "arxiv/arXiv_src_1.tar": tar({"1/2101.00001.gz": INNER, "1/2.pdf": b"%PDF", "1/2101.00003.gz": gzip.compress(TEX)}),
+    "arxiv/paper/main.tex": TEX, "arxiv/paper/sec/b.tex": b"b", "arxiv/2101.00009.gz": gzip.compress(TEX),
+    "lists/ids": b"2101.00003\npaper\n",
+    "lists/m.json": json.dumps({"id": "paper", "title": "T", "categories": "math.AG"}).encode(),
+    "github/repo/a.py": b"x = 1\n", "github/repo/sub/b.py": b"y", "github/repo/vendor/c.py": b"no",
+    "enwik8.gz": gzip.compress(WIKI), "enwik8": WIKI, "json/a.jsonl.gz": gzip.compress(JSON), "json/b/test.jsonl": JSON,
+    "parquet/train.parquet": a_parquet(),
+}  # fmt: skip
+
+CORPORA: dict[str, Callable[[str], Corpus]] = {
+    "pg19": lambda root: Pg19(source=f"{root}/pg19"),
+    "text": lambda root: Text(source=f"{root}/pg19"),
+    "wikitext": lambda root: WikiText(source=f"{root}/wiki"),
+    "wikitext zip": lambda root: WikiText(source=f"{root}/wiki.zip"),
+    "arxiv": lambda root: Arxiv(source=f"{root}/arxiv"),
+    "arxiv tar": lambda root: Arxiv(source=f"{root}/arxiv/arXiv_src_1.tar"),
+    "arxiv ids": lambda root: Arxiv(source=f"{root}/arxiv", ids=f"{root}/lists/ids"),
+    "arxiv math": lambda root: Arxiv(source=f"{root}/arxiv", metadata=f"{root}/lists/m.json", subject="math"),
+    "github": lambda root: GitHub(source=f"{root}/github"),
+    "enwik8": lambda root: Enwik8(source=f"{root}/enwik8"),
+    "enwik8 gzip": lambda root: Enwik8(source=f"{root}/enwik8.gz"),
+    "jsonl": lambda root: JsonLines(source=f"{root}/json"),
+    "parquet": lambda root: Parquet(source=f"{root}/parquet"),
+}
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Callable[[str], str]]:
+    """A bucket that holds FILES: gives the URI of a path in it."""
+    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+
+        def uri(path: str) -> str:
+            return f"s3://books/{path}?endpoint_override={endpoint}&scheme=http"
+
+        for name, data in FILES.items():
+            Place.parse(uri(f"corpora/{name}")).write_atomically(data)
+        yield uri
+
+
+@pytest.mark.slow
+def test_a_bucket_reads_as_a_folder(bucket: Callable[[str], str], tmp_path: Path) -> None:
+    put(tmp_path, FILES)
+    for name, corpus in CORPORA.items():
+        local = corpus(str(tmp_path))
+        # The query stands at a URI's end: take it out, and put it there again for every path that the corpus is given.
+        fields = {
+            field: bucket(value.removeprefix("ROOT/")) if value.startswith("ROOT") else value
+            for field, value in vars(corpus("ROOT")).items()
+            if isinstance(value, str)
+        }
+        remote = type(local)(**{field: value.replace("books/", "books/corpora/") for field, value in fields.items()})  # type: ignore[call-arg]
+        assert read_all(remote) == read_all(local) != ({}, {}), name
+        assert [remote.sources(split) for split in SPLITS] == [local.sources(split) for split in SPLITS], name
+
+
+@pytest.mark.slow
+def test_what_is_not_in_a_bucket(bucket: Callable[[str], str]) -> None:
+    for kind in (Pg19, Text, GitHub, JsonLines, Parquet, Arxiv, WikiText, Enwik8):
+        with pytest.raises(CorpusError, match=r"s3://books/nowhere is not (there|a folder|a file)") as caught:
+            kind(source=bucket("nowhere")).sources("train")
+        assert "testing-secret" not in str(caught.value)

@@ -1,0 +1,110 @@
+"""Reading a hostile corpus takes no memory to speak of: bombs of 1 GB, a million empty members or lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.documents import SPLITS, split_of
+from tests.small_archives import put, tar
+
+MAIN = b"\\documentclass{article}\n\\begin{document}\ntext\n\\end{document}\n"
+
+
+PEAK = """
+import resource, sys
+from data_prep.corpora import CORPORA
+from data_prep.plan import count_skipped, scan_group
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+name, source, splits, *fields = sys.argv[1:]
+corpus = CORPORA[name](source=source, **dict(zip(fields[::2], map(eval, fields[1::2]))))
+counts = {}
+for split in splits.split():
+    for reason, count in count_skipped(scan_group(corpus, corpus.sources(split))).items():
+        counts[reason] = counts.get(reason, 0) + count
+print(counts, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def peak(name: str, source: Path, splits: tuple[str, ...] = SPLITS, **fields: object) -> tuple[dict[str, int], float]:
+    """What is skipped of a corpus, and how many MiB its reading adds to a process."""
+    words = [word for field, value in fields.items() for word in (field, repr(value))]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, name, str(source), " ".join(splits), *words],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    counts, _, size = done.stdout.strip().rpartition(" ")
+    return eval(counts), float(size)
+
+
+def bomb(size: int, head: bytes = b"", of: bytes = b"\0") -> bytes:
+    """A gzip of `size` bytes of the same."""
+    file = io.BytesIO()
+    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, compresslevel=1) as stream:
+        stream.write(head)
+        for _ in range(size >> 20):
+            stream.write(of * (1 << 20))
+    return file.getvalue()
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_on_bombs(tmp_path: Path) -> None:
+    size = 1 << 30
+    info, figure = tarfile.TarInfo("big.tex"), tarfile.TarInfo("big.eps")
+    info.size = figure.size = size
+    members: dict[str, bytes | tarfile.TarInfo] = {
+        "1/2101.00001.gz": bomb(size),
+        "1/2101.00002.gz": bomb(size, b"\\documentclass{article}\n" * 50, of=b"x"),
+        "1/2101.00003.gz": bomb(size, info.tobuf()),
+        "1/2101.00004.gz": bomb(size, figure.tobuf()),
+        "1/2101.00005.gz": gzip.compress(bomb(size)),
+        **{f"1/2102.{i:05}.gz": gzip.compress(MAIN) for i in range(100)},
+    }
+    put(tmp_path, {"arXiv_src_1.tar": tar(members)})
+    counts, grown = peak("arxiv", tmp_path)
+    assert counts == {"too large": 3, "no TeX": 2} and grown < 60
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_on_a_million_empty_members(tmp_path: Path) -> None:
+    paper = tar({"1/2101.00007.gz": gzip.compress(MAIN)})
+    put(tmp_path, {"outer/arXiv_src_1.tar": tarfile.TarInfo("1/2101.00001.gz").tobuf() * 1_000_000 + paper})
+    counts, grown = peak("arxiv", tmp_path / "outer", (split_of("2101.00001"),))
+    assert counts == {"empty": 1_000_000} and grown < 60
+    inner = gzip.compress(tarfile.TarInfo("a.tex").tobuf() * 100_000 + bytes(1024), 1)
+    put(tmp_path, {"inner/arXiv_src_1.tar": tar({"1/2101.00001.gz": inner})})
+    counts, grown = peak("arxiv", tmp_path / "inner", (split_of("2101.00001"),))
+    assert counts == {"no TeX": 1} and grown < 60
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_on_bombs_in_shards(tmp_path: Path) -> None:
+    size = 1 << 30
+    lines = gzip.compress(b'{"text": "good"}\n') + bomb(size, b'{"text": "', of=b"x") + gzip.compress(b"\n" * 1_000_000)
+    put(tmp_path, {"test.jsonl.gz": lines})
+    counts, grown = peak("jsonl", tmp_path, ("test",))
+    assert counts == {"too large": 1, "empty": 999_999} and grown < 60
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_on_bombs_in_zips(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "wiki.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("wiki.test.tokens", "w") as stream:
+            stream.write(b" \n = Good = \n \n text \n \n = Bad = \n \n")
+            for _ in range(1 << 10):
+                stream.write((b"x" * 1023 + b"\n") * (1 << 10))
+    counts, grown = peak("wikitext", tmp_path / "wiki.zip", ("test",))
+    assert counts == {"too large": 1} and grown < 60
+    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
+        for i in range(20_000):
+            archive.writestr(f"wiki/{i}/wiki.test.tokens", b"")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        peak("wikitext", tmp_path / "many.zip", ("test",))
+    assert "has a directory of too many members: it is not the archive of a corpus" in caught.value.stderr
