@@ -26,7 +26,7 @@ from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_archives import put, read_all, tar, zipped
 
 FILES = {
-    "pg19/train/1.txt": "One\r\n".encode(), "pg19/test/2.txt": b"Two", "pg19/metadata.csv": b'1,"A, title",1900,x\n',
+    "pg19/train/1.txt": b"One\r\n", "pg19/test/2.txt": b"Two", "pg19/metadata.csv": b'1,"A, title",1900,x\n',
     "wiki.zip": zipped({"x/wiki.train.raw": WIKI, "x/wiki.test.raw": WIKI[:200]}), "wiki/wiki.valid.tokens": WIKI,
     "arxiv/arXiv_src_1.tar": tar({"1/2101.00001.gz": INNER, "1/2.pdf": b"%PDF", "1/2101.00003.gz": gzip.compress(TEX)}),
     "arxiv/paper/main.tex": TEX, "arxiv/paper/sec/b.tex": b"b", "arxiv/2101.00009.gz": gzip.compress(TEX),

@@ -95,11 +95,13 @@ def test_memory_stays_flat_on_bombs_in_shards(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_on_bombs_in_zips(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "wiki.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("wiki.test.tokens", "w") as stream:
-            stream.write(b" \n = Good = \n \n text \n \n = Bad = \n \n")
-            for _ in range(1 << 10):
-                stream.write((b"x" * 1023 + b"\n") * (1 << 10))
+    with (
+        zipfile.ZipFile(tmp_path / "wiki.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("wiki.test.tokens", "w") as stream,
+    ):
+        stream.write(b" \n = Good = \n \n text \n \n = Bad = \n \n")
+        for _ in range(1 << 10):
+            stream.write((b"x" * 1023 + b"\n") * (1 << 10))
     counts, grown = peak("wikitext", tmp_path / "wiki.zip", ("test",))
     assert counts == {"too large": 1} and grown < 60
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
