@@ -7,7 +7,8 @@ Nothing is lost: the documents of a split, one after the other, are its file. Me
     python -m pipelines.prepare wikitext --source wikitext-2-v1.zip --tokenizer sentencepiece:8192
 
 `prepare` prints the words plus one for each line end, which is the token count that the release and papers give.
-A file in a zip is decompressed from its beginning for every part: unpack WikiText-103 first.
+Both sizes are one corpus to a store: give each its own --store. A file in a zip is decompressed from its beginning for every
+part: unpack WikiText-103 first.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
 PUBLISHED = {
     ("train", 2_088_628): "WikiText-2",
     ("train", 103_227_021): "WikiText-103",
-    ("validation", 217_646): "both",
-    ("test", 245_569): "both",
+    ("validation", 217_646): "WikiText-2 and WikiText-103",
+    ("test", 245_569): "WikiText-2 and WikiText-103",
 }
 """Token counts of the release."""
 LINE = 64 << 20
@@ -97,7 +98,7 @@ class WikiText:
         """The split's tokens as the release counts them."""
         count = sum(document.words + int(document.place.split()[2]) for document in documents)
         known = PUBLISHED.get((split, count))
-        published = f", the published count ({known})" if known else ""
+        published = f", the published count of {known}" if known else ""
         return [f"{count:,} tokens, counted as words and line ends{published}"]
 
     def _members(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_wikitext_from_a_zip(tmp_path: Path) -> None:
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["wikitext-2-raw-v1.zip"]
     assert not (tmp_path.parent / "x").exists()
+
+
+@pytest.mark.parametrize("kind", [WikiText, Enwik8])
+def test_a_zip_whose_bytes_changed_is_refused(tmp_path: Path, kind: type) -> None:
+    file = tmp_path / "corpus.zip"
+    with zipfile.ZipFile(file, "w") as archive:  # stored: nothing but the checksum can tell
+        archive.writestr("wiki.test.tokens", WIKI * 50)
+    file.write_bytes(file.read_bytes().replace(b"impedance", b"impudence", 1))
+    with pytest.raises(CorpusError, match=r"corpus\.zip.* cannot be read \(Bad CRC-32"):
+        kind(source=str(file)).sources("test")
 
 
 def test_wikitext_in_both_forms(tmp_path: Path) -> None:
@@ -223,10 +234,10 @@ def test_pipes_are_no_documents(tmp_path: Path) -> None:
     ("folder", "split", "articles", "tokens", "published"),
     [
         ("wikitext-2", "train", 600, 2_088_628, "WikiText-2"),
-        ("wikitext-2", "validation", 60, 217_646, "both"),
-        ("wikitext-2", "test", 60, 245_569, "both"),
-        ("wikitext-2-raw", "test", 60, 245_569, "both"),
-        ("wikitext-103", "validation", 60, 217_646, "both"),
+        ("wikitext-2", "validation", 60, 217_646, "WikiText-2 and WikiText-103"),
+        ("wikitext-2", "test", 60, 245_569, "WikiText-2 and WikiText-103"),
+        ("wikitext-2-raw", "test", 60, 245_569, "WikiText-2 and WikiText-103"),
+        ("wikitext-103", "validation", 60, 217_646, "WikiText-2 and WikiText-103"),
     ],
 )
 def test_real_wikitext(tmp_path: Path, folder: str, split: str, articles: int, tokens: int, published: str) -> None:
@@ -234,7 +245,7 @@ def test_real_wikitext(tmp_path: Path, folder: str, split: str, articles: int, t
     scanned = [item for item in scan_group(corpus, corpus.sources(split)) if isinstance(item, Scanned)]
     assert len(scanned) == articles
     assert corpus.remarks(split, scanned) == [
-        f"{tokens:,} tokens, counted as words and line ends, the published count ({published})"
+        f"{tokens:,} tokens, counted as words and line ends, the published count of {published}"
     ]
     name = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}[split]
     [path] = need("wikitext", folder).glob(f"{name}.*")

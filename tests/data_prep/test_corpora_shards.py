@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
-import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,12 +18,16 @@ from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.streams import split_named
-from data_prep.documents import SPLITS, CorpusError, Scanned, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Scanned, Skipped, split_of
 from data_prep.plan import scan_group
 from pipelines.prepare import prepare
 from tests.small_archives import put, read_all
 
 ROWS = [{"text": f"text {i} é\n", "key": f"k{i}", "name": f"Title {i}", "n": i} for i in range(40)]
+
+
+def texts(items: Iterable[Document | Skipped]) -> list[str | bytes]:
+    return [item.text for item in items if isinstance(item, Document)]
 
 
 def jsonl(rows: list[dict]) -> bytes:
@@ -61,10 +67,10 @@ def test_json_lines(tmp_path: Path, ending: str, pack) -> None:
         },
     )
     corpus = JsonLines(source=str(tmp_path))
-    texts, skipped = read_all(corpus)
+    found, skipped = read_all(corpus)
     names = [f"a{ending}.jsonl{ending}:{i}" for i in range(1, 21)] + [f"b/c.json{ending}:{i}" for i in range(1, 21)]
-    assert {name: texts[name] for name in names} == {name: row["text"] for name, row in zip(names, ROWS, strict=True)}
-    assert len(texts) == 40 and skipped == {}
+    assert {name: found[name] for name in names} == {name: row["text"] for name, row in zip(names, ROWS, strict=True)}
+    assert len(found) == 40 and skipped == {}
     for split in SPLITS:
         assert all(split_of(source.id) == split for source in corpus.sources(split))
         sources = corpus.sources(split)[::3]  # some of them, in order
@@ -91,10 +97,10 @@ def test_json_lines_that_are_left_out(tmp_path: Path) -> None:
         tmp_path,
         {"test.jsonl": b'\n{"text": null}\n  \r\n{"text": ""}\n{"text": "' + b"x" * 500 + b'"}\n{"text": "good"}'},
     )
-    for fields in ({}, {"title_field": "name"}):
-        corpus = JsonLines(source=str(tmp_path), max_document_bytes=300, **fields)
-        texts, skipped = read_all(corpus)
-        assert texts == {"test.jsonl:4": "", "test.jsonl:6": "good"}
+    for field in ("", "name"):
+        corpus = JsonLines(source=str(tmp_path), max_document_bytes=300, title_field=field)
+        found, skipped = read_all(corpus)
+        assert found == {"test.jsonl:4": "", "test.jsonl:6": "good"}
         assert skipped == {"empty": 2, "too large": 1, "without text": 1}
 
 
@@ -152,9 +158,9 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     parquet(tmp_path / "data" / "test-0.parquet", ROWS[25:], schema)
     corpus = Parquet(source=str(tmp_path))
     assert [s.id for s in corpus.sources("train")] == [f"data/train-0.parquet:{i}" for i in range(1, 26)]
-    assert [item.text for item in corpus.read(corpus.sources("train"))] == [row["text"] for row in ROWS[:25]]  # type: ignore[union-attr]
+    assert texts(corpus.read(corpus.sources("train"))) == [row["text"] for row in ROWS[:25]]
     some = corpus.sources("train")[3::4]
-    assert [item.text for item in corpus.read(some)] == [row["text"] for row in ROWS[3:25:4]]  # type: ignore[union-attr]
+    assert texts(corpus.read(some)) == [row["text"] for row in ROWS[3:25:4]]
     named = Parquet(source=str(tmp_path), id_column="n", title_column="name", split_by="hash")
     for split in SPLITS:
         assert [(s.id, s.title) for s in named.sources(split)] == [
@@ -176,7 +182,7 @@ def test_wrong_parquet(tmp_path: Path) -> None:
         ({"text_column": "body", "id_column": "n"}, r"row 2 has the id '1' of an earlier row"),
     ):
         with pytest.raises(CorpusError, match=words):
-            Parquet(source=str(path), **options).sources("test")
+            Parquet(source=str(path), **options).sources("test")  # type: ignore[arg-type]
     for data in (b"", b"PAR1", path.read_bytes()[:-1], path.read_bytes()[4:], b"PAR1" * 9):
         path.write_bytes(data)
         with pytest.raises(CorpusError, match=r"test\.parquet cannot be read \(.*\): it is damaged"):
@@ -186,8 +192,8 @@ def test_wrong_parquet(tmp_path: Path) -> None:
 def test_shards_are_prepared_like_files(tmp_path: Path, make_config, text_folder: Path) -> None:
     """The same texts from files, from JSON lines and from Parquet give the same tokens."""
     stores = {}
-    texts = {split: sorted((text_folder / split).glob("doc*.txt")) for split in SPLITS}
-    for split, paths in texts.items():
+    files = {split: sorted((text_folder / split).glob("doc*.txt")) for split in SPLITS}
+    for split, paths in files.items():
         rows = [{"text": path.read_bytes().decode(), "id": f"{split}/{path.name}"} for path in paths]
         put(tmp_path / "json", {f"{split}.jsonl.gz": gzip.compress(jsonl(rows))})
         parquet(tmp_path / "parquet" / f"{split}.parquet", rows, row_group_size=2)
@@ -203,42 +209,46 @@ def test_shards_are_prepared_like_files(tmp_path: Path, make_config, text_folder
     assert stores["files"] == stores["json"] == stores["parquet"]
 
 
-class Rows(list):
-    """As `datasets.IterableDataset`: rows that can be skipped over."""
+OFFLINE = """
+import sys
+from data_prep.corpora.hub import Hub
+from pipelines import cli
+cli.run(lambda words: print(Hub(source=words[0]).sources("train")))
+"""
 
-    def skip(self, count: int) -> Rows:
-        return Rows(self[count:])
 
-
-def test_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = types.ModuleType("datasets")
-    package.load_dataset = lambda name, subset, revision, streaming: {
-        "train": Rows(ROWS[:30]),
-        "test": Rows([*ROWS[30:], {"text": None}]),
-    }  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    corpus = Hub(source="owner/name")
-    assert [item.text for item in corpus.read(corpus.sources("train")[3::5])] == [row["text"] for row in ROWS[3:30:5]]  # type: ignore[union-attr]
+def test_a_hub(tmp_path: Path) -> None:
+    """A folder stands for a data set of a hub: to `datasets` both are the same."""
+    pytest.importorskip("datasets")
+    parquet(tmp_path / "train-00000-of-00001.parquet", ROWS[:30], row_group_size=7)
+    parquet(tmp_path / "test-00000-of-00001.parquet", [*ROWS[30:], {**ROWS[0], "text": None}])
+    corpus = Hub(source=str(tmp_path))
+    assert [s.id for s in corpus.sources("train")] == [f"train:{i}" for i in range(30)]
+    assert texts(corpus.read(corpus.sources("train")[3::5])) == [row["text"] for row in ROWS[3:30:5]]
     assert len([i for i in scan_group(corpus, corpus.sources("test")) if isinstance(i, Scanned)]) == 10
     assert read_all(corpus)[1] == {"without text": 1} and corpus.sources("validation") == []
     with pytest.raises(CorpusError, match="has no column 'body': name one of text, key, name, n"):
-        Hub(source="owner/name", text_column="body").sources("train")
+        Hub(source=str(tmp_path), text_column="body").sources("train")
 
 
 def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CorpusError, match="needs the package datasets: pip install datasets, or download the shards"):
-        Hub(source="owner/name").sources("train")
-    package = types.ModuleType("datasets")
-
-    def fails(*arguments: object, **fields: object) -> None:
-        raise ConnectionError("no route\nto the hub")
-
-    package.load_dataset = fails  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    with pytest.raises(
-        CorpusError, match=r"data set owner/name cannot be had \(no route to the hub\): see that a hub can be reached"
-    ):
-        Hub(source="owner/name").sources("train")
     with pytest.raises(CorpusError, match="needs a data set: give --source OWNER/NAME"):
         Hub().sources("train")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(
+            CorpusError, match="needs the package datasets: pip install datasets, or download the shards"
+        ):
+            Hub(source="owner/name").sources("train")
+
+
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached() -> None:
+    pytest.importorskip("datasets")
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, "owner/name"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: data set owner/name cannot be had (" in done.stderr
+    assert "see that a hub can be reached, or download the shards" in done.stderr
