@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -105,7 +105,7 @@ class Arxiv:
                 if skipped := skipped_of(source):
                     yield skipped
                     continue
-                kind, name, *numbers = source.place.split("\t")
+                kind, offset, size, name = source.place.split("\t", 3)
                 place = root / name if name else root
                 limit = self.max_document_bytes
                 if kind == "folder":
@@ -117,7 +117,7 @@ class Arxiv:
                         stack.close()
                         opened, file = place, stack.enter_context(open_seekable(place))
                     assert file is not None
-                    unpack = partial(_unpack, _slice(file, *map(int, numbers)), source.id, limit)
+                    unpack = partial(_unpack, _slice(file, int(offset), int(size)), source.id, limit)
                 yield from self._document(source, unpack)
 
     def _document(
@@ -166,7 +166,7 @@ class Arxiv:
         for name, files in sorted(folders.items()):
             if wanted is None or canonical(name) in wanted:
                 size = sum(file.bytes for file in files if _is_tex(file.name))
-                yield Source(canonical(name), name, split_of(canonical(name)), size, f"folder\t{name}")
+                yield Source(canonical(name), name, split_of(canonical(name)), size, f"folder\t0\t{size}\t{name}")
 
     def _wanted(self) -> dict[str, str] | None:
         """The ids of the papers to take, with their titles where they are known; None for all."""
@@ -178,7 +178,8 @@ class Arxiv:
             text = decode_utf8(file.read_bytes(), file.shown)
             wanted = {canonical(line.strip()): "" for line in text.splitlines() if line.strip()}
         if self.metadata:
-            chosen = dict(_of_subject(Place.parse(self.metadata), self.subject))
+            file = Place.parse(self.metadata)
+            chosen = _of_subject(file, file.size(), self.subject)
             wanted = chosen if wanted is None else {id: chosen[id] for id in wanted if id in chosen}
         return wanted
 
@@ -189,8 +190,10 @@ def canonical(id: str) -> str:
     return (match[1] or match[2] + match[3]) if match else id
 
 
-def _of_subject(file: Place, subject: str) -> Iterator[tuple[str, str]]:
-    """Id and title of the papers with a category of the subject."""
+@lru_cache(maxsize=1)
+def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
+    """Ids and titles of the papers with a category of the subject; the file is long, and read once for all splits."""
+    found = {}
     with reading(file.shown), decompressed(file) as stream:
         for number, line in enumerate(lines(stream, LINE), 1):
             if line.blank:
@@ -203,11 +206,12 @@ def _of_subject(file: Place, subject: str) -> Iterator[tuple[str, str]]:
                 id, title, categories = entry["id"], entry.get("title") or "", entry["categories"]
                 listed = categories.split() if isinstance(categories, str) else " ".join(categories).split()
                 if any(category == subject or category.startswith(f"{subject}.") for category in listed):
-                    yield canonical(id), " ".join(title.split())
+                    found[canonical(id)] = " ".join(title.split())
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise CorpusError(
                     f"{where} is not a record with id, title and categories ({error}): give --metadata another file"
                 ) from None
+    return found
 
 
 def _bulk(file: Listed, split: str, wanted: dict[str, str] | None) -> Iterator[Source]:
@@ -224,7 +228,7 @@ def _bulk(file: Listed, split: str, wanted: dict[str, str] | None) -> Iterator[S
             id = canonical(stem)
             if wanted is not None and id not in wanted:
                 continue
-            paper = Source(id, id, split_of(id), member.size, f"tar\t{file.name}\t{member.offset_data}\t{member.size}")
+            paper = Source(id, id, split_of(id), member.size, f"tar\t{member.offset_data}\t{member.size}\t{file.name}")
             reason = _reason(member, base)
             if reason is None:
                 yield paper
@@ -250,7 +254,7 @@ def _single(file: Listed, wanted: dict[str, str] | None) -> Iterator[Source]:
     """A paper that is a gzipped file of its own."""
     id = canonical(re.sub(r"(\.tar)?\.gz$", "", file.place.name, flags=re.IGNORECASE))
     if wanted is None or id in wanted:
-        yield Source(id, id, split_of(id), file.bytes, f"file\t{file.name}")
+        yield Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")
 
 
 _Opener = Callable[[], AbstractContextManager[tuple[Any, int]]]

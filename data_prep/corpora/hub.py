@@ -58,7 +58,7 @@ class Hub:
         splits = self._load() if sources else {}
         opened, rows, number = "", iter(()), 0
         for source in sources:
-            name, wanted = source.place.split("\t")
+            name, wanted = source.place.rsplit("\t", 1)
             if name != opened:
                 opened, number = name, int(wanted)
                 rows = self._rows(splits[name].skip(number))

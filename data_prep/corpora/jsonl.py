@@ -73,7 +73,7 @@ class JsonLines:
                 if skipped := skipped_of(source):
                     yield skipped
                     continue
-                name, *numbers = source.place.split("\t")
+                name, *numbers = source.place.rsplit("\t", 3)
                 number, offset, size = map(int, numbers)
                 if name != opened or stream is None:
                     stack.close()

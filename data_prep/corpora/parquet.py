@@ -62,7 +62,7 @@ class Parquet:
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
             opened, parquet = "", None
-            for (name, group), run in groupby(sources, key=lambda source: source.place.split("\t")[:2]):
+            for (name, group), run in groupby(sources, key=lambda source: source.place.rsplit("\t", 2)[:2]):
                 if name not in files:
                     raise CorpusError(f"{name} went away while it was being prepared: start again")
                 if name != opened or parquet is None:
@@ -80,7 +80,7 @@ class Parquet:
         source = next(waiting, None)
         start = 0
         for batch in parquet.iter_batches(min(size, 1024), row_groups=[group], columns=[self.text_column]):
-            while source is not None and (row := int(source.place.split("\t")[2]) - start) < batch.num_rows:
+            while source is not None and (row := int(source.place.rsplit("\t", 2)[2]) - start) < batch.num_rows:
                 text = batch.column(0)[row].as_py()
                 if text is None:
                     yield Skipped(source.id, "without text")

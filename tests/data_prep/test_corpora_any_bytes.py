@@ -97,6 +97,17 @@ def test_the_whole_file_gives_documents(root: Path, name: str) -> None:
     assert documents_or_error(root, name, READERS[name][1])
 
 
+@pytest.mark.parametrize("folder", ["a\tb", "a\nb", "a b", "é%20", "a:b"])
+def test_odd_names_of_files(tmp_path: Path, folder: str) -> None:
+    odd = {
+        f"{folder}/{READERS[name][0]}": READERS[name][1]
+        for name in ("jsonl", "parquet", "arxiv", "arxiv file", "github", "text")
+    }
+    put(tmp_path / "all", odd)
+    for kind in (JsonLines, Parquet, Arxiv, GitHub, Text):
+        assert read_all(kind(source=str(tmp_path / "all")))[0]
+
+
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
