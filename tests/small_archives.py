@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_prep.documents import SPLITS, Corpus, Document, Skipped
+from data_prep.documents import SPLITS, Corpus, Document, Scanned, Skipped, scan
 
 
 def tar(members: Mapping[str, bytes | tarfile.TarInfo], format: int = tarfile.GNU_FORMAT) -> bytes:
@@ -58,6 +58,13 @@ def read_all(corpus: Corpus) -> tuple[dict[str, str | bytes], dict[str, int]]:
                 assert isinstance(item, Skipped)
                 skipped[item.reason] = skipped.get(item.reason, 0) + item.count
     return texts, skipped
+
+
+def scan_all(corpus: Corpus, split: str) -> list[Scanned]:
+    """The documents of a split as the scan sees them; empty ones are none."""
+    places = {source.id: source.place for source in corpus.sources(split)}
+    items = [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
+    return [found for item in items if isinstance(found := scan(item, places[item.id]), Scanned)]
 
 
 def put(folder: Path, files: Mapping[str, bytes | str]) -> Path:

@@ -21,14 +21,16 @@ MAIN = b"\\documentclass{article}\n\\begin{document}\ntext\n\\end{document}\n"
 PEAK = """
 import resource, sys
 from data_prep.corpora import CORPORA
-from data_prep.plan import count_skipped, scan_group
+from data_prep.documents import Skipped, scan
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 name, source, splits, *fields = sys.argv[1:]
 corpus = CORPORA[name](source=source, **dict(zip(fields[::2], map(eval, fields[1::2]))))
 counts = {}
 for split in splits.split():
-    for reason, count in count_skipped(scan_group(corpus, corpus.sources(split))).items():
-        counts[reason] = counts.get(reason, 0) + count
+    for item in corpus.read(corpus.sources(split)):
+        item = item if isinstance(item, Skipped) else scan(item)
+        if isinstance(item, Skipped):
+            counts[item.reason] = counts.get(item.reason, 0) + item.count
 print(counts, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -16,11 +16,10 @@ from data_prep.corpora.github import GitHub
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
-from data_prep.documents import SPLITS, Corpus, CorpusError, Document, Scanned
-from data_prep.plan import scan_group
+from data_prep.documents import SPLITS, Corpus, CorpusError, Document
 from pipelines.prepare import prepare
 from tests.shared_data import need
-from tests.small_archives import put, read_all, zipped
+from tests.small_archives import put, read_all, scan_all, zipped
 
 WIKI = (
     " \n = Some Title = \n \n The filter has \n = 1 rad / s and a nominal impedance k = \n 1 ohm . \n \n"
@@ -46,7 +45,7 @@ def test_wikitext_articles(tmp_path: Path) -> None:
 def test_wikitext_counts_as_published(tmp_path: Path, make_config, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, {"wiki.train.tokens": WIKI})
     corpus = WikiText(source=str(tmp_path))
-    scanned = [item for item in scan_group(corpus, corpus.sources("train")) if isinstance(item, Scanned)]
+    scanned = scan_all(corpus, "train")
     count = len(WIKI.split()) + WIKI.count("\n")
     assert corpus.remarks("train", scanned) == [f"{count:,} tokens, counted as words and line ends"]
     prepare(make_config(corpus=corpus))
@@ -242,7 +241,7 @@ def test_pipes_are_no_documents(tmp_path: Path) -> None:
 )
 def test_real_wikitext(tmp_path: Path, folder: str, split: str, articles: int, tokens: int, published: str) -> None:
     corpus = WikiText(source=str(need("wikitext", folder)))
-    scanned = [item for item in scan_group(corpus, corpus.sources(split)) if isinstance(item, Scanned)]
+    scanned = scan_all(corpus, split)
     assert len(scanned) == articles
     assert corpus.remarks(split, scanned) == [
         f"{tokens:,} tokens, counted as words and line ends, the published count of {published}"
@@ -269,7 +268,7 @@ def test_real_pg19() -> None:
     corpus = Pg19(source=str(need("pg19")))
     found = {}
     for split in SPLITS:
-        scanned = [item for item in scan_group(corpus, corpus.sources(split)) if isinstance(item, Scanned)]
+        scanned = scan_all(corpus, split)
         found[split] = (len(scanned), sum(d.bytes for d in scanned), sum(d.words for d in scanned))
         assert all(d.title != d.id for d in scanned)
     assert found == {

@@ -18,10 +18,9 @@ from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.streams import split_named
-from data_prep.documents import SPLITS, CorpusError, Document, Scanned, Skipped, split_of
-from data_prep.plan import scan_group
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, split_of
 from pipelines.prepare import prepare
-from tests.small_archives import put, read_all
+from tests.small_archives import put, read_all, scan_all
 
 ROWS = [{"text": f"text {i} é\n", "key": f"k{i}", "name": f"Title {i}", "n": i} for i in range(40)]
 
@@ -225,7 +224,7 @@ def test_a_hub(tmp_path: Path) -> None:
     corpus = Hub(source=str(tmp_path))
     assert [s.id for s in corpus.sources("train")] == [f"train:{i}" for i in range(30)]
     assert texts(corpus.read(corpus.sources("train")[3::5])) == [row["text"] for row in ROWS[3:30:5]]
-    assert len([i for i in scan_group(corpus, corpus.sources("test")) if isinstance(i, Scanned)]) == 10
+    assert len(scan_all(corpus, "test")) == 10
     assert read_all(corpus)[1] == {"without text": 1} and corpus.sources("validation") == []
     with pytest.raises(CorpusError, match="has no column 'body': name one of text, key, name, n"):
         Hub(source=str(tmp_path), text_column="body").sources("train")
