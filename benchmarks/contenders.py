@@ -99,7 +99,7 @@ class Peer(Contender):
 
 def model_configs(name: Size) -> dict[str, ModelConfig]:
     """The models of Table 1 at this size; rec has a recurrent layer third from the top, the others one layer more."""
-    size = dict(SIZES[name])
+    size: dict[str, Any] = dict(SIZES[name])
     window, layers = size.pop("window"), size.pop("layers")
     rec = RecConfig(
         **size, window=window, layers=layers, recurrent_layers=(layers - 2,), states=window, gate="fixed", dropout=0.0
@@ -121,6 +121,12 @@ def contenders(name: Size) -> dict[str, Callable[[], Contender]]:
     made: dict[str, Callable[[], Contender]] = {
         label: (lambda config=config: Contender(config, segment)) for label, config in model_configs(name).items()
     }
-    if importlib.util.find_spec("block_recurrent_transformer_pytorch"):
-        made[f"{PEER} {importlib.metadata.version(PEER)}"] = lambda: Peer(SIZES[name], segment)
+    if version := peer_version():
+        made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment)
     return made
+
+
+def peer_version() -> str | None:
+    """The peer's version where it is installed."""
+    installed = importlib.util.find_spec(PEER.replace("-", "_"))
+    return importlib.metadata.version(PEER) if installed else None

@@ -83,8 +83,10 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
             if item.title != sources[number].title:
                 titles[len(kept)] = item.title
             kept.append((number, item.bytes, item.words, int(item.xxh3, 16)))
-    columns = [np.array([row[i] for row in kept], np.uint64 if i == 3 else np.int64) for i in range(4)]
-    return ScannedGroup(*columns, titles, count_skipped(items))
+    number, size, words, xxh3 = (
+        np.array([row[i] for row in kept], np.uint64 if i == 3 else np.int64) for i in range(4)
+    )
+    return ScannedGroup(number, size, words, xxh3, titles, count_skipped(items))
 
 
 def count_skipped(items: Iterable[Scanned | Skipped]) -> dict[str, int]:

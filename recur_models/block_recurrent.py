@@ -306,7 +306,9 @@ class BlockRecurrentTransformer(RecurrentModel):
         super().__init__()
         recurrence = config if isinstance(config, RecConfig) else None
         self.config, self.vocab_size, self.block = config, vocab_size, config.window
-        self.recurrent = tuple(sorted(layer - 1 for layer in recurrence.recurrent_layers)) if recurrence else ()
+        self.recurrent: tuple[int, ...] = (
+            tuple(sorted(layer - 1 for layer in recurrence.recurrent_layers)) if recurrence else ()
+        )
         self.feedback = recurrence is not None and recurrence.feedback
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
@@ -332,25 +334,25 @@ class BlockRecurrentTransformer(RecurrentModel):
         if fresh_BK is None:
             fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
             fresh_BK[:, 0] = state is None
-        state = self.initial_state(lanes) if state is None else state
-        check_inputs(self, tokens_BT, state, self.initial_state(0), fresh_BK)
+        after = self.initial_state(lanes) if state is None else state
+        check_inputs(self, tokens_BT, after, self.initial_state(0), fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         biases = [layer.tokens.bias() for layer in self.layers]
         if self.feedback or self.recompute == "block":
             outputs = []
             for k in range(blocks):
                 run = self.recomputed("block", self.stack)
-                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1], biases)
+                x_B1WD, after = run(x_BKWD[:, k : k + 1], after, fresh_BK[:, k : k + 1], biases)
                 outputs.append(x_B1WD)
             x_BKWD = torch.cat(outputs, dim=1)
         else:
-            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK, biases)
+            x_BKWD, after = self.stack(x_BKWD, after, fresh_BK, biases)
         hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
         if targets_BT is None:
-            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, state
+            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, after
         return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
             targets_BT
-        ), state
+        ), after
 
     def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, biases: list[Tensor]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
