@@ -1,0 +1,90 @@
+"""Peak memory of a training step against the length of the segment, with and without activation checkpointing.
+
+    python -m benchmarks.step_memory                      about five minutes on two cores
+    python -m benchmarks.step_memory --size medium --lengths 1024 2048 4096 8192
+
+Every figure is the highest resident memory of a process of its own during two steps (contenders.py), less what it had before the
+model was built. A line through the lengths gives MiB per 1,024 tokens; the furthest that a figure lies from it, in percent,
+says how linear memory is. Where block-recurrent-transformer-pytorch is installed, it is weighed too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.contenders import PEER, SIZES, Contender, Peer, Size, model_configs, peer_version
+from pipelines import cli
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is weighed."""
+
+    size: Size = "small"
+    """small: d 256, 6 layers, window 128; medium: d 512, 8 layers, window 256; batch 2."""
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
+    """Tokens of a segment."""
+    models: tuple[str, ...] = ("rec:fixed:skip", "slide")
+    """Of benchmarks/contenders.py."""
+
+
+def resident(field: str) -> float:
+    """MiB of this process: `VmRSS` now, `VmHWM` at most."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def weigh(size: Size, model: str, recompute: str, length: int) -> None:
+    """Print the MiB that two steps take at most, in this process."""
+    before = resident("VmRSS")
+    config = model_configs(size).get(model)
+    contender = Contender(config, length, recompute) if config else Peer(SIZES[size], length)  # pyright: ignore[reportArgumentType]
+    contender.step()
+    contender.step()
+    print(resident("VmHWM") - before)
+
+
+def main(argv: list[str]) -> None:
+    if argv[:1] == ["--weigh"]:
+        size, model, recompute, length = argv[1:]
+        weigh(size, model, recompute, int(length))  # pyright: ignore[reportArgumentType]
+        return
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    rows = list(product(config.models, ("nothing", "layer", "block")))
+    if version := peer_version():
+        rows.append((f"{PEER} {version}", "nothing"))
+    print(
+        f"{machine.describe()}\n{config.size}, batch 2; MiB at most during a step, segments of …\n{'model':44} recomputed",
+        end="",
+    )
+    print(*(f"{length:>9,}" for length in config.lengths), " MiB per 1,024 tokens (furthest off)")
+    for model, recompute in rows:
+        peaks = []
+        print(f"{model:44} {recompute:10}", end="", flush=True)
+        for length in config.lengths:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.step_memory",
+                "--weigh",
+                config.size,
+                model,
+                recompute,
+                str(length),
+            ]
+            peaks.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+            print(f" {peaks[-1]:>9,.0f}", end="", flush=True)
+        slope, start = np.polyfit(config.lengths, peaks, 1)
+        off = max(abs(start + slope * length - peak) / peak for length, peak in zip(config.lengths, peaks, strict=True))
+        print(f"  {slope * 1024:>8.1f} ({off:.1%})", flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)
