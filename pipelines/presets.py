@@ -42,11 +42,11 @@ SMALL = TrainConfig(
 STUDY_SIZE = {"d_model": 128, "heads": 2, "head_dim": 64, "window": 32, "dropout": 0.0}
 STUDY = TrainConfig(
     model=RecConfig(layers=4, recurrent_layers=(3,), states=64, mlp_dim=544, **STUDY_SIZE),
-    data=DataConfig(corpus="python-source", lanes=8, segment_length=512),
+    data=DataConfig(corpus="python-source", lanes=4, segment_length=512),
     optim=OptimConfig(name="adamw", lr=4e-3),
     schedule=ScheduleConfig(name="cosine", warmup=100),
-    steps=1500,
-    validate_every=100,
+    steps=2000,
+    validate_every=200,
     validate_tokens=50_000,
     checkpoint_every=250,
 )
