@@ -51,12 +51,29 @@ STUDY = TrainConfig(
     checkpoint_every=250,
 )
 
+# benchmarks/recall.py: a name is asked for ten windows later. slide's receptive field, layers × window, is three windows.
+RECALL_SIZE = {"d_model": 64, "heads": 2, "head_dim": 32, "window": 16, "dropout": 0.0}
+RECALL = TrainConfig(
+    model=RecConfig(layers=2, recurrent_layers=(2,), states=8, mlp_dim=256, **RECALL_SIZE),
+    data=DataConfig(corpus="text", store="runs/recall/store", lanes=16, segment_length=256),
+    optim=OptimConfig(name="adamw", lr=4e-3),
+    schedule=ScheduleConfig(name="cosine", warmup=100),
+    root="runs/recall",
+    steps=2000,
+    num_workers=0,
+    validate_every=250,
+    validate_tokens=20_000,
+    checkpoint_every=500,
+)
+
 PRESETS: dict[str, TrainConfig] = {
     "demo-rec": DEMO,
     "demo-slide": replace(DEMO, model=SlideConfig(layers=5, **DEMO_SIZE)),
     "study-rec": STUDY,
     "study-slide": replace(STUDY, model=SlideConfig(layers=5, mlp_dim=512, **STUDY_SIZE)),
     "study-xl": replace(STUDY, model=XLConfig(layers=5, mlp_dim=512, **STUDY_SIZE)),
+    "recall-rec": RECALL,
+    "recall-slide": replace(RECALL, model=SlideConfig(layers=3, mlp_dim=256, **RECALL_SIZE)),
     "small-rec": SMALL,
     "small-slide": replace(SMALL, model=SlideConfig(layers=7, **SMALL_SIZE)),
     "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
