@@ -48,7 +48,6 @@ STUDY = TrainConfig(
     steps=1500,
     validate_every=150,
     validate_tokens=50_000,
-    checkpoint_every=250,
 )
 
 # benchmarks/recall.py: a name is asked for ten windows later. slide's receptive field, layers × window, is three windows.
@@ -63,7 +62,6 @@ RECALL = TrainConfig(
     num_workers=0,
     validate_every=250,
     validate_tokens=20_000,
-    checkpoint_every=500,
 )
 
 PRESETS: dict[str, TrainConfig] = {

@@ -29,6 +29,8 @@ from recur_models.block_recurrent import StateDirection, TokenLayer
 from recur_models.gates import FixedGate, LSTMGate
 from recur_models.memorizing import MemorizingLayer
 
+LEAST_WORTH = 0.001
+"""Bits per token that clearing the State must cost in validation; below it, the State is ignored."""
 LEAST_SHARE = 0.01
 """Below this share of the attention's output, the states are ignored."""
 LEAST_CHANGE = 0.001
@@ -50,10 +52,12 @@ class Health:
         """The mean of each figure; empty for a model without recurrent State."""
         return {name: (self.sums[name] / self.counts[name]).item() for name in sorted(self.sums)}
 
-    def warning(self) -> str | None:
-        """One sentence when the State is being ignored."""
+    def warning(self, worth: float | None = None) -> str | None:
+        """One sentence when the State is being ignored. ``worth``: bits per token that clearing it cost in the newest validation."""
         figures = self.figures()
-        if figures.get("state_share", 1.0) < LEAST_SHARE:
+        if worth is not None and worth < LEAST_WORTH:
+            told = f"clearing it costs only {worth:.4f} bits per token in validation"
+        elif figures.get("state_share", 1.0) < LEAST_SHARE:
             told = f"only {figures['state_share']:.2%} of the attention's output comes from it"
         elif figures.get("state_change", 1.0) < LEAST_CHANGE:
             told = f"a block changes it by only {figures['state_change']:.2%}"
