@@ -10,12 +10,12 @@ A line is 16 bytes, which is a window of both models, so that a line's distance 
     ...
 
 Training documents have 13 lines and ask at random: each line after the first is a question with a probability of 1/4, so that short
-distances teach what long ones need. A test document asks once, in its last line, after `distance` windows; its name, of consonant,
-vowel, consonant, vowel, occurs in no training document. Names are read off under teacher forcing: right when all four letters have the
-highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
+distances teach what long ones need. A test document asks once, in its last line, after so many windows; its name, of consonant, vowel,
+consonant, vowel, occurs in no training document. Names are read off under teacher forcing: right when all four letters have the highest
+logit. Each line is a segment of its own, so State is all that crosses from line to line.
 
-Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py) to nearly equal parameters, prints a table of accuracy over
-distance and writes recall.png. What is done already is not done again.
+Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py), which have nearly equal parameters, prints a table of
+accuracy over distance and writes recall.png. What is done already is not done again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ from recur_models import RECURRENT, RecurrentModel, State, clear
 
 LINE = 16
 """Bytes of a line, with its newline: the window of both models."""
-WORDS = "ape bee cow dog elk fig gum hay ivy jam kit log map nut oak pea rye sap tea urn vat wax yak zip".split()
+WORDS = (
+    *("ape", "bee", "cow", "dog", "elk", "fig", "gum", "hay", "ivy", "jam", "kit", "log"),
+    *("map", "nut", "oak", "pea", "rye", "sap", "tea", "urn", "vat", "wax", "yak", "zip"),
+)
 STATEMENT, QUESTION = "my name is {}\n", "your name: {}\n"
 ANSWER = slice(11, 15)
 """Where the name stands in its line."""

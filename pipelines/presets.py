@@ -37,8 +37,8 @@ SMALL = TrainConfig(
     checkpoint_every=200,
 )
 
-# Whether recurrence helps, at a size where a CPU can show it: the bytes of the demo's corpus and a window of 16 of them, so that most of
-# a document is out of slide's sight (layers × window, 80 bytes). rec has one layer less: parameters and FLOPs are equal within 2 %.
+# Whether recurrence helps, at a size where a CPU can show it: bytes of the demo's corpus and a window of 16, so that most of a
+# document is out of slide's sight (layers × window, 80 bytes). rec has one layer less: parameters and FLOPs are equal within 2 %.
 STUDY_SIZE = {"d_model": 96, "heads": 3, "head_dim": 32, "window": 16, "dropout": 0.0}
 STUDY = TrainConfig(
     model=RecConfig(layers=4, recurrent_layers=(3,), states=16, gate="lstm", mlp_dim=376, **STUDY_SIZE),
