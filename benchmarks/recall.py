@@ -9,12 +9,12 @@ A line is 16 bytes, which is a window of both models, so that a line's distance 
     your name: kato        a question and its answer
     ...
 
-Training documents have 13 lines and ask at random: each line after the first is a question with a probability of 1/4, so that short
-distances teach what long ones need. A test document asks once, in its last line, after so many windows; its name, of consonant, vowel,
-consonant, vowel, occurs in no training document. Names are read off under teacher forcing: right when all four letters have the highest
-logit. Each line is a segment of its own, so State is all that crosses from line to line.
+Training documents have 13 lines and ask at random: each line after the first is a question with a probability of 1/4, so that
+short distances teach what long ones need. A test document asks once, in its last line, after so many windows; its name (consonant,
+vowel, consonant, vowel) occurs in no training document. Names are read off under teacher forcing: right when all four letters have
+the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
 
-Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py), which have nearly equal parameters, prints a table of
+Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py), whose parameters are nearly equal, prints a table of
 accuracy over distance and writes recall.png. What is done already is not done again.
 """
 

@@ -53,7 +53,7 @@ class Health:
         return {name: (self.sums[name] / self.counts[name]).item() for name in sorted(self.sums)}
 
     def warning(self, worth: float | None = None) -> str | None:
-        """One sentence when the State is being ignored. ``worth``: what clearing it cost in the newest validation, in bits per token."""
+        """One sentence when the State is being ignored. ``worth``: bits per token that clearing it cost in validation, if known."""
         figures = self.figures()
         if worth is not None and worth < LEAST_WORTH:
             told = f"clearing it costs only {worth:.4f} bits per token in validation"
