@@ -60,7 +60,7 @@ RECALL = TrainConfig(
     optim=OptimConfig(name="adamw", lr=4e-3),
     schedule=ScheduleConfig(name="cosine", warmup=100),
     root="runs/recall",
-    steps=1500,
+    steps=1000,
     num_workers=0,
     validate_every=250,
     validate_tokens=20_000,
