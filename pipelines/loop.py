@@ -142,7 +142,7 @@ def train(
             and (done % config.validate_every == 0 or done == config.steps)
         ):
             figures = validate(model, validation_store, config, world, autocast)
-            worth = figures.get("validation/worth_of_states_bits")
+            worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
             if log:
                 log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
             clock, clock_step = time.perf_counter(), done
