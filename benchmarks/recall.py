@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines import cli
 from pipelines.config import TrainConfig
@@ -76,6 +77,14 @@ class RecallConfig:
     threads: int = 1
     """Threads of torch."""
 
+    def __post_init__(self) -> None:
+        if min(self.train_documents, self.test_documents, *self.distances) < 1 or not self.distances:
+            raise ValueError(
+                "train_documents, test_documents and all distances must be at least 1: a question follows its name"
+            )
+        if unknown := set(self.presets) - PRESETS.keys():
+            raise ValueError(f"presets names {min(unknown)!r}: {cli.nearest(min(unknown), PRESETS)}")
+
 
 def line(rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=4)) + "\n"
@@ -105,13 +114,16 @@ def corpus(config: RecallConfig) -> dict[str, str]:
 
 
 def write_corpus(config: RecallConfig) -> Path:
-    """Write the corpus where it is not there yet."""
-    folder = config.root / "corpus"
-    for path, text in corpus(config).items():
+    """Write the corpus where it is not there yet. Raises ValueError when another one is there."""
+    folder, files = config.root / "corpus", corpus(config)
+    for file in folder.rglob("*.txt"):
+        if files.get(file.relative_to(folder).as_posix()) != file.read_text("utf-8"):
+            raise ValueError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
+    for path, text in files.items():
         file = folder / path
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8", newline="\n")
+            write_atomically(file, text.encode())
     return folder
 
 

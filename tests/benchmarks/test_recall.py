@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +42,7 @@ def test_training_documents_ask_at_every_distance() -> None:
 
 def test_the_corpus_follows_from_its_seed() -> None:
     assert corpus(SMALL) == corpus(SMALL)
-    assert corpus(SMALL) != corpus(RecallConfig(**{**vars(SMALL), "seed": 1}))
+    assert corpus(SMALL) != corpus(replace(SMALL, seed=1))
 
 
 def test_the_presets_fit_the_task() -> None:
@@ -48,6 +50,22 @@ def test_the_presets_fit_the_task() -> None:
         assert PRESETS[name].model.block == LINE
     slide = PRESETS["recall-slide"].model
     assert slide.layers < 10  # × window is what it sees, in windows
+
+
+def test_another_corpus_in_its_place_and_senseless_options_are_told_of(tmp_path: Path) -> None:
+    config = replace(SMALL, root=tmp_path)
+    folder = write_corpus(config)
+    assert write_corpus(config) == folder
+    others: list[dict[str, Any]] = [{"seed": 1}, {"test_documents": 3}]
+    for other in others:
+        with pytest.raises(ValueError, match="made with other options"):
+            write_corpus(replace(config, **other))
+    wrongs: list[dict[str, Any]] = [{"distances": (0, 4)}, {"distances": ()}, {"test_documents": 0}]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="at least 1"):
+            replace(SMALL, **wrong)
+    with pytest.raises(ValueError, match="did you mean 'recall-rec'"):
+        RecallConfig(presets=("recal-rec",))
 
 
 @pytest.mark.parametrize("clear_states", [False, True])
@@ -64,8 +82,9 @@ def test_line_by_line_is_one_pass_but_for_what_is_cleared(clear_states: bool) ->
     assert torch.equal(answer(model, inputs_BT, clear_states), whole) is not clear_states
 
 
+@pytest.mark.slow
 def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
-    config = RecallConfig(**{**vars(SMALL), "root": tmp_path})
+    config = replace(SMALL, root=tmp_path)
     folder = write_corpus(config)
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(tmp_path / "store"), "--num-workers", "0")
     test = SegmentStore.open(str(tmp_path / "store"), "text", "test")
