@@ -77,10 +77,12 @@ def train(
     read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
     first_step = logged = 0
     warned = False  # that the model ignores its recurrent State
+    worth = None  # of that State, in bits per token: from the newest validation
 
     # Restore
     if resume is not None:
         first_step, logged = resume.step, resume.meta["logged"]
+        worth = resume.meta.get("worth")
         model.load_state_dict(resume.weights())
         optimizer.load_state_dict(resume.optimizer())
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
@@ -134,7 +136,7 @@ def train(
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 log.log(figures, done)
-                warning = health.warning() if done > config.schedule.warmup else None
+                warning = health.warning(worth) if done > config.schedule.warmup else None
                 if (warning is None) == warned:  # it has begun to be ignored, or to be used again
                     warned = warning is not None
                     log.set_tag("recurrence", warning or "in use again")
@@ -147,6 +149,7 @@ def train(
             and (done % config.validate_every == 0 or done == config.steps)
         ):
             figures = validate(model, validation_store, config, world, autocast)
+            worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
             if log:
                 log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
             clock, clock_step = time.perf_counter(), done
@@ -164,6 +167,7 @@ def train(
                 meta={
                     "config": to_json(config),
                     "logged": logged,
+                    "worth": worth,
                     "cursor": schedule.cursor(done).tolist(),
                     "tokens": schedule.tokens_before(done),
                     "vocab_size": model.vocab_size,

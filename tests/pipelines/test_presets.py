@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -96,6 +97,21 @@ def test_table_4_compares_equal_parameters_and_flops(scale: str) -> None:
     assert ours.flops_per_token / theirs.flops_per_token == pytest.approx(1, abs=0.03)
     expected = {"40M": 40.4, "80M": 80.2, "150M": 160.4, "325M": 319.8, "650M": 640, "1.3B": 1279}[scale]
     assert (ours.parameters - ours.embedding_parameters) / 1e6 == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "vocab_size"),
+    [
+        ("study-rec", "study-slide", 257),
+        ("study-rec", "study-xl", 257),
+        ("recall-rec", "recall-slide", 257),
+    ],
+)
+def test_studies_compare_nearly_equal_parameters_on_the_same_batches(ours: str, theirs: str, vocab_size: int) -> None:
+    rec, other = PRESETS[ours], PRESETS[theirs]
+    parameters, others = (costs(preset.model, vocab_size).parameters for preset in (rec, other))
+    assert 0.97 * others <= parameters <= others
+    assert replace(rec, model=other.model, run=theirs) == other
 
 
 def test_the_command_line_knows_every_model() -> None:

@@ -277,6 +277,18 @@ def test_the_health_of_the_recurrence_is_logged(train: Train) -> None:
         assert all(0 < point[f"recurrence/{name}"] < 10 for point in points)
 
 
+def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_shown_it(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recur_models import health
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "LEAST_WORTH", 1e9)  # no State is worth that
+        train("--steps", "10", "--log-every", "1", "--validate-every", "8")
+    told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
+    assert len(told) == 1 and told[0].startswith("step 9:") and "clearing it costs only" in told[0]
+
+
 def test_a_model_that_ignores_its_state_is_told_of(
     train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

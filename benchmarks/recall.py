@@ -1,0 +1,247 @@
+"""Does the State remember? A name is given in a document's first line and asked for many windows later.
+
+    python -m benchmarks.recall --root runs/recall
+
+A line is 16 bytes, which is a window of both models, so that a line's distance from the first is a number of windows:
+
+    my name is kato        line 0
+    fig oak zip rye        filler: four words of a list
+    your name: kato        a question and its answer
+    ...
+
+Training documents have 13 lines and ask at random: each line after the first is a question with a probability of 1/4, so that
+short distances teach what long ones need. A test document asks once, in its last line, after so many windows; its name (consonant,
+vowel, consonant, vowel) occurs in no training document. Names are read off under teacher forcing: right when all four letters have
+the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
+
+Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py), whose parameters are nearly equal, prints a table of
+accuracy over distance and writes recall.png. What is done already is not done again.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from data_prep.manifest import write_atomically
+from data_prep.store import SegmentStore
+from pipelines import cli
+from pipelines.config import TrainConfig
+from pipelines.presets import PRESETS
+from pipelines.trained import find_checkpoint, model_of
+from recur_models import RECURRENT, RecurrentModel, State, clear
+
+LINE = 16
+"""Bytes of a line, with its newline: the window of both models."""
+WORDS = (
+    *("ape", "bee", "cow", "dog", "elk", "fig", "gum", "hay", "ivy", "jam", "kit", "log"),
+    *("map", "nut", "oak", "pea", "rye", "sap", "tea", "urn", "vat", "wax", "yak", "zip"),
+)
+STATEMENT, QUESTION = "my name is {}\n", "your name: {}\n"
+ANSWER = slice(11, 15)
+"""Where the name stands in its line."""
+CONSONANTS, VOWELS = "bcdfghjklmnprstv", "aeiou"
+TRAIN_LINES = 13
+NAMES = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS for d in VOWELS]
+CHANCE_LETTER = (1 / len(CONSONANTS) + 1 / len(VOWELS)) / 2
+"""Share of letters right for a model that knows how names are made and nothing else."""
+
+
+@dataclass(frozen=True)
+class RecallConfig:
+    """The corpus, and where everything is written."""
+
+    root: Path = Path("runs/recall")
+    """Folder of corpus, store, runs and figure."""
+    presets: tuple[str, ...] = ("recall-rec", "recall-slide")
+    """What is trained."""
+    seed: int = 0
+    """Of the corpus and of the models."""
+    train_documents: int = 4000
+    """Documents to train on."""
+    test_documents: int = 100
+    """Test documents at each distance."""
+    distances: tuple[int, ...] = (*range(1, 13), 16, 24)
+    """Windows from the name to the question in test documents. Training knows them up to 12."""
+    threads: int = 1
+    """Threads of torch."""
+
+    def __post_init__(self) -> None:
+        if min(self.train_documents, self.test_documents, *self.distances) < 1 or not self.distances:
+            raise ValueError(
+                "train_documents, test_documents and all distances must be at least 1: a question follows its name"
+            )
+        if unknown := set(self.presets) - PRESETS.keys():
+            raise ValueError(f"presets names {min(unknown)!r}: {cli.nearest(min(unknown), PRESETS)}")
+
+
+def line(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=4)) + "\n"
+
+
+def document(rng: random.Random, name: str, questions: Sequence[int], lines: int) -> str:
+    """``lines`` lines: the name, then filler, with questions in the given lines."""
+    body = [QUESTION.format(name) if i in questions else line(rng) for i in range(1, lines)]
+    return STATEMENT.format(name) + "".join(body)
+
+
+def corpus(config: RecallConfig) -> dict[str, str]:
+    """Path below the corpus folder → text: train/00000.txt, test/10/000.txt for a question in line 10. A function of the config."""
+    rng = random.Random(config.seed)
+    names = rng.sample(NAMES, len(NAMES))
+    held_out, known = names[:1000], names[1000:]
+    files = {}
+    for split, count in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
+        for number in range(count):
+            questions = [i for i in range(1, TRAIN_LINES) if rng.random() < 0.25]
+            files[f"{split}/{number:05d}.txt"] = document(rng, rng.choice(known), questions, TRAIN_LINES)
+    for distance in config.distances:
+        for number in range(config.test_documents):
+            name = rng.choice(held_out)
+            files[f"test/{distance}/{number:03d}.txt"] = document(rng, name, [distance], distance + 1)
+    return files
+
+
+def write_corpus(config: RecallConfig) -> Path:
+    """Write the corpus where it is not there yet. Raises ValueError when another one is there."""
+    folder, files = config.root / "corpus", corpus(config)
+    for file in folder.rglob("*.txt"):
+        if files.get(file.relative_to(folder).as_posix()) != file.read_text("utf-8"):
+            raise ValueError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
+    for path, text in files.items():
+        file = folder / path
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, text.encode())
+    return folder
+
+
+@dataclass(frozen=True)
+class Recall:
+    """How one model did at one distance: shares of all documents, 0 … 1."""
+
+    names: float
+    """All four letters right."""
+    letters: float
+    names_cleared: float | None = None
+    """The same with the recurrent states cleared just before the question; None where the model has none."""
+    letters_cleared: float | None = None
+
+
+@torch.no_grad()
+def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
+    """The letters that the model would write in the last line, [B, 4]: read line by line, the State carried between them."""
+    initial = model.initial_state(len(inputs_BT))
+    *lines, last = inputs_BT.split(LINE, dim=1)
+    state: State | None = None
+    for part in lines:
+        _, state = model(part, state)
+    if clear_states:
+        assert state is not None
+        state = clear(state, initial, RECURRENT)
+    logits_BTV, _ = model(last, state)
+    return logits_BTV[:, ANSWER].argmax(-1)
+
+
+def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
+    """Ask the test documents of this distance."""
+    chosen = [i for i, d in enumerate(store.manifest.documents) if d.id.startswith(f"test/{distance}/")]
+    length = (distance + 1) * LINE
+    tokens_BT = torch.from_numpy(np.stack([store.tokens(i, 0, length) for i in chosen]).astype(np.int64))
+    inputs_BT = torch.cat([torch.full((len(chosen), 1), store.bod_id), tokens_BT[:, :-1]], 1)
+    wanted = tokens_BT[:, -LINE:][:, ANSWER]
+
+    def shares(clear_states: bool) -> tuple[float, float]:
+        right = answer(model, inputs_BT, clear_states) == wanted
+        return right.all(1).float().mean().item(), right.float().mean().item()
+
+    recurrent = any(name.rsplit(".", 1)[-1] in RECURRENT for name in model.initial_state(0))
+    return Recall(*shares(False), *(shares(True) if recurrent else ()))
+
+
+def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
+    figure = Figure(figsize=(8.5, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, recalls) in enumerate(results.items()):
+        colour = f"C{number}"
+        axes.plot(list(recalls), [100 * r.names for r in recalls.values()], "o-", color=colour, label=name)
+        cleared = [100 * r.names_cleared for r in recalls.values() if r.names_cleared is not None]
+        if cleared:
+            label = f"{name}, recurrent states cleared before the question"
+            axes.plot(list(recalls), cleared, "o--", color=colour, markerfacecolor="none", label=label)
+    axes.axvline(reach, color="0.5", linestyle=":", label=f"slide's receptive field: {reach} windows")
+    axes.axvline(TRAIN_LINES - 1, color="0.8", linestyle="-.", label="longest distance in training")
+    axes.set_xlabel("windows between name and question")
+    axes.set_ylabel("names right, %")
+    axes.set_ylim(-3, 103)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+    FigureCanvasAgg(figure).print_figure(path, dpi=150)
+
+
+def table(results: dict[str, dict[int, Recall]]) -> Table:
+    """Names right, and in brackets letters right, in per cent."""
+
+    def cell(names: float | None, letters: float | None) -> str:
+        return "–" if names is None or letters is None else f"{100 * names:.0f} ({100 * letters:.0f})"
+
+    shown = Table(box=None, pad_edge=False, title="names (letters) right, %")
+    shown.add_column("windows", justify="right")
+    for name, recalls in results.items():
+        shown.add_column(name, justify="right")
+        if next(iter(recalls.values())).names_cleared is not None:
+            shown.add_column(f"{name}, states cleared", justify="right")
+    for distance in next(iter(results.values())):
+        cells = []
+        for recalls in results.values():
+            r = recalls[distance]
+            cells.append(cell(r.names, r.letters))
+            if r.names_cleared is not None:
+                cells.append(cell(r.names_cleared, r.letters_cleared))
+        shown.add_row(str(distance), *cells)
+    return shown
+
+
+def call(module: str, *words: str) -> None:
+    """Run one of our entry scripts as a user does. Raises ValueError when it fails; it has said why."""
+    done = subprocess.run([sys.executable, "-m", module, *words], check=False)
+    if done.returncode:
+        raise ValueError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(RecallConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    torch.set_num_threads(config.threads)
+    store, folder = config.root / "store", write_corpus(config)
+    call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
+    test = SegmentStore.open(str(store), "text", "test")
+    results = {}
+    for name in config.presets:
+        places = ("--root", str(config.root), "--data.store", str(store), "--seed", str(config.seed))
+        call("pipelines.train", name, *places, "--use-gpu", "no", "--num-workers", "0")
+        model = model_of(find_checkpoint(config.root / name))
+        print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
+        results[name] = {distance: ask(model, test, distance) for distance in config.distances}
+    presets: list[TrainConfig] = [PRESETS[name] for name in config.presets]
+    reach = max((p.model.layers for p in presets if p.model.name == "slide"), default=0)
+    plot(results, reach, config.root / "recall.png")
+    Console(width=max(Console().width, 120)).print(table(results))
+    print(
+        f"test split {test.manifest.fingerprint}, {config.test_documents} documents at each distance; by chance 1 name in "
+        f"{len(NAMES):,} and {CHANCE_LETTER:.0%} of letters\n  figure  {cli.shown(config.root / 'recall.png')}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
