@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import xxhash
@@ -225,13 +224,19 @@ def _write_part(
     return write_part(folder, part, corpus, split, _tokenizer(*tokenizer), segment_length)
 
 
-@lru_cache(maxsize=2)
+_loaded: dict[str, Tokenizer] = {}
+"""The tokenizer that this process loaded last, by its fingerprint."""
+
+
 def _tokenizer(folder: Place, fingerprint: str) -> Tokenizer:
     """The tokenizer in a folder, loaded once for each process."""
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != fingerprint:
-        raise TokenizerError(f"the tokenizer in {folder} changed while the corpus was being prepared: start again")
-    return tokenizer
+    if fingerprint not in _loaded:
+        tokenizer = load_tokenizer(folder)
+        if tokenizer.fingerprint != fingerprint:
+            raise TokenizerError(f"the tokenizer in {folder} changed while the corpus was being prepared: start again")
+        _loaded.clear()
+        _loaded[fingerprint] = tokenizer
+    return _loaded[fingerprint]
 
 
 def _is_committed(folder: Place, part: PartPlan) -> bool:

@@ -1,0 +1,185 @@
+"""Kill a preparation at random moments, run it again each time, and look at what is there in the end.
+
+    python -m benchmarks.prepare_kills --kills 30                about six minutes on two cores
+
+The real command prepares a small corpus in many parts with two Ray workers. At a random moment (while it starts, after some
+parts, or while a part is being renamed and entered in the ledger) a process of it gets SIGKILL: the command itself, one of
+its Ray workers, or Ray's raylet. Where the command does not survive that, it is run again, until the store is finished; then
+another store is begun, until there were enough kills. Each finished store must be identical, byte for byte, to one that was
+prepared without disturbance, with no file beside it; no part may have been written again that the ledger had; and no
+process of a killed command may live on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from data_prep.corpora.text import Text
+from pipelines import cli
+from pipelines.prepare import PrepareConfig, prepare
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How often, and on how much."""
+
+    kills: int = 30
+    parts: int = 200
+    """Parts of the corpus."""
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What was seen."""
+
+    kills: Counter[str]
+    """Processes killed, by what they were and when."""
+    stores: int = 0
+    """Stores finished, each identical to the undisturbed one."""
+    kept: int = 0
+    """Committed parts that a later run found and did not write again."""
+
+
+def make_corpus(folder: Path, parts: int) -> None:
+    generator = random.Random(0)
+    for split, count in (("train", parts), ("validation", 3), ("test", 3)):
+        (folder / split).mkdir(parents=True)
+        for i in range(count):
+            text = " ".join(str(generator.random()) for _ in range(1000))
+            (folder / split / f"doc{i:04d}.txt").write_text(text)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def run(config: BenchConfig, scratch: Path) -> Outcome:
+    """Kill and run until there were enough kills and the last store is finished. Raises AssertionError for what must not be."""
+    make_corpus(scratch / "corpus", config.parts)
+    fields = {"segment_length": 256, "part_bytes": 8000}
+    with contextlib.redirect_stdout(io.StringIO()):
+        corpus = Text(source=str(scratch / "corpus"))
+        prepare(PrepareConfig(corpus, store=str(scratch / "whole"), num_workers=0, **fields))
+    whole, store = contents(scratch / "whole"), scratch / "store"
+    words = ["text", "--source", str(scratch / "corpus"), "--store", str(store), "--num-workers", "2"]
+    words += [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    generator, outcome = random.Random(config.seed), Outcome(Counter())
+    committed: dict[Path, tuple[int, int]] = {}
+    sessions: list[int] = []
+    while True:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.prepare", *words],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        if outcome.kills.total() < config.kills:
+            disturb(process, store / "text" / "train", generator, outcome)
+        _, errors = process.communicate(timeout=180)
+        sessions.append(process.pid)
+        for path, stamp in committed.items():
+            assert stamp_of(path) == stamp, f"{path.name} was written again"
+        if process.returncode == 0:
+            assert contents(store) == whole, "the finished store differs from an undisturbed one"
+            outcome.stores += 1
+            outcome.kept += len(committed)
+            committed = {}
+            if outcome.kills.total() >= config.kills:
+                none_left(sessions)
+                return outcome
+            shutil.rmtree(store)
+            continue
+        assert process.returncode < 0 or outcome.kills, f"it failed by itself: {errors.decode()}"
+        ledgers = store.glob("text/*/ledger/*.json")
+        found = [ledger.parents[1] / f"{ledger.stem}.arrow" for ledger in ledgers]
+        committed = {path: stamp_of(path) for path in found}
+
+
+def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Random, outcome: Outcome) -> None:
+    """Kill one process of a preparation at a random moment; none where it ends before."""
+    moment = generator.choice(["starting", "after some parts", "after some parts", "renaming", "renaming"])
+    victim = generator.choice(["command", "worker", "raylet"] if moment == "after some parts" else ["command"])
+    ledger = folder / "ledger"
+    seen, parts, delay = count(ledger), generator.randrange(1, 40), generator.uniform(0, 5)
+    start = time.monotonic()
+    while process.poll() is None:
+        if moment == "starting" and time.monotonic() - start > delay:
+            break
+        if moment == "after some parts" and count(ledger) >= seen + parts:
+            break
+        if moment == "renaming" and count(ledger) >= seen + parts % 8 and list(ledger.glob("*.tmp")):
+            break
+        if moment != "renaming":
+            time.sleep(0.001)
+    else:
+        return
+    time.sleep(generator.uniform(0, 0.02) if moment == "after some parts" else 0)
+    for found in members(process.pid):
+        with contextlib.suppress(psutil.Error):
+            name = found.name()
+            kind = "command" if found.pid == process.pid else "worker" if name.startswith("ray::") else name
+            if kind == victim:
+                found.send_signal(signal.SIGKILL)
+                outcome.kills[f"{victim}, {moment}"] += 1
+                return
+
+
+def count(ledger: Path) -> int:
+    try:
+        return sum(name.endswith(".json") for name in os.listdir(ledger))
+    except FileNotFoundError:
+        return 0
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def members(*sessions: int) -> list[psutil.Process]:
+    """The processes of some sessions."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def none_left(sessions: list[int], seconds: float = 90) -> None:
+    """Wait until no process of the sessions is left: Ray's agents look for their parent every few seconds."""
+    deadline = time.monotonic() + seconds
+    while left := members(*sessions):
+        assert time.monotonic() < deadline, f"processes live on: {[process.name() for process in left]}"
+        time.sleep(0.1)
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, "Kill a preparation at random moments.")
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.monotonic()
+        outcome = run(config, Path(scratch))
+    print(f"{outcome.kills.total()} kills in {time.monotonic() - start:,.0f} s:")
+    for name, number in sorted(outcome.kills.items()):
+        print(f"  {number:3} {name}")
+    print(f"{outcome.stores} stores finished, each identical to an undisturbed one, with no file or process left over")
+    print(f"{outcome.kept} parts that were committed when a command was killed, none of them written again")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,142 @@
+"""Peak memory of every process of a preparation: by size of the corpus, and by length of its longest document.
+
+    python -m benchmarks.prepare_memory --source FOLDER --tokenizer bytes --megabytes 100 2000
+
+The files of `--source` (any folder with *.txt) are linked under new names until there are so many megabytes; each corpus is
+prepared by the real command, with two Ray workers and once more in one process. Then a corpus with one document of `--longest`
+megabytes is prepared in the same way. Peaks are the kernel's own high-water marks of resident memory (VmHWM), read 20 times a
+second. The factor is what a longest document adds to the peak of the process that writes it, over its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pipelines import cli
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is prepared."""
+
+    source: str = ""
+    """Folder with *.txt files, searched with its folders."""
+    tokenizer: str = "bytes"
+    megabytes: tuple[int, ...] = (100, 2000)
+    """Sizes of the corpora; none leaves this out."""
+    longest: int = 100
+    """Megabytes of the long document; 0 leaves it out."""
+    workers: tuple[int, ...] = (2, 0)
+    scratch: str = ""
+    """Folder for corpora and stores, on the disk of `source` to be able to link; a temporary one by default."""
+
+
+def corpus_of(files: list[Path], megabytes: int, folder: Path) -> Path:
+    """Links to the files over and over, until their sizes sum to so many megabytes."""
+    (folder / "train").mkdir(parents=True)
+    size = number = 0
+    while size < megabytes * 1_000_000:
+        path = files[number % len(files)]
+        (folder / "train" / f"{number:06d}.txt").symlink_to(path)
+        size += path.stat().st_size
+        number += 1
+    return folder
+
+
+def long_document(files: list[Path], megabytes: int, folder: Path) -> Path:
+    (folder / "train").mkdir(parents=True)
+    with open(folder / "train" / "long.txt", "wb") as file:
+        for data in _endless(files):
+            if file.tell() >= megabytes * 1_000_000:
+                break
+            file.write(data)
+    return folder
+
+
+def _endless(files: list[Path]) -> Iterator[bytes]:
+    while True:
+        for path in files:
+            yield path.read_bytes()
+
+
+def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict[str, float], float]:
+    """Megabytes at the peak of the command and of its largest worker, and the seconds that it took."""
+    words = ["text", "--source", str(corpus), "--store", str(store), "--splits", "train", "--tokenizer", tokenizer]
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.prepare", *words, "--num-workers", str(workers)],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    found: dict[str, float] = {}
+    while process.poll() is None:
+        for member in [psutil.Process(process.pid), *_children(process.pid)]:
+            with contextlib.suppress(psutil.Error, OSError, StopIteration):
+                name = member.name()
+                kind = "command" if member.pid == process.pid else "worker" if name.startswith("ray::") else name
+                if kind in ("command", "worker"):
+                    found[kind] = max(found.get(kind, 0), _high_water(member.pid))
+        time.sleep(0.05)
+    if process.returncode:
+        assert process.stderr
+        raise RuntimeError(process.stderr.read().decode())
+    shutil.rmtree(store)
+    return found, time.monotonic() - start
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _high_water(pid: int) -> float:
+    """VmHWM in megabytes."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024 / 1e6
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, "Peak memory of a preparation.")
+    files = sorted(path.resolve() for path in Path(config.source).expanduser().rglob("*.txt"))
+    print(f"tokenizer {config.tokenizer}, {len(files)} files of {config.source}; {os.cpu_count()} CPUs")
+    with tempfile.TemporaryDirectory(dir=config.scratch or None) as scratch:
+        folder = Path(scratch)
+        for workers in config.workers:
+            base: dict[str, float] = {}
+            for megabytes in config.megabytes:
+                corpus = corpus_of(files, megabytes, folder / "corpus")
+                found, seconds = peaks(corpus, config.tokenizer, workers, folder / "store")
+                base = base or found
+                shutil.rmtree(corpus)
+                report(f"{megabytes:,} MB", workers, found, seconds)
+            if config.longest:
+                corpus = long_document(files, config.longest, folder / "corpus")
+                found, seconds = peaks(corpus, config.tokenizer, workers, folder / "store")
+                shutil.rmtree(corpus)
+                report(f"one document of {config.longest} MB", workers, found, seconds)
+                for kind in found:
+                    if kind in base:
+                        factor = (found[kind] - base[kind]) / config.longest
+                        print(f"  the {kind}'s peak grew by {factor:.1f} × the document")
+
+
+def report(what: str, workers: int, found: dict[str, float], seconds: float) -> None:
+    words = ", ".join(f"{kind} {peak:,.0f} MB" for kind, peak in sorted(found.items()))
+    print(f"{what}, {workers} workers: {words}; {seconds:,.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,165 @@
+"""Rate of reading: random segments of 4,096 tokens into batches [16, 4096] of int64, against numpy's memmap and three libraries.
+
+    python -m benchmarks.reading --source FOLDER --peers /path/to/python
+
+`--source` is in the layout of PG-19; its train split is prepared in bytes, and the same tokens are written for every contender. Each
+runs in a process of its own, with one thread and the files in the page cache; all are asked in turn, `--rounds` times, for the
+same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter with what benchmarks/peers.txt
+lists; without it only numpy is compared with.
+
+Then first epochs: the store is opened anew and every row read once, with the record batches verified as they are touched, and with
+a store that trusts its bytes; with the files in the page cache, and from the disk; random rows as above, and the batches of lanes
+that training reads (inputs, targets, marks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.machine import describe
+from data_prep.corpora.pg19 import Pg19
+from data_prep.store import SegmentStore
+from pipelines import cli
+from pipelines.prepare import PrepareConfig, prepare
+
+SCRIPT = Path(__file__).with_name("reading_contenders.py")
+PEERS = ("datasets", "streaming", "litdata")
+ROW = 4096
+
+
+class Unverified(SegmentStore):
+    """The same store, trusting its bytes: to see what verification costs."""
+
+    def _read_batch(self, part: int, batch: int) -> np.ndarray:
+        block = self.manifest.parts[part].batches[batch]
+        data = self._read(self._open_part(part), block.offset, block.bytes)
+        rows = pa.ipc.read_record_batch(data, self._schema)
+        return rows.column("tokens").flatten().to_numpy(zero_copy_only=True)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is read, and how often."""
+
+    source: str = ""
+    """Folder in the layout of PG-19."""
+    peers: str = ""
+    """Python that has the libraries of benchmarks/peers.txt."""
+    rounds: int = 7
+    rows: int = 8000
+    """Rows that each contender reads in a round."""
+    scratch: str = ""
+    """Folder for the files; a temporary one by default."""
+
+
+class Contender:
+    """A process that reads when it is asked."""
+
+    def __init__(self, name: str, python: str, folder: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+        self.name, self._log = name, open(folder / f"{name}.log", "w+")  # noqa: SIM115 (lives with the process)
+        words = [python, str(SCRIPT), name, str(folder)]
+        if name in PEERS:
+            subprocess.run([*words, "make"], check=True, env=environment, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self._answer(until="ready")
+
+    def ask(self, *words: object) -> dict[str, float]:
+        assert self._process.stdin
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._answer(until="{"))
+
+    def _answer(self, until: str) -> str:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith(until):
+                return line
+        self._log.seek(0)
+        raise RuntimeError(f"{self.name} ended: {self._log.read()[-2000:]}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+
+def drop_from_cache(folder: Path) -> None:
+    for path in folder.rglob("*.arrow"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, "Rate of reading random segments.")
+    with tempfile.TemporaryDirectory(dir=config.scratch or None) as scratch:
+        folder = Path(scratch)
+        made = PrepareConfig(Pg19(source=config.source), store=str(folder / "store"), splits=("train",), num_workers=0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            prepare(made)
+        store = SegmentStore.open(folder / "store" / "pg19" / "train")
+        with open(folder / "tokens.bin", "wb") as file:
+            for document, length in enumerate(store.lengths.tolist()):
+                file.write(store.tokens(document, 0, length // ROW * ROW).tobytes())
+        print(f"{(folder / 'tokens.bin').stat().st_size // 2 // ROW:,} rows of {ROW:,} tokens; {describe()}")
+
+        names = ["memmap", "throughline", *(PEERS if config.peers else ())]
+        contenders = [Contender(name, config.peers if name in PEERS else sys.executable, folder) for name in names]
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(config.rounds + 1):
+            answers = {contender.name: contender.ask("read", config.rows, turn) for contender in contenders}
+            assert len({answer["checksum"] for answer in answers.values()}) == 1, (
+                f"they read different tokens: {answers}"
+            )
+            for name, answer in answers.items():
+                seconds[name] += [answer["seconds"]] * (turn > 0)
+        rates = {name: config.rows / statistics.median(values) for name, values in seconds.items()}
+        for name, rate in rates.items():
+            print(f"{name:12} {rate:10,.0f} segments/s   ours is {rates['throughline'] / rate:6.2f} ×")
+        for contender in contenders:
+            contender.close()
+
+        for names in (("throughline", "unverified"), ("lanes", "unverified_lanes")):
+            for cold in (False, True):
+                first_epochs(names, cold, folder, config.rounds)
+
+
+def first_epochs(names: tuple[str, str], cold: bool, folder: Path, rounds: int) -> None:
+    """Print what verification costs in a first epoch: the first reader verifies, the second does not."""
+    pair = [Contender(name, sys.executable, folder) for name in names]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for contender in pair if turn % 2 else pair[::-1]:
+            for each in pair:
+                each.ask("close")  # pages that are mapped stay in the cache
+            if cold:
+                drop_from_cache(folder / "store")
+            answer = contender.ask("epoch", turn)
+            seconds[contender.name].append(answer["seconds"] / answer["rows"])
+    verified, trusted = (statistics.median(seconds[name]) for name in names)
+    print(
+        f"first epoch {'from the disk' if cold else 'from the page cache'}, {names[0]}: {1 / verified:,.0f} segments/s "
+        f"verified, {1 / trusted:,.0f} not: verification is {100 * (1 - trusted / verified):.1f} % of the time"
+    )
+    for contender in pair:
+        contender.close()
+
+
+if __name__ == "__main__":
+    cli.run(main)
