@@ -136,6 +136,10 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
             if kind == victim:
                 found.send_signal(signal.SIGKILL)
                 outcome.kills[f"{victim}, {moment}"] += 1
+                print(
+                    f"  kill {outcome.kills.total()}: {victim}, {moment}, {count(ledger)} parts in the ledger",
+                    flush=True,
+                )
                 return
 
 

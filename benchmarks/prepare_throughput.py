@@ -7,7 +7,7 @@ reads, scans, tokenizes, writes, syncs and writes the manifest, with two Ray wor
 ("Ray already up"). The bare processes have read their texts and loaded their tokenizer when their time begins, share the documents
 evenly by size, and call `encode` document by document. Both in turn, `--rounds` times; the ratio is that of the medians.
 
-With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers.txt, datatrove's tokenization and
+With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers_data.txt, datatrove's tokenization and
 `datasets.map` with two processes are run in the same turns on the same text and the same Hugging Face tokenizer.
 """
 

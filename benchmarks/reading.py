@@ -4,12 +4,11 @@
 
 `--source` is in the layout of PG-19; its train split is prepared in bytes, and the same tokens are written for every contender. Each
 runs in a process of its own, with one thread and the files in the page cache; all are asked in turn, `--rounds` times, for the
-same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter with what benchmarks/peers.txt
+same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter with what benchmarks/peers_data.txt
 lists; without it only numpy is compared with.
 
 Then first epochs: the store is opened anew and every row read once, with the record batches verified as they are touched, and with
-a store that trusts its bytes; with the files in the page cache, and from the disk; random rows as above, and the batches of lanes
-that training reads (inputs, targets, marks).
+a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs, targets, marks).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class BenchConfig:
     source: str = ""
     """Folder in the layout of PG-19."""
     peers: str = ""
-    """Python that has the libraries of benchmarks/peers.txt."""
+    """Python that has the libraries of benchmarks/peers_data.txt."""
     rounds: int = 7
     rows: int = 8000
     """Rows that each contender reads in a round."""
@@ -98,14 +97,6 @@ class Contender:
         self._log.close()
 
 
-def drop_from_cache(folder: Path) -> None:
-    for path in folder.rglob("*.arrow"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, "Rate of reading random segments.")
     with tempfile.TemporaryDirectory(dir=config.scratch or None) as scratch:
@@ -136,25 +127,20 @@ def main(argv: list[str]) -> None:
             contender.close()
 
         for names in (("throughline", "unverified"), ("lanes", "unverified_lanes")):
-            for cold in (False, True):
-                first_epochs(names, cold, folder, config.rounds)
+            first_epochs(names, folder, config.rounds)
 
 
-def first_epochs(names: tuple[str, str], cold: bool, folder: Path, rounds: int) -> None:
+def first_epochs(names: tuple[str, str], folder: Path, rounds: int) -> None:
     """Print what verification costs in a first epoch: the first reader verifies, the second does not."""
     pair = [Contender(name, sys.executable, folder) for name in names]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         for contender in pair if turn % 2 else pair[::-1]:
-            for each in pair:
-                each.ask("close")  # pages that are mapped stay in the cache
-            if cold:
-                drop_from_cache(folder / "store")
             answer = contender.ask("epoch", turn)
             seconds[contender.name].append(answer["seconds"] / answer["rows"])
     verified, trusted = (statistics.median(seconds[name]) for name in names)
     print(
-        f"first epoch {'from the disk' if cold else 'from the page cache'}, {names[0]}: {1 / verified:,.0f} segments/s "
+        f"first epoch, {names[0]}: {1 / verified:,.0f} segments/s "
         f"verified, {1 / trusted:,.0f} not: verification is {100 * (1 - trusted / verified):.1f} % of the time"
     )
     for contender in pair:

@@ -4,7 +4,7 @@
     python reading_contenders.py NAME FOLDER             answers each line on its input with a line of JSON
 
 A line `read COUNT SEED` reads COUNT random rows in batches of 16 into int64 tensors [16, 4096], and answers seconds and a checksum;
-`close` closes the files; then `epoch SEED` opens them anew and reads every row once, in random order.
+`epoch SEED` opens the files anew and reads every row once, in random order.
 """
 
 import itertools
@@ -161,10 +161,6 @@ def main():
     print("ready", flush=True)
     for line in sys.stdin:
         words = line.split()
-        if words == ["close"]:
-            batch = None
-            print("{}", flush=True)
-            continue
         generator = np.random.default_rng(int(words[-1]))
         start = time.perf_counter()
         if words[0] == "epoch":

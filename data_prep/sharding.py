@@ -137,8 +137,7 @@ def prepare_splits(
         run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, store)
         for commit in commits:
             commit.result()
-    for split, plan in plans.items():
-        yield _finish(folder / split, plan)
+        yield from committer.map(lambda split: _finish(folder / split, plans[split]), plans)
 
 
 def commit_part(folder: Place, index: int, staged: Place, result: PartResult) -> None:

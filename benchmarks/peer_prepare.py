@@ -1,0 +1,70 @@
+"""Another library's tokenization of a corpus in the layout of PG-19, with two processes; for benchmarks/prepare_throughput.py.
+
+    python peer_prepare.py datatrove|datasets SOURCE TOKENIZER_JSON OUTPUT
+
+Runs in the interpreter that has the library. The time is of the library's own work, with two processes started by it: its
+imports, and the writing of the input in a form that it reads, do not count. Prints a line of JSON.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def texts(source):
+    for path in sorted(Path(source).glob("*/*.txt")):
+        yield path.stem, path.read_bytes().decode()
+
+
+def datatrove(source, tokenizer, output):
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    (output / "input").mkdir(parents=True)
+    ordered = sorted(texts(source), key=lambda item: -len(item[1]))
+    for i in range(2):
+        with open(output / "input" / f"{i}.jsonl", "w") as file:
+            for name, text in ordered[i::2]:
+                file.write(json.dumps({"id": name, "text": text}) + "\n")
+    writer = DocumentTokenizer(str(output / "tokens"), tokenizer_name_or_path=tokenizer, eos_token=None)
+    executor = LocalPipelineExecutor(
+        [JsonlReader(str(output / "input")), writer], tasks=2, workers=2, logging_dir=str(output / "logs")
+    )
+    start = time.perf_counter()
+    executor.run()
+    seconds = time.perf_counter() - start
+    size = sum(path.stat().st_size for path in (output / "tokens").glob("*.ds"))
+    return seconds, size // 2
+
+
+def datasets(source, tokenizer, output):
+    import datasets
+    from tokenizers import Tokenizer
+
+    datasets.disable_progress_bars()
+    names, contents = zip(*texts(source), strict=True)
+    made = datasets.Dataset.from_dict({"id": list(names), "text": list(contents)})
+    made.save_to_disk(str(output / "input"))
+    made = datasets.load_from_disk(str(output / "input"))
+
+    def encode(batch):
+        encoder = Tokenizer.from_file(tokenizer)
+        return {"tokens": [encoding.ids for encoding in encoder.encode_batch(batch["text"], add_special_tokens=False)]}
+
+    start = time.perf_counter()
+    done = made.map(encode, batched=True, batch_size=8, num_proc=2, remove_columns=["text"])
+    done.save_to_disk(str(output / "tokens"))
+    seconds = time.perf_counter() - start
+    return seconds, sum(map(len, done["tokens"]))
+
+
+def main():
+    name, source, tokenizer, output = sys.argv[1:]
+    seconds, tokens = globals()[name](source, tokenizer, Path(output))
+    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A preparation that is killed again and again ends in the bytes of an undisturbed one. The long form is a benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.prepare_kills import BenchConfig, run
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    outcome = run(BenchConfig(kills=4, parts=60), tmp_path)
+    assert outcome.kills.total() == 4 and outcome.stores >= 1
