@@ -84,13 +84,14 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
     committed: dict[Path, tuple[int, int]] = {}
     sessions: list[int] = []
     while True:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.prepare", *words],
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        with open(scratch / "errors", "wb") as errors:  # not a pipe, which Ray's agents would hold open
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.prepare", *words],
+                cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+            )  # fmt: skip
         if outcome.kills.total() < config.kills:
             disturb(process, store / "text" / "train", generator, outcome)
-        _, errors = process.communicate(timeout=180)
+        process.wait(timeout=180)
         sessions.append(process.pid)
         for path, stamp in committed.items():
             assert stamp_of(path) == stamp, f"{path.name} was written again"
@@ -104,7 +105,7 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
                 return outcome
             shutil.rmtree(store)
             continue
-        assert process.returncode < 0 or outcome.kills, f"it failed by itself: {errors.decode()}"
+        assert process.returncode < 0 or outcome.kills, f"it failed by itself: {(scratch / 'errors').read_text()}"
         ledgers = store.glob("text/*/ledger/*.json")
         found = [ledger.parents[1] / f"{ledger.stem}.arrow" for ledger in ledgers]
         committed = {path: stamp_of(path) for path in found}
