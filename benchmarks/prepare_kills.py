@@ -73,13 +73,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 def run(config: BenchConfig, scratch: Path) -> Outcome:
     """Kill and run until there were enough kills and the last store is finished. Raises AssertionError for what must not be."""
     make_corpus(scratch / "corpus", config.parts)
-    fields = {"segment_length": 256, "part_bytes": 8000}
     with contextlib.redirect_stdout(io.StringIO()):
         corpus = Text(source=str(scratch / "corpus"))
-        prepare(PrepareConfig(corpus, store=str(scratch / "whole"), num_workers=0, **fields))
+        prepare(PrepareConfig(corpus, store=str(scratch / "whole"), num_workers=0, segment_length=256, part_bytes=8000))
     whole, store = contents(scratch / "whole"), scratch / "store"
     words = ["text", "--source", str(scratch / "corpus"), "--store", str(store), "--num-workers", "2"]
-    words += [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--segment-length", "256", "--part-bytes", "8000"]
     generator, outcome = random.Random(config.seed), Outcome(Counter())
     committed: dict[Path, tuple[int, int]] = {}
     sessions: list[int] = []

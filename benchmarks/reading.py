@@ -2,10 +2,10 @@
 
     python -m benchmarks.reading --source FOLDER --peers /path/to/python
 
-`--source` is in the layout of PG-19; its train split is prepared in bytes, and the same tokens are written for every contender. Each
-runs in a process of its own, with one thread and the files in the page cache; all are asked in turn, `--rounds` times, for the
-same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter with what benchmarks/peers_data.txt
-lists; without it only numpy is compared with.
+`--source` is in the layout of PG-19; its train split is prepared in bytes, and the same tokens are written for every contender.
+Each runs in a process of its own, with one thread and the files in the page cache; all are asked in turn, `--rounds` times, for
+the same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter that has what
+benchmarks/peers_data.txt lists; without it only numpy is compared with.
 
 Then first epochs: the store is opened anew and every row read once, with the record batches verified as they are touched, and with
 a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs, targets, marks).

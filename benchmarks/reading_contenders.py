@@ -92,11 +92,11 @@ def datasets(folder):
     import datasets
 
     opened = datasets.load_from_disk(str(folder / "datasets")).with_format("numpy")
-    return lambda rows: torch.from_numpy(opened[rows]["tokens"].astype(np.int64))
+    return lambda rows: torch.from_numpy(np.asarray(opened[rows]["tokens"]).astype(np.int64))
 
 
 def make_streaming(folder):
-    from streaming import MDSWriter
+    from streaming import MDSWriter  # pyright: ignore
 
     with MDSWriter(out=str(folder / "streaming"), columns={"tokens": f"ndarray:uint16:{ROW}"}) as writer:
         for row in rows_of(folder):
@@ -105,7 +105,7 @@ def make_streaming(folder):
 
 def streaming(folder):
     """mosaicml-streaming: MDS shards of raw arrays."""
-    from streaming import StreamingDataset
+    from streaming import StreamingDataset  # pyright: ignore
 
     opened = StreamingDataset(local=str(folder / "streaming"), shuffle=False, batch_size=BATCH)
 
@@ -123,7 +123,7 @@ def one_document(path):
 
 
 def make_litdata(folder):
-    import litdata
+    import litdata  # pyright: ignore
 
     litdata.optimize(
         fn=one_document, inputs=[str(folder / "tokens.bin")], output_dir=str(folder / "litdata"), num_workers=1,
@@ -133,7 +133,7 @@ def make_litdata(folder):
 
 def litdata(folder):
     """litdata's TokensLoader; int32, the smallest that it stores here."""
-    import litdata
+    import litdata  # pyright: ignore
 
     opened = litdata.StreamingDataset(
         str(folder / "litdata"), item_loader=litdata.TokensLoader(block_size=ROW), shuffle=False

@@ -83,10 +83,15 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
             if item.title != sources[number].title:
                 titles[len(kept)] = item.title
             kept.append((number, item.bytes, item.words, int(item.xxh3, 16)))
-    number, size, words, xxh3 = (
-        np.array([row[i] for row in kept], np.uint64 if i == 3 else np.int64) for i in range(4)
+    rows = list(zip(*kept, strict=True)) or [()] * 4
+    return ScannedGroup(
+        kept=np.array(rows[0], np.int64),
+        bytes=np.array(rows[1], np.int64),
+        words=np.array(rows[2], np.int64),
+        xxh3=np.array(rows[3], np.uint64),
+        titles=titles,
+        skipped=count_skipped(items),
     )
-    return ScannedGroup(number, size, words, xxh3, titles, count_skipped(items))
 
 
 def count_skipped(items: Iterable[Scanned | Skipped]) -> dict[str, int]:

@@ -128,8 +128,8 @@ def test_kill_and_resume(make_config, tmp_path: Path, parts: int) -> None:
     folder = make_config().folder / "train"
     with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
         SegmentStore.open(folder)
-    entries = {path.stem for path in (folder / "ledger").glob("*.json")}
-    committed = {path: path.stat().st_mtime_ns for path in folder.glob("*.arrow") if path.stem in entries}
+    entries = [path.parents[1] / f"{path.stem}.arrow" for path in folder.parent.glob("*/ledger/*.json")]
+    committed = {path: path.stat().st_mtime_ns for path in entries}
     assert len(committed) >= parts
     (folder / "part-00009.arrow.123.tmp").write_bytes(b"left over")
     prepare(make_config())
