@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +15,23 @@ class Locked(ValueError):
 
 
 @contextmanager
-def hold(folder: Path, who: str) -> Iterator[None]:
+def hold(folder: Path, who: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the folder, which is made if need be. The lock ends with the process, however it ends, and leaves no file.
 
-    Raises Locked, naming ``who`` (\"another preparation\"), when another process holds it.
+    Raises Locked, naming ``who`` (\"another preparation\"), when another process still holds it after ``patience`` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+            time.sleep(0.1)
     try:
         yield
     finally:

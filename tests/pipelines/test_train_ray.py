@@ -94,7 +94,7 @@ def command(store: Path, tmp_path: Path) -> Iterator[list[str]]:
         "off",
         "--steps",
         "200",
-        "--checkpoint-every",
+        "--checkpoint.every",
         "20",
     ]
     yield [sys.executable, "-m", "pipelines.train", *TINY, *options, *tracked]
