@@ -136,10 +136,13 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def abandon(self, seconds: float = 10.0) -> None:
-        """The run has failed: give the save that is under way a little time, for other processes may have died."""
+    def abandon(self) -> None:
+        """The run has failed: the save that is under way may end if the other processes have written their files too."""
         if self._thread is not None:
-            self._thread.join(seconds)
+            self._own_files_done.wait()
+            self._thread.join(2.0)
+            self._give_up.set()
+            self._thread.join()
 
     def _settle(self) -> None:
         """Wait until no save is under way."""
