@@ -3,8 +3,8 @@
     with Group(words, workers=2, log=Path("log")) as group:      # two processes with torchrun's environment, joined by gloo
         group.wait(60)                                           # [0, 0], or [-9, 2] after a kill
 
-A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. Processes are forked from one that
-has imported everything, so that a start takes a second and not ten.
+A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. Processes are forked from one
+that has imported everything, so that a start takes a second and not ten.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MOMENTS = {
     "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
     "log": ("pipelines.metrics_file", "MetricsFile.append"),
     "upload to MLflow": ("pipelines.tracking", "_MlflowRun.send"),
-    "validation": ("pipelines.scoring", "score_split"),
+    "validation": ("pipelines.loop", "validate"),
     "snapshot": ("pipelines.saving", "Saver.save"),
     "save": ("pipelines.saving", "_write_file"),
     "commit": ("pipelines.saving", "Saver._commit"),
@@ -88,19 +88,20 @@ class Trap:
     def lay(self) -> None:
         from pipelines.heartbeat import Heartbeat
 
-        steps = [0]
+        steps, sprung = [0], []
 
         def note(heart: object, step: int | None = None) -> None:
             steps[0] = steps[0] if step is None else step
 
         def kill(*_: object, **__: object) -> None:
-            if steps[0] >= self.step:
+            if steps[0] >= self.step and not sprung:
+                sprung.append(True)
                 if self.milliseconds < 0.01:
                     os.kill(os.getpid(), signal.SIGKILL)
                 threading.Timer(self.milliseconds / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
         before_call(Heartbeat, "beat", note)
-        module, _, name = MOMENTS[self.moment][0], "", MOMENTS[self.moment][1]
+        module, name = MOMENTS[self.moment]
         owner: Any = __import__(module, fromlist=["_"])
         *path, last = name.split(".")
         for part in path:

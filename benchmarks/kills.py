@@ -2,10 +2,11 @@
 
     python -m benchmarks.kills                     five models, 20 kills each: about fifteen minutes on two busy cores
 
-Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One process, or
-both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save at any
-point of it; the same command goes on. A checkpoint from the middle of the disturbed run is then resumed twice more. Weights, optimizer,
-generators, State, cursor and curve of all must be those of the undisturbed run, and MLflow must have each step once, with its value.
+Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
+process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
+at any point of it; the same command goes on. A checkpoint from the middle of the disturbed run is then resumed twice more. Weights,
+optimizer, generators, State, cursor and curve of all must be those of the undisturbed run; MLflow must have each step once, with
+its value.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
     while sum(moments.values()) < kills:
         count = sum(moments.values())
         newest = max(map(checkpoints.step_of, checkpoints.folders(run / "checkpoints")), default=0)
+        if newest == STEPS:  # done: go back by one checkpoint
+            shutil.rmtree(checkpoints.folder_of(run / "checkpoints", STEPS))
+            continue
         target = min(STEPS - 1, max(newest, round(STEPS * (count + random.random()) / (kills + 1))))
         victims = random.choice(((0,), (1,), (0, 1)))
         kind = kinds[count]
@@ -100,8 +104,7 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
         log = root / "logs" / f"killed-{count:02d}-{kind.replace(' ', '-')}"
         with Group(words, 2, log, dict.fromkeys(victims, trap)) as group:
             statuses = group.wait(180)
-        if statuses == [0, 0]:  # done before the moment came: begin again from the last checkpoint but one
-            shutil.rmtree(checkpoints.folder_of(run / "checkpoints", STEPS))
+        if statuses == [0, 0]:  # done before the moment came
             kinds[count] = random.choice(["forward", "backward and all-reduce", "all-reduce", "optimizer"])
             continue
         assert -9 in statuses, f"{statuses}: {log.read_text(errors='replace')[-3000:]}"

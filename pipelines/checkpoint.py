@@ -83,6 +83,8 @@ class Checkpoint:
                     "checkpoint: find out who put it there, and remove it"
                 )
         for name, expected in meta["files"].items():
+            if name != Path(name).name:
+                raise CheckpointError(f"{path} names {name}, which is not a file of its folder")
             try:
                 size = (folder / name).stat().st_size
                 check_is_safetensors(folder / name)

@@ -191,10 +191,7 @@ def why(config: TrainConfig, error: BaseException) -> str:
 def main(argv: list[str]) -> int:
     config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
-        with contextlib.suppress(Stopped):
-            train_here(config, Stop(config.folder))  # torchrun's other processes: the first one speaks for all
-            return 0
-        return STOPPED_STATUS
+        return train_beside(config)
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
@@ -212,6 +209,17 @@ def main(argv: list[str]) -> int:
         )
         return STOPPED_STATUS
     print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
+    return 0
+
+
+def train_beside(config: TrainConfig) -> int:
+    """What torchrun's other processes do: the first one speaks for all."""
+    run = open_run(config)
+    if run.resume is None or run.resume.step < config.steps:
+        try:
+            train_here(config, Stop(config.folder))
+        except Stopped:
+            return STOPPED_STATUS
     return 0
 
 
