@@ -4,9 +4,10 @@
         heart.beat(step)                        # in the loop: an assignment
 
 A thread in each process writes every second, into `<run>/logs/heartbeat-<rank>.json`, the step and the line of the loop at which
-its process stands. When its own loop has not moved for so many seconds, it reads the others' files, says in one sentence who stands
-where, writes the stacks of its own threads, ends those on this machine that give no sign of life, and ends the process. Whoever
-started the workers then starts them again from the newest checkpoint.
+its process stands. Another one watches the loop, and touches no file while all is well: it must not hang with a file system. When
+the loop has not moved for so many seconds, it reads the files of all ranks, says in one sentence who stands where, writes the
+stacks of its own threads, ends those processes on this machine that give no sign of life, and then its own. Whoever started the
+workers starts them again from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from pipelines.world import World
 
 HUNG_STATUS = 70
 """Exit status of a process that was ended because nothing moved."""
+TELL_SECONDS = 10.0
+"""How long it may take to say so, where the file system hangs too."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Heartbeat:
         self._folder, self._world, self._seconds = run_folder / "logs", world, seconds
         self._step, self._moved = 0, time.monotonic()
         self._watched = threading.get_ident()
-        self._over = threading.Event()
+        self._over, self._period = threading.Event(), min(1.0, seconds / 5)
         self._host, self._born = socket.gethostname(), psutil.Process().create_time()
 
     def beat(self, step: int | None = None) -> None:
@@ -74,7 +77,8 @@ class Heartbeat:
             self._folder.mkdir(parents=True, exist_ok=True)
             hang_file(self._folder.parent).unlink(missing_ok=True)
             self._write()
-            threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
+            for task in (self._note, self._watch):
+                threading.Thread(target=task, name=f"heartbeat{task.__name__}", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -83,19 +87,26 @@ class Heartbeat:
     def _path(self, rank: int) -> Path:
         return self._folder / f"heartbeat-{rank}.json"
 
-    # The thread
+    # The threads
+
+    def _note(self) -> None:
+        while not self._over.wait(self._period):
+            self._write()
 
     def _watch(self) -> None:
-        period = min(1.0, self._seconds / 5)
         woke = time.monotonic()
-        while not self._over.wait(period):
+        while not self._over.wait(self._period):
             now = time.monotonic()
-            if now - woke > 5 * period + 1:  # this process itself was stopped meanwhile, and is not to blame for it
+            if (
+                now - woke > 5 * self._period + 1
+            ):  # this process itself was stopped meanwhile, and is not to blame for it
                 self._moved = now
             woke = now
-            self._write()
             if now - self._moved > self._seconds:
-                self._end()
+                telling = threading.Thread(target=self._tell, daemon=True)
+                telling.start()
+                telling.join(TELL_SECONDS)
+                os._exit(HUNG_STATUS)
 
     def _write(self) -> None:
         pulse = Pulse(
@@ -113,8 +124,8 @@ class Heartbeat:
             temporary.write_text(json.dumps(asdict(pulse)))
             os.replace(temporary, path)
 
-    def _end(self) -> None:
-        """Say who stands where, and end this process and those here that cannot end themselves."""
+    def _tell(self) -> None:
+        """Say who stands where, and end the processes here that cannot end themselves."""
         pulses = self._pulses()
         dead = [pulse for pulse in pulses if pulse.silent > max(5.0, 0.5 * self._seconds)]
         first = min(pulse.step for pulse in pulses)
@@ -134,7 +145,6 @@ class Heartbeat:
                     process = psutil.Process(pulse.pid)
                     if process.create_time() == pulse.born:
                         process.kill()
-        os._exit(HUNG_STATUS)
 
     def _pulses(self) -> list[Pulse]:
         """What each rank has written last; ages by the clock of the file system, which is one for all machines."""
