@@ -153,7 +153,7 @@ class Group:
             if process.is_alive() and process.pid:
                 os.kill(process.pid, number)
 
-    def wait(self, seconds: float, after_a_death: float = 5.0) -> list[int | None]:
+    def wait(self, seconds: float = 300, after_a_death: float = 5.0) -> list[int | None]:
         """Exit statuses. When one process has died, the others get a little time and are then killed, as a launcher would."""
         deadline = time.monotonic() + seconds
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:

@@ -185,7 +185,8 @@ def why(config: TrainConfig, error: BaseException) -> str:
     """Why the workers ended, in one line."""
     with contextlib.suppress(OSError):
         return f"the workers hung ({hang_file(config.folder).read_text()})"
-    return f"a worker died ({str(error).strip().splitlines()[0]})"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
+    return f"a worker died ({lines[0] if lines else type(error).__name__})"
 
 
 def main(argv: list[str]) -> int:

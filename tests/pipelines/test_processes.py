@@ -31,19 +31,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store"))
 
 
-@pytest.fixture
-def words(made: Path, tmp_path: Path) -> list[str]:
-    """A command that trains rec for 60 steps; the name of the run is to be added."""
-    untracked = ["--data.store", str(made), "--root", str(tmp_path), "--tracking.backend", "none"]
+def command(made: Path, root: Path) -> list[str]:
+    """Words that train rec for 60 steps; the name of the run is to be added."""
+    untracked = ["--data.store", str(made), "--root", str(root), "--tracking.backend", "none"]
     return [*MODELS["rec fixed:skip"], *TINY, *untracked]
 
 
 @pytest.fixture
-def calm(words: list[str], tmp_path: Path) -> Path:
+def words(made: Path, tmp_path: Path) -> list[str]:
+    return command(made, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def calm(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing disturbs, on two processes."""
-    with Group([*words, "--run", "calm"], 2, tmp_path / "calm.log") as group:
-        assert group.wait(120) == [0, 0], group.said()
-    return tmp_path / "calm"
+    root = tmp_path_factory.mktemp("calm")
+    with Group([*command(made, root), "--run", "calm"], 2, root / "log") as group:
+        assert group.wait() == [0, 0], group.said()
+    return root / "calm"
 
 
 def until(run: Path, step: int, group: Group) -> None:
@@ -59,45 +64,45 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     words: list[str], calm: Path, tmp_path: Path, how: str
 ) -> None:
     run, log = tmp_path / "asked", tmp_path / "asked.log"
-    command = [*words, "--run", "asked", "--checkpoint.every", "17"]
-    with Group(command, 2, log) as group:
+    asked = [*words, "--run", "asked", "--checkpoint.every", "17"]
+    with Group(asked, 2, log) as group:
         until(run, 17, group)
         if how == "file":
             (run / "stop").touch()
         else:
             group.signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM, 1 if how == "SIGTERM to one" else None)
-        assert group.wait(60) == [75, 75]
+        assert group.wait() == [75, 75]
     stopped = re.search(r"stopped after step (\d+) of 60, which is saved", log.read_text())
     found, _ = newest(run / "checkpoints")
     assert stopped and found and found.step == int(stopped[1]) > 17  # not the checkpoint that was there
     assert curve(run)[-1][0] == found.step and not (run / "stop").exists()
-    with Group(command, 2, log) as group:
-        assert group.wait(120) == [0, 0]
+    with Group(asked, 2, log) as group:
+        assert group.wait() == [0, 0]
     assert f"resumes from step {found.step}" in log.read_text()
     assert final_tensors(run, 60) == final_tensors(calm, 60) and curve(run) == curve(calm)
-    with Group(command, 2, log) as group:  # and a third time: there is nothing to do, for any of them
-        assert group.wait(30) == [0, 0]
+    with Group(asked, 2, log) as group:  # and a third time: there is nothing to do, for any of them
+        assert group.wait() == [0, 0]
 
 
 def test_in_one_process_too(words: list[str], tmp_path: Path) -> None:
-    command, run = [*words, "--run", "alone"], tmp_path / "alone"
-    with Group(command, 1, tmp_path / "alone.log") as group:
+    mine, run = [*words, "--run", "alone"], tmp_path / "alone"
+    with Group(mine, 1, tmp_path / "alone.log") as group:
         until(run, 6, group)
         group.signal(signal.SIGTERM)
-        assert group.wait(60) == [75]
-    with Group(command, 1, tmp_path / "alone.log") as group:
-        assert group.wait(60) == [0]
+        assert group.wait() == [75]
+    with Group(mine, 1, tmp_path / "alone.log") as group:
+        assert group.wait() == [0]
     assert [step for step, key, _ in curve(run) if key == "train/bits_per_token"] == list(range(1, 61))
 
 
 def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "hung", tmp_path / "hung.log"
-    command = [*words, "--run", "hung", "--hang-seconds", "6"]
-    with Group(command, 2, log) as group:
+    mine = [*words, "--run", "hung", "--hang-seconds", "6"]
+    with Group(mine, 2, log) as group:
         until(run, 9, group)
         group.signal(signal.SIGSTOP, 1)
         victim, began = group.processes[1].pid, time.monotonic()
-        assert group.wait(60) == [70, -9]
+        assert group.wait() == [70, -9]
         assert time.monotonic() - began < 25
     told = (run / "logs" / "hang.txt").read_text()
     assert re.match(
@@ -105,8 +110,8 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
     )
     assert re.search(r"; rank 0 .* after step \d+ at loop.py:\d+ `", told)
     assert told in log.read_text() and "Thread 0x" in log.read_text()  # the stacks of rank 0
-    with Group(command, 2, log) as group:
-        assert group.wait(60) == [0, 0]
+    with Group(mine, 2, log) as group:
+        assert group.wait() == [0, 0]
     assert final_tensors(run, 60) == final_tensors(calm, 60)
 
 
@@ -117,7 +122,7 @@ def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_p
         group.signal(signal.SIGSTOP)
         time.sleep(5)
         group.signal(signal.SIGCONT)
-        assert group.wait(60) == [0], group.said()
+        assert group.wait() == [0], group.said()
 
 
 def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> None:
@@ -131,18 +136,18 @@ def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> No
 def test_two_one_four_and_two_processes_read_and_learn_the_same(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*words, "--model.dropout", "0"]
-    with Group([*command, "--run", "steady"], 2, tmp_path / "steady.log") as group:
-        assert group.wait(120) == [0, 0]
+    mine = [*words, "--model.dropout", "0"]
+    with Group([*mine, "--run", "steady"], 2, tmp_path / "steady.log") as group:
+        assert group.wait() == [0, 0]
     run = tmp_path / "moved"
     for workers, step in ((2, 14), (1, 29), (4, 44), (2, 60)):
         trap = {rank: Trap("forward", step, 0) for rank in range(workers)}
-        with Group([*command, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
-            statuses = group.wait(120)
+        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
+            statuses = group.wait()
         assert set(statuses) == ({0} if step == 60 else {-9}), group.said()
         found, _ = newest(run / "checkpoints")
         assert found and found.meta["world"] == workers
-        check_the_move(found, command, next_workers=4 if workers == 1 else 1)
+        check_the_move(found, mine, next_workers=4 if workers == 1 else 1)
     steady, moved = (
         Checkpoint.open(tmp_path / "steady/checkpoints/step-00000060"),
         Checkpoint.open(folders(run / "checkpoints")[0]),
@@ -193,7 +198,7 @@ def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_pat
         time.sleep(3)
         assert group.processes[0].is_alive() and not folders(run / "checkpoints")
         holder.__exit__(None, None, None)
-        assert group.wait(60) == [0]
+        assert group.wait() == [0]
 
 
 @pytest.mark.parametrize(
