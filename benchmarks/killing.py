@@ -191,11 +191,12 @@ def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: s
     cli.run(train.main)
 
 
-def final_tensors(run: Path, step: int) -> dict[str, bytes]:
+def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[str, bytes]:
     """The bytes of a checkpoint's files, and what its JSON says of the optimizer and the data."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     meta = Checkpoint.open(folder).meta
-    told = {key: meta[key] for key in ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")}
+    keys = ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")
+    told = {key: meta[key] for key in keys if key not in unless}
     files = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     return {**files, "meta": json.dumps(told, sort_keys=True).encode()}
 

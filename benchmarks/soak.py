@@ -94,12 +94,12 @@ def main(argv: list[str]) -> int:
                 time.sleep(0.1)
             assert group.wait(1) == [0, 0], group.said()[-3000:]
         print(f"undisturbed: {(time.monotonic() - began) / 60:.1f} minutes; {calm.told()}", flush=True)
-        expected, found = final_tensors(root / "calm", last), final_tensors(root / "soak", last)
+        # The last step of the undisturbed run is validated; the other did not know that it was the last.
+        expected, found = (final_tensors(root / run, last, unless=("validation",)) for run in ("calm", "soak"))
         different = [name for name in expected if found.get(name) != expected[name]]
         steps = [step for step, key, _ in curve(root / "soak") if key == "train/bits_per_token"]
         lost = last - len(set(steps))
         print(f"final checkpoint: {'DIFFERENT in ' + ', '.join(different) if different else 'identical'}")
-        # At the end the curve of the undisturbed run has a validation that the other has not: it did not know that it ended.
         same = set(curve(root / "soak")) <= set(curve(root / "calm"))
         twice = len(steps) - len(set(steps))
         print(f"steps lost: {lost}; twice in the curve: {twice}; figures {'the same' if same else 'DIFFERENT'}")
@@ -110,6 +110,7 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
     """Train under kills, then stop. Returns the kills, the steps that were made again, and what was measured."""
     end, kills, again, meter = time.monotonic() + 60 * config.minutes, 0, 0, Meter()
     while True:
+        furthest = reached(root / "soak")
         with Group(words, 2, root / "soak.log") as group:
             kill_at = time.monotonic() + random.uniform(*config.pause)
             while time.monotonic() < min(kill_at, end):
@@ -117,6 +118,8 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
                 meter.look(group)
                 time.sleep(0.05)
             if kill_at > end:
+                while reached(root / "soak") <= furthest:  # a process that has only begun cannot save
+                    time.sleep(0.1)
                 group.signal(signal.SIGTERM)
                 statuses = group.wait(120)
                 assert statuses == [75, 75], f"{statuses} {group.said()[-3000:]}"
@@ -126,9 +129,13 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
                 group.signal(signal.SIGKILL, rank)
             group.wait(60)
         kills += 1
-        reached = max((step for step, *_ in curve(root / "soak")), default=0)
-        again += reached - newest(root / "soak")
+        again += reached(root / "soak") - newest(root / "soak")
         assert newest(root / "soak") >= before
+
+
+def reached(run: Path) -> int:
+    """The last step of the curve."""
+    return max((step for step, *_ in curve(run)), default=0)
 
 
 def newest(run: Path) -> int:
