@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
                 folder,
                 "--run",
                 f"run-{pair}",
-                "--checkpoint-every",
+                "--checkpoint.every",
                 str(config.steps),
             ]
             command = [sys.executable, "-m", "pipelines.train", *words, *run, "--validate-every", "0"]

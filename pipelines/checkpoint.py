@@ -8,16 +8,15 @@
             process/…               its generators' state, its sums since the last log
         checkpoint.json             step, config, fingerprints, size and checksum of each file; written last
 
-All ranks write into a temporary folder, which rank 0 renames when every file is there: a folder of this name is complete or
-damaged, and the checksums tell which.
+All ranks write into a temporary folder, which rank 0 renames when every file is there (`pipelines/saving.py`): a folder of this
+name is complete or damaged, and the checksums tell which. This module reads them. A checkpoint lies between two steps, and a step
+reads one segment of every lane: no position inside a step need be kept. Nothing draws from Python's or numpy's generators.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +25,21 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines.world import World
 
 SCHEMA = 1
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
+"""Endings of files that may hold pickled objects, which run code when they are read."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing, incomplete or damaged."""
+
+
+class PickledError(CheckpointError):
+    """A checkpoint with a file in it that may hold pickled objects. Someone has put it there: nothing falls back from it."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +56,49 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Read and verify every file. Raises CheckpointError naming what is wrong."""
+        checkpoint = cls.glance(folder)
+        for name, expected in checkpoint.meta["files"].items():
+            if digest_file(folder / name) != (expected["bytes"], expected["xxh3"]):
+                raise CheckpointError(f"{folder / name} is damaged: its checksum is not what checkpoint.json records")
+        return checkpoint
+
+    @classmethod
+    def glance(cls, folder: Path) -> Checkpoint:
+        """The same without reading the tensors: checkpoint.json, that each file is there, and its size."""
         path = folder / "checkpoint.json"
         try:
             meta = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
-        if not isinstance(meta, dict) or meta.get("schema") != SCHEMA or meta.get("digest") != _digest_json(meta):
+        if not isinstance(meta, dict) or meta.get("schema") != SCHEMA or meta.get("digest") != digest_json(meta):
             raise CheckpointError(
                 f"{path} is damaged, or was written by another version (its own checksum does not fit)"
             )
+        for name in sorted(path.name for path in folder.iterdir()):
+            if name.endswith(PICKLES):
+                raise PickledError(
+                    f"{folder / name} may hold pickled objects, which run code when they are read, and is no part of a "
+                    "checkpoint: find out who put it there, and remove it"
+                )
         for name, expected in meta["files"].items():
+            if name != Path(name).name:
+                raise CheckpointError(f"{path} names {name}, which is not a file of its folder")
             try:
-                found = _digest_file(folder / name)
+                size = (folder / name).stat().st_size
+                check_is_safetensors(folder / name)
             except OSError:
                 raise CheckpointError(f"{folder} is incomplete: {name} is missing or unreadable") from None
-            if found != (expected["bytes"], expected["xxh3"]):
-                raise CheckpointError(
-                    f"{folder / name} is damaged: its size or checksum is not what checkpoint.json records"
-                )
-        return cls(folder, meta)
+            if size != expected["bytes"]:
+                raise CheckpointError(f"{folder / name} is damaged: it has {size} bytes, not {expected['bytes']}")
+        checkpoint = cls(folder, meta)
+        covered = 0
+        for first, last in checkpoint._ranges():
+            covered = last if first == covered else -1
+        if covered != meta["lanes"] or {"model.safetensors", "optimizer.safetensors"} - meta["files"].keys():
+            raise CheckpointError(f"{folder} is incomplete: its files do not cover its {meta['lanes']} lanes")
+        return checkpoint
 
     def weights(self) -> dict[str, Tensor]:
         return _load(self.folder / "model.safetensors")
@@ -117,71 +141,31 @@ def lanes_file(start: int, stop: int, lanes: int) -> str:
     return f"lanes-{start}-{stop}-of-{lanes}.safetensors"
 
 
-def save(
-    root: Path,
-    step: int,
-    *,
-    world: World,
-    lanes: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    per_lane: Mapping[str, Tensor],
-    per_process: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
-) -> Path:
-    """Write the checkpoint of a step; every rank calls this, with what belongs to its own lanes (first dimension: lane) and
-    with what is its own.
-    """
-    final, folder = root / f"step-{step:08d}", root / f".step-{step:08d}.tmp"
-    if world.rank == 0:
-        for stale in root.glob(".step-*.tmp"):
-            shutil.rmtree(stale)
-        folder.mkdir(parents=True)
-    world.barrier()
-    start, stop = world.lanes(lanes)
-    name = lanes_file(start, stop, lanes)
-    _save(folder / name, _over("lanes/", per_lane) | _over("process/", per_process))
-    size, digest = _digest_file(folder / name)
-    sums = world.gather(
-        torch.tensor([start, stop, size, int(digest[:8], 16), int(digest[8:], 16)], device=world.device)
-    )
-    if world.rank == 0:
-        files = {}
-        for first, last, size, high, low in (part.tolist() for part in sums):
-            files[lanes_file(first, last, lanes)] = {"bytes": size, "xxh3": f"{high:08x}{low:08x}"}
-        tensors, scalars = _flatten_optimizer(optimizer.state_dict())
-        for name, content in (("model.safetensors", model.state_dict()), ("optimizer.safetensors", tensors)):
-            _save(folder / name, content)
-            size, digest = _digest_file(folder / name)
-            files[name] = {"bytes": size, "xxh3": digest}
-        values = {
-            "schema": SCHEMA,
-            "step": step,
-            "world": world.size,
-            "lanes": lanes,
-            "files": files,
-            "optimizer": scalars,
-        }
-        values |= json.loads(json.dumps(dict(meta)))
-        values["digest"] = _digest_json(values)
-        write_atomically(folder / "checkpoint.json", json.dumps(values, indent=1).encode())
-        if final.exists():  # the same step again after falling back: the new one takes its place
-            shutil.rmtree(final)
-        os.rename(folder, final)
-        _sync(root)
-    world.barrier()
-    return final
+def folder_of(root: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return root / f"step-{step:08d}"
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders of checkpoints, good or not, the newest first."""
+    return sorted((path for path in root.glob("step-*") if path.name[5:].isdigit()), key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
 
-    Raises CheckpointError when there are checkpoints and none of them is good.
+    Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
     """
     complaints: list[str] = []
-    for folder in sorted(root.glob("step-*"), reverse=True):
+    for folder in folders(root):
         try:
             return Checkpoint.open(folder), complaints
+        except PickledError:
+            raise
         except CheckpointError as error:
             complaints.append(str(error))
     if complaints:
@@ -206,23 +190,8 @@ def check_fits(checkpoint: Checkpoint, store: SegmentStore, *, allow_other_store
         )
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints."""
-    for folder in sorted(root.glob("step-*"))[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _over(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: value for name, value in tensors.items()}
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
-    _sync(path)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -233,15 +202,21 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def check_is_safetensors(path: Path) -> None:
+    """Raise PickledError, or CheckpointError, unless the file begins as safetensors does: a length, then JSON."""
+    with open(path, "rb") as file:
+        head = file.read(9)
+    if head[8:9] == b"{":
+        return
+    if head.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        raise PickledError(
+            f"{path} is no safetensors but a pickle, which runs code when it is read: find out who put it there, and remove it"
+        )
+    raise CheckpointError(f"{path} is damaged: it does not begin as safetensors does")
 
 
-def _digest_file(path: Path) -> tuple[int, str]:
+def digest_file(path: Path) -> tuple[int, str]:
+    """Size and xxh3-64 of a file."""
     digest, size = xxhash.xxh3_64(), 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 22):
@@ -250,12 +225,14 @@ def _digest_file(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _digest_json(values: Mapping[str, Any]) -> str:
+def digest_json(values: Mapping[str, Any]) -> str:
+    """xxh3-64 of JSON values, less the digest that they carry."""
     rest = {key: value for key, value in values.items() if key != "digest"}
     return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _flatten_optimizer(state_dict: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def flatten_optimizer(state_dict: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state_dict as tensors under flat names, and what JSON holds: its groups and scalars."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for index, entries in state_dict["state"].items():

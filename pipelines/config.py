@@ -14,6 +14,7 @@ import tyro
 
 from data_prep.places import Place, without_credentials
 from pipelines.provenance import mask
+from pipelines.saving import CheckpointConfig
 from pipelines.tracking import TrackingConfig
 from recur_models import (
     MemorizingConfig,
@@ -84,6 +85,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: str = ""
     """Name of the run and of its folder below `root`; by default the preset's."""
@@ -93,8 +95,9 @@ class TrainConfig:
     """Optimizer steps in all."""
     seed: int = 0
     """Seeds the weights, dropout and the order of documents."""
-    num_workers: int = 2
-    """Ray Train workers; 0 runs in this process, without Ray (under torchrun: in its processes)."""
+    num_workers: int | str = 2
+    """Ray Train workers; 1:4 takes as many as the cluster has room for, again at each start, so that a run goes on with fewer
+    when a machine dies. 0 runs in this process, without Ray (under torchrun: in its processes)."""
     use_gpu: Literal["auto", "yes", "no"] = "auto"
     """One GPU for each worker."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -110,17 +113,15 @@ class TrainConfig:
     """Steps between validations; 0 for none."""
     validate_tokens: int = 100_000
     """Tokens of the validation split that are read each time; 0 for all."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints; the last step always makes one."""
-    keep_checkpoints: int = 3
-    """Newest checkpoints that are kept."""
     max_failures: int = 3
-    """Times that Ray starts the workers again from the newest checkpoint after one has died."""
+    """Times in a row, without a new checkpoint in between, that workers are started again after one has died."""
+    hang_seconds: float = 1800.0
+    """Seconds without a step (or one of validation) after which the workers are ended and started again; 0 waits for ever."""
     allow_change: tuple[str, ...] = ()
     """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every", "checkpoint_every", "keep_checkpoints"):
+        for name in ("steps", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.recompute not in self.model.recomputes:
@@ -128,10 +129,10 @@ class TrainConfig:
                 f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
                 f"choose one of {', '.join(self.model.recomputes)}"
             )
-        workers = max(self.num_workers, 1)
-        if self.data.lanes < 1 or self.data.lanes % workers:
+        if self.data.lanes < 1 or not self.workers:
             raise ValueError(
-                f"data.lanes is {self.data.lanes}, which {workers} workers cannot share equally: choose a multiple of {workers}"
+                f"data.lanes is {self.data.lanes}, which {self.num_workers} workers cannot share equally: choose a multiple of "
+                f"{str(self.num_workers).rpartition(':')[2]}"
             )
         blocks, rest = divmod(self.data.segment_length, self.model.block)
         if rest:
@@ -158,6 +159,19 @@ class TrainConfig:
         return Path(self.root).absolute() / self.run
 
     @property
+    def workers(self) -> list[int]:
+        """The numbers of workers that the run may have, in order: those that share the lanes equally. [0] is without Ray."""
+        least, colon, most = str(self.num_workers).partition(":")
+        if not (least.isdecimal() and (most.isdecimal() if colon else True)):
+            raise ValueError(f"num_workers is {self.num_workers}: write a number, or two with a colon, as in 1:4")
+        numbers = range(int(least), int(most or least) + 1)
+        if colon and (not numbers or numbers[0] < 1):
+            raise ValueError(
+                f"num_workers is {self.num_workers}: the first must be at least 1 and no more than the second"
+            )
+        return [number for number in numbers if self.data.lanes % max(number, 1) == 0]
+
+    @property
     def tokens_per_step(self) -> int:
         return self.data.lanes * self.data.segment_length
 
@@ -172,9 +186,9 @@ MEANING_FREE = (
     "log_every",
     "validate_every",
     "validate_tokens",
-    "checkpoint_every",
-    "keep_checkpoints",
+    "checkpoint",
     "max_failures",
+    "hang_seconds",
     "allow_change",
     "data.store",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,10 @@ class Locked(ValueError):
 
 
 @contextmanager
-def hold(folder: Path | Place, who: str) -> Iterator[None]:
+def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the folder, which is made if need be. The lock ends with the process, however it ends, and leaves no file.
 
-    Raises Locked, naming ``who`` (\"another preparation\"), when another process holds it.
+    Raises Locked, naming ``who`` (\"another preparation\"), when another process still holds it after ``patience`` seconds.
     """
     place = Place.parse(folder)
     place.make_folder()
@@ -35,11 +36,16 @@ def hold(folder: Path | Place, who: str) -> Iterator[None]:
         locked = f"{tempfile.gettempdir()}/throughline-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
         os.makedirs(locked, exist_ok=True)
     descriptor = os.open(locked, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+            time.sleep(0.1)
     try:
         yield
     finally:

@@ -17,11 +17,13 @@ import xxhash
 
 from data_prep.lanes import Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint
 from pipelines.config import TrainConfig, to_json
+from pipelines.heartbeat import Heartbeat
 from pipelines.optim import build_optimizer, learning_rate
+from pipelines.saving import Saver
 from pipelines.scoring import has_states, score_split, tensors
+from pipelines.stopping import Stopped
 from pipelines.utilisation import fastest_tokens_per_second, matrix_rate
 from pipelines.world import World
 from recur_models import RecurrentModel, State, detach
@@ -35,6 +37,9 @@ class Diverged(ValueError):
 
 class Log(Protocol):
     """Where rank 0 sends its figures; the other ranks have none."""
+
+    @property
+    def run_id(self) -> str | None: ...
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
@@ -50,10 +55,14 @@ def train(
     resume: Checkpoint | None,
     log: Log | None,
     report: Callable[[dict[str, Any]], None],
+    asked_to_stop: Callable[[], bool],
+    saver: Saver,
+    heart: Heartbeat,
 ) -> RecurrentModel:
     """Train up to ``config.steps``, from ``resume`` if there is one. Returns the trained model.
 
-    ``report`` is called by every process after each checkpoint (Ray Train and Tune listen there).
+    ``report`` is called by every process at each checkpoint (Ray Train and Tune listen there). ``asked_to_stop`` says whether this
+    process was: all then save the same step, and raise Stopped.
     """
     start, stop = world.lanes(config.data.lanes)
     schedule = TrainingLanes(
@@ -76,6 +85,7 @@ def train(
     nats = torch.zeros((), dtype=torch.float64, device=world.device)  # summed since the last log, own lanes
     read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
     first_step = logged = 0
+    validated = None  # the newest validation
     warned = False  # that the model ignores its recurrent State
     worth = None  # of that State, in bits per token: from the newest validation
 
@@ -83,6 +93,7 @@ def train(
     if resume is not None:
         first_step, logged = resume.step, resume.meta["logged"]
         worth = resume.meta.get("worth")
+        validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
         model.load_state_dict(resume.weights())
         optimizer.load_state_dict(resume.optimizer())
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
@@ -90,13 +101,14 @@ def train(
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
             logged = first_step
-    check_same_step(first_step, world)
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
     fastest = fastest_tokens(config, world, model.vocab_size) if log else None
     model.train()
 
     clock, clock_step = time.perf_counter(), first_step
     for step in range(first_step, config.steps):
+        saver.check()
+        heart.beat(step)
         # One step. Own lanes' nats over the *global* number of targets; DDP averages, hence times the number of processes.
         batch = read_batch(train_store, schedule, step, start, stop)
         read_B = digest_lanes(read_B, batch)
@@ -119,10 +131,7 @@ def train(
             targets = schedule.tokens_before(done) - schedule.tokens_before(logged)
             bits_per_token = world.sum(nats).item() / math.log(2) / targets
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
-            if not math.isfinite(bits_per_token):
-                raise Diverged(
-                    f"the loss became {bits_per_token} by step {done}: lower optim.lr or optim.clip; the last checkpoint is intact"
-                )
+            check_finite(bits_per_token, done)
             if log:
                 tokens_per_second = (done - clock_step) * config.tokens_per_step / seconds
                 figures = {
@@ -148,18 +157,18 @@ def train(
             and config.validate_every
             and (done % config.validate_every == 0 or done == config.steps)
         ):
-            figures = validate(model, validation_store, config, world, autocast)
+            figures = validate(model, validation_store, config, world, autocast, lambda *_: heart.beat())
             worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
+            validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
             if log:
                 log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
             clock, clock_step = time.perf_counter(), done
 
-        if done % config.checkpoint_every == 0 or done == config.steps:
-            folder = checkpoints.save(
-                config.folder / "checkpoints",
+        leaving = world.any(asked_to_stop()) and done < config.steps
+        if leaving or done % config.checkpoint.every == 0 or done == config.steps:
+            check_finite(nats.item() + float(gradient_norm), done)
+            folder = saver.save(
                 done,
-                world=world,
-                lanes=config.data.lanes,
                 model=model,
                 optimizer=optimizer,
                 per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
@@ -168,6 +177,9 @@ def train(
                     "config": to_json(config),
                     "logged": logged,
                     "worth": worth,
+                    "warned": warned,
+                    "validation": validated,
+                    "mlflow_run": log.run_id if log else None,
                     "cursor": schedule.cursor(done).tolist(),
                     "tokens": schedule.tokens_before(done),
                     "vocab_size": model.vocab_size,
@@ -175,10 +187,11 @@ def train(
                     "store": train_store.manifest.fingerprint,
                 },
             )
-            if world.rank == 0:
-                checkpoints.prune(config.folder / "checkpoints", config.keep_checkpoints)
             report({"step": done, "checkpoint": str(folder)})
-            clock, clock_step = time.perf_counter(), done
+        if leaving:
+            saver.close()
+            raise Stopped(done)
+    saver.close()
     return model
 
 
@@ -188,6 +201,7 @@ def validate(
     config: TrainConfig,
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
+    progress: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Bits per token on the validation split, with a State of its own; where the model has recurrent states, also with these
     cleared at every segment: what the loss suffers then is what the recurrence is worth.
@@ -203,6 +217,7 @@ def validate(
             clearing=clearing,
             limit_tokens=config.validate_tokens or None,
             autocast=autocast,
+            progress=progress,
         )
         return score.bits_per_token
 
@@ -276,10 +291,9 @@ def restore_lanes(
     return state, lanes["digest"], own["nats"].to(nats)
 
 
-def check_same_step(step: int, world: World) -> None:
-    """Raise RuntimeError when the processes would go on from different checkpoints (a folder that not all of them share)."""
-    steps = [int(part) for part in world.gather(torch.tensor(step, device=world.device))]
-    if len(set(steps)) > 1:
-        raise RuntimeError(
-            f"the workers found checkpoints of different steps {steps}: is the run's folder shared by all of them?"
+def check_finite(value: float, step: int) -> None:
+    """Raise Diverged when the loss, or its gradient, is no number any more: such weights are neither trained on nor saved."""
+    if not math.isfinite(value):
+        raise Diverged(
+            f"the loss became {value} by step {step}: lower optim.lr or optim.clip; the last checkpoint is intact"
         )

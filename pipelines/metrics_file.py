@@ -8,8 +8,11 @@ A line is one write, so that a reader (the progress bar, `pipelines.report`) see
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,14 +71,27 @@ class MetricsFile:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         size = os.fstat(self._descriptor).st_size
+        self._pending = b""  # what a full disk did not take
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # else a torn line would spoil the next one too
             os.write(self._descriptor, b"\n")
 
     def append(self, record: Record) -> None:
-        os.write(self._descriptor, record.line())
+        """Write the record. What a full disk does not take is written with a later one."""
+        full = bool(self._pending)
+        self._pending += record.line()
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._descriptor, self._pending) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if not full:
+                print(f"warning: {self.path}: {error.strerror}: figures wait for room", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Idempotent."""
         if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._descriptor, self._pending)
             os.close(self._descriptor)
         self._descriptor = -1  # the number may soon be another file's

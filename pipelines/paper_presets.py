@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, get_args
 
 from pipelines.config import AnyModel, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.saving import CheckpointConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
@@ -34,7 +35,7 @@ def row(model: AnyModel, segment_length: int = 4096) -> TrainConfig:
         num_workers=32,
         validate_every=5000,
         validate_tokens=1_000_000,
-        checkpoint_every=1000,
+        checkpoint=CheckpointConfig(every=1000),
     )
 
 

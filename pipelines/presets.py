@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from pipelines.paper_presets import PAPER_PRESETS
+from pipelines.saving import CheckpointConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
 # The demo: minutes on two cores. rec has one layer less, and one of them recurrent, which comes to the parameters of slide.
@@ -22,7 +23,7 @@ DEMO = TrainConfig(
     num_workers=2,
     validate_every=150,
     validate_tokens=50_000,
-    checkpoint_every=150,
+    checkpoint=CheckpointConfig(every=150),
 )
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.
@@ -34,7 +35,7 @@ SMALL = TrainConfig(
     schedule=ScheduleConfig(name="cosine", warmup=100),
     steps=2000,
     validate_every=200,
-    checkpoint_every=200,
+    checkpoint=CheckpointConfig(every=200),
 )
 
 # Whether recurrence helps, at a size where a CPU can show it: bytes of the demo's corpus and a window of 16, so that most of a

@@ -1,10 +1,14 @@
 """What each process of a training run does, whoever started it: open the stores and the newest checkpoint, check that they fit,
 start tracking on rank 0, and call the loop.
+
+Rank 0 chooses the checkpoint, and holds a lock on the folder of checkpoints: a process of an earlier start that is still alive (its
+driver was killed, say) has to end before another one writes there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,17 @@ from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import loop
-from pipelines.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
+from pipelines.heartbeat import Heartbeat
+from pipelines.lock import hold
+from pipelines.saving import Saver
+from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.world import World
+
+ZOMBIE_SECONDS = 60.0
+"""How long a start waits for a process of an earlier one to end."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,11 @@ class Run:
     """What is missing or was passed over, a sentence each."""
 
 
-def open_run(config: TrainConfig) -> Run:
-    """Open stores and the newest good checkpoint. Raises a ValueError in one sentence when they do not fit the config."""
+def open_run(config: TrainConfig, world: World | None = None) -> Run:
+    """Open stores and the newest good checkpoint (with a world: the one that rank 0 has found).
+
+    Raises a ValueError in one sentence when they do not fit the config.
+    """
     data = config.data
     train_store = SegmentStore.open(data.store, data.corpus, "train")
     validation_store, warnings = None, []
@@ -51,7 +65,7 @@ def open_run(config: TrainConfig) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    resume, complaints = checkpoints.newest(config.folder / "checkpoints")
+    resume, complaints = newest_for_all(config.folder / "checkpoints", world or World.alone())
     if resume is not None:
         check_resumable(resume.meta["config"], config, config.folder)
         check_fits(
@@ -61,9 +75,40 @@ def open_run(config: TrainConfig) -> Run:
     return Run(train_store, validation_store, resume, warnings)
 
 
-def work(config: TrainConfig, world: World, report: Callable[[dict[str, Any]], None]) -> None:
-    """What each process of a run does: open, track (rank 0), train."""
-    run = open_run(config)
+def newest_for_all(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
+    """The newest good checkpoint by rank 0's reading, and what it has passed over."""
+    found, complaints = checkpoints.newest(root) if world.rank == 0 else (None, [])
+    step = world.first(found.step if found else -1)
+    if world.rank == 0 or step < 0:
+        return found, complaints
+    try:
+        return Checkpoint.open(checkpoints.folder_of(root, step)), []
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"rank 0 goes on from step {step}, but {error}: is {root} shared by all workers?"
+        ) from None
+
+
+def work(
+    config: TrainConfig,
+    world: World,
+    report: Callable[[dict[str, Any]], None],
+    asked_to_stop: Callable[[], bool],
+) -> None:
+    """What each process of a run does: open, track (rank 0), train. Raises Stopped when it was asked to, and has saved."""
+    fence = hold(config.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    with fence if world.rank == 0 else nullcontext():
+        _work(config, world, report, asked_to_stop)
+
+
+def _work(
+    config: TrainConfig,
+    world: World,
+    report: Callable[[dict[str, Any]], None],
+    asked_to_stop: Callable[[], bool],
+) -> None:
+    run = open_run(config, world)
+    saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes)
     resume_step = run.resume.step if run.resume else 0
     if world.rank == 0:
         for warning in run.warnings:
@@ -71,22 +116,29 @@ def work(config: TrainConfig, world: World, report: Callable[[dict[str, Any]], N
         if run.resume:
             print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
+    status = "FAILED"
     try:
-        loop.train(
-            config,
-            world,
-            train_store=run.train_store,
-            validation_store=run.validation_store,
-            resume=run.resume,
-            log=tracker,
-            report=report,
-        )
-    except BaseException:
-        if tracker:
-            tracker.finish("FAILED")
+        with Heartbeat(config.folder, world, config.hang_seconds) as heart:
+            loop.train(
+                config,
+                world,
+                train_store=run.train_store,
+                validation_store=run.validation_store,
+                resume=run.resume,
+                log=tracker,
+                report=report,
+                asked_to_stop=asked_to_stop,
+                saver=saver,
+                heart=heart,
+            )
+        status = "FINISHED"
+    except Stopped:
+        status = "KILLED"
         raise
-    if tracker:
-        tracker.finish("FINISHED")
+    finally:
+        saver.abandon()
+        if tracker:
+            tracker.finish(status)
 
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
@@ -111,4 +163,10 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             tokens=manifest.totals.tokens,
         ),
         resume_step=resume_step,
+        run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
     )
+
+
+def _is_of(checkpoint: Checkpoint, config: TrainConfig) -> bool:
+    """Whether the checkpoint is this run's own, and not one that was copied to begin another."""
+    return checkpoint.meta["config"]["run"] == config.run

@@ -97,6 +97,8 @@ class _Identity:
     params: Mapping[str, Any]
     tags: Mapping[str, str]
     dataset: DatasetInfo | None
+    run_id: str | None = None
+    """What the run's checkpoint says of it, for a folder without mlflow_run.json (one that was copied)."""
 
 
 class Tracker:
@@ -130,8 +132,10 @@ class Tracker:
         tags: Mapping[str, str],
         dataset: DatasetInfo | None = None,
         resume_step: int = 0,
+        run_id: str | None = None,
     ) -> Tracker:
         """Begin a run, or continue the one of ``run_folder`` from ``resume_step``: later lines of its metrics.jsonl are dropped.
+        ``run_id``: MLflow's, by the checkpoint, where the folder does not say it.
 
         Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
         """
@@ -140,7 +144,9 @@ class Tracker:
         run = None
         if config.backend == "mlflow":
             described = {"mlflow.source.git.commit": git_commit(), "mlflow.user": user_name(), **tags}
-            identity = _Identity(run_name, params, {key: value for key, value in described.items() if value}, dataset)
+            identity = _Identity(
+                run_name, params, {key: value for key, value in described.items() if value}, dataset, run_id
+            )
             run = _MlflowRun(config, root, run_folder, identity)
         tracker = cls(config, root, run_folder, kept if run else [], run)
         if run and config.on_failure == "stop":
@@ -339,6 +345,8 @@ class _MlflowRun:
         if self.identity is None:
             self.run_id, self._found = saved["run_id"], True
             return
+        if not saved and (run := self._existing(self.identity.run_id)) is not None:
+            saved = self._save(key=run.data.tags.get(RUN_KEY, uuid.uuid4().hex), run_id=run.info.run_id)
         run = self._existing(saved.get("run_id"))
         if run is None:
             if "key" not in saved or saved.get("run_id"):  # none yet, or of a store that no longer has it

@@ -4,31 +4,43 @@
     torchrun --nproc-per-node 2 -m pipelines.train demo-rec --num-workers 0
     python -m pipelines.train small-rec --data.corpus text --data.store runs/store --run mine --num-workers 2
 
-Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/. The curves are in MLflow (`make ui`).
+Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
+Exit status: 0 trained; 2 a user's error; 75 asked to stop (by SIGTERM, Ctrl-C or a file `stop` in the run's folder) and saved:
+the same command goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import sys
+import threading
+import time
 from typing import Any
 
 import torch
 
 from data_prep.manifest import write_atomically
+from pipelines import checkpoint as checkpoints
 from pipelines import cli
 from pipelines.config import TrainConfig, to_json
+from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.session import Run, open_run, start_tracker, work
+from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
 from pipelines.world import World, join_torchrun
 
 USER_ERRORS = (ValueError, OSError)
 """Errors that starting the workers again would only repeat."""
+SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
+"""After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
+GROW_SECONDS = 15.0
+"""How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
 
 
 def describe(config: TrainConfig, run: Run) -> int:
@@ -37,7 +49,8 @@ def describe(config: TrainConfig, run: Run) -> int:
     with torch.device("meta"):
         parameters = sum(p.numel() for p in config.model.build(run.train_store.vocab_size).parameters())
     tokens = config.steps * config.tokens_per_step
-    where = "in this process" if config.num_workers == 0 else f"on {config.num_workers} Ray Train workers"
+    numbers = [str(number) for number in config.workers]
+    where = "in this process" if numbers == ["0"] else f"on {' or '.join(numbers)} Ray Train workers"
     print(
         f"training {config.run}: {config.model.name}, {parameters / 1e6:.2f}M parameters, {where}\n"
         f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
@@ -50,12 +63,42 @@ def describe(config: TrainConfig, run: Run) -> int:
     return parameters
 
 
-def train_on_ray(config: TrainConfig) -> None:
-    """Run `work` on Ray Train workers; when one dies, start them again from the newest checkpoint."""
+def train_on_ray(config: TrainConfig, stop: Stop) -> None:
+    """Run `work` on Ray Train workers. When one dies, or there is room for more, start them again from the newest checkpoint, as
+    many as there is room for. Raises Stopped.
+    """
     from pipelines import ray_session
 
-    ray_session.start(num_cpus=config.num_workers, log_to_driver=False)
+    ray_session.start(num_cpus=config.workers[-1], log_to_driver=False)
     import ray
+
+    gpus = ray.cluster_resources().get("GPU", 0)
+    use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and gpus >= config.workers[0])
+    scratch = config.folder / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
+    shutil.rmtree(scratch, ignore_errors=True)
+    attempt = failures = 0
+    with stop.on_signals():  # after Ray's own
+        while True:
+            workers = as_many_as_fit(config, use_gpu, settled=attempt > 0)
+            before, error = newest_step(config), fit(config, workers, use_gpu, attempt, stop)
+            attempt += 1
+            if error is None or stop.signalled:
+                if stop.reason() != RESIZE or newest_step(config) >= config.steps:
+                    break
+                print("there is room for more workers: starting again", flush=True)
+            else:
+                failures = 1 if newest_step(config) > before else failures + 1
+                if isinstance(error, USER_ERRORS) or failures > config.max_failures:
+                    raise error
+                print(f"{why(config, error)}: starting again from the newest checkpoint", file=sys.stderr, flush=True)
+            stop.clear()
+    shutil.rmtree(scratch, ignore_errors=True)
+    if newest_step(config) < config.steps:
+        raise Stopped(newest_step(config))
+
+
+def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop) -> BaseException | None:
+    """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it."""
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
     from ray.train.torch import TorchTrainer
 
@@ -66,52 +109,90 @@ def train_on_ray(config: TrainConfig) -> None:
         logging.disable(logging.INFO)  # Ray says every report; what we say is printed
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
-        with messages_into(worker_log(config.folder, world.rank)):
-            work(config, world, ray.train.report)
+        with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
+            work(config, world, ray.train.report, Stop(config.folder).asked)
 
-    scratch = config.folder / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
-    shutil.rmtree(scratch, ignore_errors=True)
-    gpus = ray.cluster_resources().get("GPU", 0)
-    use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and gpus >= config.num_workers)
-    for attempt in range(config.max_failures + 1):
-        trainer = TorchTrainer(
-            worker,
-            train_loop_config={"config": config},
-            scaling_config=ScalingConfig(num_workers=config.num_workers, use_gpu=use_gpu),
-            run_config=RunConfig(
-                name=f"{config.run}-{attempt}",
-                storage_path=str(scratch),
-                failure_config=FailureConfig(max_failures=0),
-                logging_config=LoggingConfig(log_level="ERROR"),
-            ),
-        )
+    trainer = TorchTrainer(
+        worker,
+        train_loop_config={"config": config},
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        run_config=RunConfig(
+            name=f"{config.run}-{attempt}",
+            storage_path=str(config.folder / ".ray"),
+            failure_config=FailureConfig(max_failures=0),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    ended: list[BaseException | None] = []
+
+    def run() -> None:
         try:
             trainer.fit()
-            shutil.rmtree(scratch, ignore_errors=True)
-            return
-        except WorkerGroupError as error:
-            for failure in error.worker_failures.values():
-                cause = getattr(failure, "cause", failure)
-                if isinstance(cause, USER_ERRORS):
-                    raise cause from None
-            if attempt == config.max_failures:
-                raise
-            print(
-                f"a worker died ({_first_line(error)}): starting again from the newest checkpoint",
-                file=sys.stderr,
-                flush=True,
-            )
+            ended.append(None)
+        except BaseException as error:
+            causes = error.worker_failures.values() if isinstance(error, WorkerGroupError) else ()
+            told = (getattr(failure, "cause", failure) for failure in causes)
+            ended.append(next((cause for cause in told if isinstance(cause, USER_ERRORS)), error))
+
+    thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
+    thread.start()
+    looked, seen = time.monotonic(), workers
+    while thread.is_alive():
+        thread.join(0.2)
+        if stop.signalled and stop.reason() in ("", RESIZE):
+            stop.ask()
+        if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
+            before, seen, looked = seen, most_of(config, workers + room(use_gpu)), time.monotonic()
+            if min(before, seen) > workers:
+                stop.ask(RESIZE)
+    return ended[0]
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+def as_many_as_fit(config: TrainConfig, use_gpu: bool, settled: bool) -> int:
+    """The number of workers to start: of those that the run may have, the largest that the cluster has room for now. Where it has
+    none for the least, that is asked for, so that an autoscaler hears of it.
+    """
+    if len(config.workers) == 1:
+        return config.workers[0]
+    free, since, began = room(use_gpu), time.monotonic(), time.monotonic()
+    while settled and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MOST_SECONDS:
+        time.sleep(0.2)
+        if (now := room(use_gpu)) != free:
+            free, since = now, time.monotonic()
+    number = most_of(config, free)
+    print(f"on {number} workers: the cluster has room for {free}", flush=True)
+    return number
 
 
-def main(argv: list[str]) -> None:
+def most_of(config: TrainConfig, free: int) -> int:
+    return max((number for number in config.workers if number <= free), default=config.workers[0])
+
+
+def room(use_gpu: bool) -> int:
+    """How many more workers the cluster could hold: each takes a CPU, and a GPU where these are used."""
+    import ray
+
+    free = ray.available_resources()
+    return int(min(free.get("CPU", 0), free.get("GPU", 0)) if use_gpu else free.get("CPU", 0))
+
+
+def newest_step(config: TrainConfig) -> int:
+    """By the names of the folders."""
+    return max(map(checkpoints.step_of, checkpoints.folders(config.folder / "checkpoints")), default=0)
+
+
+def why(config: TrainConfig, error: BaseException) -> str:
+    """Why the workers ended, in one line."""
+    with contextlib.suppress(OSError):
+        return f"the workers hung ({hang_file(config.folder).read_text()})"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
+    return f"a worker died ({lines[0] if lines else type(error).__name__})"
+
+
+def main(argv: list[str]) -> int:
     config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
-        train_here(config)  # torchrun's other processes: the first one speaks for all
-        return
+        return train_beside(config)
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
@@ -119,29 +200,50 @@ def main(argv: list[str]) -> None:
         print(
             f"nothing to do: {cli.shown(config.folder)} has been trained to step {run.resume.step:,}\n{_next(config)}"
         )
-        return
-    with hold(config.folder, "another training run"):
-        start(config, run)
+        return 0
+    try:
+        with hold(config.folder, "another training run"):
+            start(config, run)
+    except Stopped as stopped:
+        print(
+            f"stopped after step {stopped.step:,} of {config.steps:,}, which is saved: the same command goes on there"
+        )
+        return STOPPED_STATUS
     print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
+    return 0
+
+
+def train_beside(config: TrainConfig) -> int:
+    """What torchrun's other processes do: the first one speaks for all."""
+    run = open_run(config)
+    if run.resume is None or run.resume.step < config.steps:
+        try:
+            train_here(config, Stop(config.folder))
+        except Stopped:
+            return STOPPED_STATUS
+    return 0
 
 
 def start(config: TrainConfig, run: Run) -> None:
     """Train in this process or on Ray, showing progress."""
     write_atomically(config.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
     resume_step = run.resume.step if run.resume else 0
+    stop = Stop(config.folder)
+    stop.clear()
     with show_progress(config.folder, resume_step, config.steps):
-        if config.num_workers == 0:
-            train_here(config)
-        else:
-            train_on_ray(config)
+        try:
+            (train_here if config.num_workers == 0 else train_on_ray)(config, stop)
+        finally:
+            stop.clear()
 
 
-def train_here(config: TrainConfig) -> None:
+def train_here(config: TrainConfig, stop: Stop) -> None:
     """Run `work` in this process, or in those that torchrun has started."""
     use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
     join_torchrun()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
-    work(config, World.current(device), lambda figures: None)
+    with stop.on_signals():
+        work(config, World.current(device), lambda figures: None, stop.asked)
 
 
 def _next(config: TrainConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,16 +19,28 @@ class World:
     rank: int
     size: int
     device: torch.device
+    control: dist.ProcessGroup | None = None
+    """The group for single numbers that the CPU holds; None is the default one. On GPUs it has one of its own, so that asking does
+    not wait for the GPU's queue."""
+
+    @classmethod
+    def alone(cls) -> World:
+        """One process that no other has to know of."""
+        return cls(0, 1, torch.device("cpu"))
 
     @classmethod
     def current(cls, device: torch.device | None = None) -> World:
         """The process group that is up (Ray Train, torchrun), else one process alone."""
-        up = dist.is_available() and dist.is_initialized()
-        return cls(dist.get_rank() if up else 0, dist.get_world_size() if up else 1, device or torch.device("cpu"))
+        device = device or torch.device("cpu")
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls(0, 1, device)
+        control = None if dist.get_backend() == "gloo" else cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+        return cls(dist.get_rank(), dist.get_world_size(), device, control)
 
-    def lanes(self, total: int) -> tuple[int, int]:
-        """The half-open range of global lanes that this process owns."""
-        return total * self.rank // self.size, total * (self.rank + 1) // self.size
+    def lanes(self, total: int, rank: int | None = None) -> tuple[int, int]:
+        """The half-open range of global lanes that this process owns, or that of another rank."""
+        rank = self.rank if rank is None else rank
+        return total * rank // self.size, total * (rank + 1) // self.size
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model with gradients averaged over the processes (DDP); itself when there is one process."""
@@ -53,6 +66,20 @@ class World:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor)
         return parts
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        flags = torch.tensor(int(flag))
+        if self.size > 1:
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
+        return bool(flags)
+
+    def first(self, number: int) -> int:
+        """What rank 0 says, on every process."""
+        numbers = torch.tensor(number)
+        if self.size > 1:
+            dist.broadcast(numbers, 0, group=self.control)
+        return int(numbers)
 
 
 def join_torchrun() -> None:

@@ -121,7 +121,7 @@ def test_the_command_line_knows_every_model() -> None:
 WORDS = shlex.split("""
     small-memorizing --model.layers 2 --model.memory-layer 2 --model.memory 32 --model.top-k 4 --model.d-model 16
     --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.window 8 --data.lanes 4 --data.segment-length 16
-    --steps 12 --log-every 1 --validate-every 6 --validate-tokens 200 --checkpoint-every 6
+    --steps 12 --log-every 1 --validate-every 6 --validate-tokens 200 --checkpoint.every 6
     --tracking.backend none --num-workers 0 --use-gpu no
 """)
 

@@ -94,7 +94,7 @@ def command(store: Path, tmp_path: Path) -> Iterator[list[str]]:
         "off",
         "--steps",
         "200",
-        "--checkpoint-every",
+        "--checkpoint.every",
         "20",
     ]
     yield [sys.executable, "-m", "pipelines.train", *TINY, *options, *tracked]
@@ -132,6 +132,23 @@ def test_the_whole_run_killed_and_the_same_command_again(command: list[str], tmp
     history = client.get_metric_history(runs[0].info.run_id, "train/bits_per_token")
     assert [point.step for point in history] == list(range(1, 201))
     assert [point.value for point in history] == losses(folder)
+
+
+def test_asked_to_stop_the_workers_save_and_the_command_says_so(command: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run"
+    first = subprocess.Popen([*command, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while not (folder / "checkpoints" / "step-00000020").exists():
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGTERM)
+    out, _ = first.communicate(timeout=120)
+    steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+    assert first.returncode == 75
+    assert f"stopped after step {steps[-1]:,} of 100,000, which is saved" in out
+    assert Checkpoint.open(folder / "checkpoints" / f"step-{steps[-1]:08d}").meta["world"] == 2
+    assert losses(folder) and read_records(folder / "metrics.jsonl")[-1].step == steps[-1]
+    assert not (folder / "stop").exists() and not (folder / ".ray").exists()
 
 
 @pytest.mark.usefixtures("ray_session")

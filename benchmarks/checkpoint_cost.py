@@ -1,0 +1,161 @@
+"""What a checkpoint costs the training that goes on beside it, and how long it takes to come back from one.
+
+    python -m benchmarks.checkpoint_cost                 about fifteen minutes on two cores
+    python -m benchmarks.checkpoint_cost --restore-preset pg19-rec-fixed-skip --every 0      the restore alone
+
+One process trains and saves at every 50th step. The cost is what the steps take beside which something is saved, over as many
+median steps beside which nothing is: the copy that the loop waits for, and the thread that shares the machine. Restoring is opening
+the newest checkpoint (every byte is compared with its checksum) and loading weights, optimizer and State of 150M parameters.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from pipelines import cli
+from pipelines.checkpoint import Checkpoint
+from pipelines.config import TrainConfig
+from pipelines.optim import build_optimizer
+from pipelines.presets import PRESETS
+from pipelines.saving import CheckpointConfig, Saver
+from pipelines.world import World
+from recur_models import RecConfig, RecurrentModel, State, detach
+
+D512 = RecConfig(
+    layers=8,
+    recurrent_layers=(6,),
+    states=256,
+    d_model=512,
+    heads=8,
+    head_dim=64,
+    mlp_dim=2048,
+    window=256,
+    dropout=0.0,
+)
+"""The size that benchmarks/step_time.py calls medium."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is trained and restored."""
+
+    lanes: int = 2
+    segment_length: int = 512
+    """Tokens of a lane in a step. The shorter, the dearer a checkpoint is beside it: step_time.py has 2,048."""
+    vocab: int = 256
+    every: int = 50
+    """Steps between two checkpoints; 0 leaves this part out."""
+    rounds: int = 3
+    """Times so many steps."""
+    restore_preset: str = "pg19-rec-fixed-skip"
+    """Preset of which a checkpoint is made and restored; empty leaves this part out."""
+    restore_vocab: int = 32_000
+
+
+class Training:
+    """A model in training on random tokens, and a saver."""
+
+    def __init__(self, model: RecurrentModel, config: TrainConfig, lanes: int, segment: int, root: Path) -> None:
+        self.model, self.lanes = model, lanes
+        self.optimizer = build_optimizer(model, config.optim)
+        self.saver = Saver(root, CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
+        self.tokens = torch.randint(model.vocab_size, (lanes, segment))
+        self.fresh = torch.zeros(lanes, segment // model.block, dtype=torch.bool)
+        self.state: State = model.initial_state(lanes)
+
+    def step(self) -> None:
+        nats, state = self.model(self.tokens, self.state, self.fresh, self.tokens)
+        nats.mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state = detach(state)
+
+    def save(self, step: int) -> Path:
+        state = {f"state/{name}": tensor for name, tensor in self.state.items()}
+        own: dict[str, Any] = {"rng/cpu": torch.get_rng_state()}
+        return self.saver.save(
+            step, model=self.model, optimizer=self.optimizer, per_lane=state, per_process=own, meta={}
+        )
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    print(machine.describe())
+    with tempfile.TemporaryDirectory() as folder:
+        if config.every:
+            cost(config, Path(folder) / "cost")
+        if config.restore_preset:
+            restore(config, Path(folder) / "restore")
+
+
+def cost(config: BenchConfig, root: Path) -> None:
+    preset = replace(PRESETS["small-rec"], model=D512)
+    training = Training(D512.build(config.vocab), preset, config.lanes, config.segment_length, root)
+    for warm_up in range(2):
+        training.step()
+        training.save(warm_up)
+    training.saver.close()
+    plain, with_save, copies = [], [], []
+    for round in range(config.rounds):
+        beside = True  # the steps beside which this round's checkpoint is written
+        for step in range(config.every):
+            began = time.perf_counter()
+            training.step()
+            if step == 0:
+                copied = time.perf_counter()
+                training.save(10 + round)
+                copies.append(time.perf_counter() - copied)
+            seconds = time.perf_counter() - began
+            (with_save if beside else plain).append(seconds)
+            beside = beside and training.saver._thread is not None and training.saver._thread.is_alive()
+        training.saver.close()
+    usual = statistics.median(plain)
+    extra = sum(seconds - usual for seconds in with_save) / config.rounds
+    size = sum(path.stat().st_size for path in next(root.glob("step-*")).iterdir()) / 1e6
+    parameters = sum(p.numel() for p in training.model.parameters()) / 1e6
+    quartiles = " to ".join(f"{quartile:.3f}" for quartile in statistics.quantiles(plain, n=4)[::2])
+    print(
+        f"d 512, {parameters:.1f}M parameters, {config.lanes} lanes × {config.segment_length} tokens, {usual:.3f} s a step "
+        f"(quartiles {quartiles}): a checkpoint of {size:.0f} MB every {config.every} steps costs {extra * 1e3:.0f} ms, "
+        f"{extra / (config.every * usual):.2%} of the time; the copy alone takes {statistics.median(copies) * 1e3:.0f} ms",
+        flush=True,
+    )
+
+
+def restore(config: BenchConfig, root: Path) -> None:
+    preset = PRESETS[config.restore_preset]
+    model = preset.model.build(config.restore_vocab)
+    training = Training(model, preset, 2, 2 * model.block, root)
+    training.step()
+    began = time.perf_counter()
+    folder = training.save(1)
+    copied = time.perf_counter() - began
+    training.saver.close()
+    written = time.perf_counter() - began
+    began = time.perf_counter()
+    checkpoint = Checkpoint.open(folder)
+    opened = time.perf_counter() - began
+    model.load_state_dict(checkpoint.weights())
+    training.optimizer.load_state_dict(checkpoint.optimizer())
+    checkpoint.lanes(0, 2)
+    restored = time.perf_counter() - began
+    size = sum(file["bytes"] for file in checkpoint.meta["files"].values()) / 1e6
+    print(
+        f"{config.restore_preset}, {sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters, a checkpoint of "
+        f"{size:,.0f} MB: "
+        f"copied in {copied:.2f} s, on the disk after {written:.2f} s; restored in {restored:.2f} s, of which {opened:.2f} s "
+        "for comparing every byte with its checksum",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,227 @@
+"""Trains in real processes, ends them in real ways, and compares what is left: what `kills`, `soak` and the tests share.
+
+    with Group(words, workers=2, log=Path("log")) as group:      # two processes with torchrun's environment, joined by gloo
+        group.wait(60)                                           # [0, 0], or [-9, 2] after a kill
+
+A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. Processes are forked from one
+that has imported everything, so that a start takes a second and not ten.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.corpora import CORPORA
+from pipelines.checkpoint import Checkpoint
+from pipelines.metrics_file import read_records
+from pipelines.prepare import COMMANDS, PrepareConfig, prepare
+
+TINY = shlex.split("""
+    --model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.window 8 --model.dropout 0.1
+    --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 60 --schedule.warmup 4 --log-every 1 --validate-every 5
+    --validate-tokens 200 --checkpoint.every 3 --num-workers 0 --use-gpu no --tracking.system-metrics off
+""")
+REC = "--model.recurrent-layers 2 --model.states 4"
+MODELS = {
+    "rec fixed:skip": shlex.split(f"small-rec {REC} --model.gate fixed --model.cell skip"),
+    "rec lstm:dual": shlex.split(f"small-rec {REC} --model.gate lstm --model.cell dual"),
+    "slide": ["small-slide"],
+    "xl": ["small-xl"],
+    "memorizing": shlex.split("small-memorizing --model.memory-layer 2 --model.memory 32 --model.top-k 4"),
+}
+"""Words that begin a command; TINY makes a run of seconds of it."""
+
+
+def make_store(folder: Path, documents: int = 12, words: int = 1200) -> Path:
+    """A prepared store of random words, in bytes."""
+    rng = np.random.Generator(np.random.Philox(7))
+    syllables = ["ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu"]
+    for split, count in (("train", documents), ("validation", 2), ("test", 1)):
+        (folder / "text" / split).mkdir(parents=True)
+        for i in range(count):
+            size = int(rng.integers(1, words))
+            text = " ".join("".join(rng.choice(syllables, 2)) for _ in range(size))
+            (folder / "text" / split / f"{i}.txt").write_text(text)
+    fields: dict[str, Any] = {**vars(COMMANDS["text"]), "corpus": CORPORA["text"](source=str(folder / "text"))}
+    prepare(PrepareConfig(**{**fields, "store": str(folder / "store"), "segment_length": 64, "num_workers": 0}))
+    return folder / "store"
+
+
+MOMENTS = {
+    "forward": ("torch.nn", "Module.__call__"),
+    "backward and all-reduce": ("torch", "Tensor.backward"),
+    "all-reduce": ("torch.distributed", "all_reduce"),
+    "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
+    "log": ("pipelines.metrics_file", "MetricsFile.append"),
+    "upload to MLflow": ("pipelines.tracking", "_MlflowRun.send"),
+    "validation": ("pipelines.loop", "validate"),
+    "snapshot": ("pipelines.saving", "Saver.save"),
+    "save": ("pipelines.saving", "_write_file"),
+    "commit": ("pipelines.saving", "Saver._commit"),
+    "pruning": ("pipelines.saving", "prune"),
+}
+"""Kinds of moments, and the function that is then at work."""
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A SIGKILL from inside: so many milliseconds after the first call of a kind, from a step on."""
+
+    moment: str
+    step: int
+    milliseconds: float
+
+    def lay(self) -> None:
+        from pipelines.heartbeat import Heartbeat
+
+        steps, sprung = [0], []
+
+        def note(heart: object, step: int | None = None) -> None:
+            steps[0] = steps[0] if step is None else step
+
+        def kill(*_: object, **__: object) -> None:
+            if steps[0] >= self.step and not sprung:
+                sprung.append(True)
+                if self.milliseconds < 0.01:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Timer(self.milliseconds / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+        before_call(Heartbeat, "beat", note)
+        module, name = MOMENTS[self.moment]
+        owner: Any = __import__(module, fromlist=["_"])
+        *path, last = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        before_call(owner, last, kill)
+
+
+def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
+    """Have ``act`` called before each call of a function, with its arguments."""
+    function = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        act(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["benchmarks.killing", "pipelines.train", "mlflow", "torch._dynamo"])
+
+
+class Group:
+    """The processes of one start of a training command."""
+
+    def __init__(self, words: Sequence[str], workers: int, log: Path, traps: dict[int, Trap] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.log = log
+        self.processes = []
+        for rank in range(workers):
+            world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "MASTER_PORT": port}
+            settings = {key: str(value) for key, value in world.items()} if workers > 1 else {}
+            settings |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            arguments = (list(words), settings, (traps or {}).get(rank), str(log) if rank == 0 else f"{log}-{rank}")
+            self.processes.append(CONTEXT.Process(target=_train, args=arguments))
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def signal(self, number: int, rank: int | None = None) -> None:
+        for process in self.processes if rank is None else [self.processes[rank]]:
+            if process.is_alive() and process.pid:
+                os.kill(process.pid, number)
+
+    def wait(self, seconds: float = 300, after_a_death: float = 5.0) -> list[int | None]:
+        """Exit statuses. When one process has died, the others get a little time and are then killed, as a launcher would."""
+        deadline = time.monotonic() + seconds
+        while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
+            if any(process.exitcode not in (None, 0) for process in self.processes):
+                deadline = min(deadline, time.monotonic() + after_a_death)
+            time.sleep(0.02)
+        self.end()
+        return [process.exitcode for process in self.processes]
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+    def said(self) -> str:
+        """What rank 0 has printed."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: str) -> None:
+    os.environ |= settings
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    import torch
+
+    from pipelines import cli, train
+
+    torch.set_num_threads(1)
+    if trap:
+        trap.lay()
+    sys.argv = ["train", *words]
+    cli.run(train.main)
+
+
+def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """The bytes of a checkpoint's files, and what its JSON says of the optimizer and the data."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    meta = Checkpoint.open(folder).meta
+    keys = ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")
+    told = {key: meta[key] for key in keys if key not in unless}
+    files = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    return {**files, "meta": json.dumps(told, sort_keys=True).encode()}
+
+
+def curve(run: Path) -> list[tuple[int, str, float]]:
+    """Every figure at its step, as metrics.jsonl has it, but for the speed; `train/tokens` of a validation is another's."""
+    return sorted(
+        (record.step, key, value)
+        for record in read_records(run / "metrics.jsonl")
+        for key, value in record.metrics.items()
+        if "per_second" not in key and not (key == "train/tokens" and "train/bits_per_token" not in record.metrics)
+    )
+
+
+def mlflow_curve(root: Path, run: str) -> list[tuple[int, str, float]]:
+    """The same as MLflow has it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = [entry for entry in client.search_runs(experiments) if entry.info.run_name == run]
+    assert len(found) == 1, f"{len(found)} runs in MLflow are called {run}"
+    return sorted(
+        (point.step, key, point.value)
+        for key in found[0].data.metrics
+        if "per_second" not in key
+        for point in client.get_metric_history(found[0].info.run_id, key)
+    )

@@ -1,0 +1,146 @@
+"""Trains for a long time under kills and compares the end with a run that nothing disturbed.
+
+    python -m benchmarks.soak --minutes 30            as long again for the undisturbed run
+
+Two processes, dropout on, a checkpoint every 10 steps. Every 20 to 60 seconds one of them, or both, is killed by SIGKILL, and the
+same command goes on. At the end it is asked to stop; a run of just so many steps that nothing disturbs must end in the same bytes,
+with the same curve. Memory and open files of the processes are read every second.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.killing import MODELS, TINY, Group, curve, final_tensors, make_store
+from pipelines import checkpoint as checkpoints
+from pipelines import cli
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How long."""
+
+    minutes: float = 30.0
+    """Of training under kills."""
+    pause: tuple[float, float] = (20.0, 60.0)
+    """Least and most seconds between two kills."""
+    seed: int = 0
+    """Of the kills."""
+
+
+LARGER = ["--model.d-model", "64", "--model.mlp-dim", "256", "--model.head-dim", "32", "--model.states", "16"]
+LARGER += ["--model.window", "16", "--data.segment-length", "128", "--checkpoint.every", "10", "--validate-every", "50"]
+LARGER += ["--schedule.name", "constant", "--tracking.backend", "none"]
+
+
+class Meter:
+    """Memory (MB) and open files of the processes of a start, read about every second."""
+
+    def __init__(self) -> None:
+        self.readings: list[tuple[float, int, float, int]] = []
+        """Seconds since the beginning, rank, MB, open files."""
+        self.began = self.read = time.monotonic()
+
+    def look(self, group: Group) -> None:
+        if time.monotonic() - self.read < 1:
+            return
+        self.read = time.monotonic()
+        for rank, process in enumerate(group.processes):
+            try:
+                found = psutil.Process(process.pid)
+                self.readings.append((self.read - self.began, rank, found.memory_info().rss / 1e6, found.num_fds()))
+            except psutil.Error:
+                continue
+
+    def told(self) -> str:
+        """The medians of the second and of the last fifth of the time, of rank 0."""
+        end = self.readings[-1][0]
+
+        def median(least: float, most: float, column: int) -> float:
+            values = [r[column] for r in self.readings if r[1] == 0 and least * end <= r[0] <= most * end]
+            return statistics.median(values) if values else float("nan")
+
+        early, late = (0.2, 0.4), (0.8, 1.0)
+        return (
+            f"memory {median(*early, 2):.0f} MB, at the end {median(*late, 2):.0f} MB; "
+            f"open files {median(*early, 3):.0f}, at the end {median(*late, 3):.0f}"
+        )
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    random.seed(config.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        store = make_store(root, documents=40, words=4000)
+        words = [*MODELS["rec fixed:skip"], *TINY, *LARGER, "--data.store", str(store), "--root", str(root)]
+        kills, again, meter = soak([*words, "--run", "soak", "--steps", "1000000"], root, config)
+        last = newest(root / "soak")
+        print(f"{kills} kills in {config.minutes:g} minutes and {last:,} steps; {again:,} steps made again", flush=True)
+        print(f"under kills: {meter.told()}", flush=True)
+        calm = Meter()
+        began = time.monotonic()
+        with Group([*words, "--run", "calm", "--steps", str(last)], 2, root / "calm.log") as group:
+            while any(process.is_alive() for process in group.processes):
+                calm.look(group)
+                time.sleep(0.1)
+            assert group.wait(1) == [0, 0], group.said()[-3000:]
+        print(f"undisturbed: {(time.monotonic() - began) / 60:.1f} minutes; {calm.told()}", flush=True)
+        # The last step of the undisturbed run is validated; the other did not know that it was the last.
+        expected, found = (final_tensors(root / run, last, unless=("validation",)) for run in ("calm", "soak"))
+        different = [name for name in expected if found.get(name) != expected[name]]
+        steps = [step for step, key, _ in curve(root / "soak") if key == "train/bits_per_token"]
+        lost = last - len(set(steps))
+        print(f"final checkpoint: {'DIFFERENT in ' + ', '.join(different) if different else 'identical'}")
+        same = set(curve(root / "soak")) <= set(curve(root / "calm"))
+        twice = len(steps) - len(set(steps))
+        print(f"steps lost: {lost}; twice in the curve: {twice}; figures {'the same' if same else 'DIFFERENT'}")
+    return 1 if different or lost or not same else 0
+
+
+def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, Meter]:
+    """Train under kills, then stop. Returns the kills, the steps that were made again, and what was measured."""
+    end, kills, again, meter = time.monotonic() + 60 * config.minutes, 0, 0, Meter()
+    while True:
+        furthest = reached(root / "soak")
+        with Group(words, 2, root / "soak.log") as group:
+            kill_at = time.monotonic() + random.uniform(*config.pause)
+            while time.monotonic() < min(kill_at, end):
+                assert all(process.is_alive() for process in group.processes), group.said()[-3000:]
+                meter.look(group)
+                time.sleep(0.05)
+            if kill_at > end:
+                while reached(root / "soak") <= furthest:  # a process that has only begun cannot save
+                    time.sleep(0.1)
+                group.signal(signal.SIGTERM)
+                statuses = group.wait(120)
+                assert statuses == [75, 75], f"{statuses} {group.said()[-3000:]}"
+                return kills, again, meter
+            before = newest(root / "soak")
+            for rank in random.choice(((0,), (1,), (0, 1))):
+                group.signal(signal.SIGKILL, rank)
+            group.wait(60)
+        kills += 1
+        again += reached(root / "soak") - newest(root / "soak")
+        assert newest(root / "soak") >= before
+
+
+def reached(run: Path) -> int:
+    """The last step of the curve."""
+    return max((step for step, *_ in curve(run)), default=0)
+
+
+def newest(run: Path) -> int:
+    return max(map(checkpoints.step_of, checkpoints.folders(run / "checkpoints")), default=0)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,139 @@
+"""Looks a run over: which checkpoints it has, whether they are whole, what each holds, and which one the run would go on from.
+
+    python -m pipelines.doctor runs/mine
+
+Every byte is read and compared with its checksum. Exit status: 0 when every checkpoint is whole and the newest one fits the store
+and this code; 2 when one is not, with a sentence for each thing that is wrong. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from safetensors import safe_open
+
+from data_prep.store import SegmentStore
+from pipelines import checkpoint as checkpoints
+from pipelines import cli
+from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.saving import best
+from recur_models import model_from_json
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Which run."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    store: str = ""
+    """Store that it was trained on, where it has moved."""
+
+
+COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation", "")
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    root = config.run / "checkpoints"
+    if not config.run.is_dir():
+        near = difflib.get_close_matches(config.run.name, [path.name for path in config.run.parent.glob("*")], n=1)
+        hint = f": did you mean {config.run.parent / near[0]}?" if near else ""
+        raise CheckpointError(f"{config.run} does not exist{hint or ': name the folder of a run'}")
+    found, complaints = {}, []
+    for folder in checkpoints.folders(root):
+        try:
+            found[checkpoints.step_of(folder)] = Checkpoint.open(folder)
+        except CheckpointError as error:
+            complaints.append(str(error))
+    rows = [COLUMNS]
+    first = next(iter(best(found)), None)
+    for folder in checkpoints.folders(root):
+        step = checkpoints.step_of(folder)
+        marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
+        rows.append(row(folder, found.get(step), ", ".join(marks)))
+    rows += [(path.name, "unfinished", *[""] * (len(COLUMNS) - 2)) for path in sorted(root.glob(".step-*"))]
+    if len(rows) > 1:
+        print(table(rows))
+    if found:
+        complaints += unfit(found[max(found)], config.store)
+        print(f"{cli.shown(config.run)} would go on from step {max(found):,}")
+    else:
+        complaints.append(f"{root} holds no checkpoint that can be used: train the run first, or restore one")
+    for complaint in complaints:
+        print(f"wrong: {complaint}")
+    return 2 if complaints else 0
+
+
+def row(folder: Path, checkpoint: Checkpoint | None, marks: str) -> tuple[str, ...]:
+    if checkpoint is None:
+        return (folder.name, "damaged", *[""] * (len(COLUMNS) - 2))
+    meta = checkpoint.meta
+    megabytes = sum(file["bytes"] for file in meta["files"].values()) / 1e6
+    validation = meta.get("validation")
+    told = f"{validation['bits_per_token']:.4f}" if validation else "–"
+    if validation and validation["step"] != checkpoint.step:
+        told += f" at {validation['step']:,}"
+    numbers = (f"{checkpoint.step:,}", f"{meta['tokens']:,}", str(meta["world"]), str(meta["lanes"]))
+    return (folder.name, "whole", *numbers, f"{megabytes:,.1f}", told, marks)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in rows
+    )
+
+
+def unfit(checkpoint: Checkpoint, store: str) -> list[str]:
+    """A sentence for each reason why this code and this store could not go on from a checkpoint."""
+    return [*unfit_code(checkpoint), *unfit_store(checkpoint, store)]
+
+
+def unfit_code(checkpoint: Checkpoint) -> list[str]:
+    """Whether this code builds the model that was saved, to the shape of every tensor."""
+    try:
+        with torch.device("meta"):
+            model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
+            state = model.initial_state(checkpoint.meta["lanes"])
+    except (ValueError, TypeError, KeyError) as error:
+        return [f"this code cannot build the model of {checkpoint.folder}: {cli.sentence(error)}"]
+    weights = shapes(checkpoint.folder / "model.safetensors")
+    told = differing("weights", {name: list(value.shape) for name, value in model.state_dict().items()}, weights)
+    for path in sorted(checkpoint.folder.glob("lanes-*.safetensors")):
+        saved = {name: shape[1:] for name, shape in shapes(path).items() if name.startswith("lanes/state/")}
+        expected = {f"lanes/state/{name}": list(value.shape[1:]) for name, value in state.items()}
+        told += differing(f"State in {path.name}", expected, saved)
+    return [f"{checkpoint.folder} does not fit this code's {model.__class__.__name__}: {text}" for text in told]
+
+
+def shapes(path: Path) -> dict[str, list[int]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+
+
+def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[int]]) -> list[str]:
+    odd = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+    return [f"its {what} differ in {odd[0]} ({len(odd)} in all)"] if odd else []
+
+
+def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
+    data: dict[str, Any] = checkpoint.meta["config"]["data"]
+    try:
+        split = SegmentStore.open(place or data["store"], data["corpus"], "train")
+        check_fits(checkpoint, split, allow_other_store=False, override="--allow-change store when training")
+    except (ValueError, OSError) as error:
+        return [cli.sentence(error)]
+    return []
+
+
+if __name__ == "__main__":
+    cli.run(main)

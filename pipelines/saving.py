@@ -1,0 +1,305 @@
+"""Saves a run's checkpoints without holding up the loop: a copy in memory is taken at once, and a thread writes it to the disk.
+
+    saver = Saver(config.folder / "checkpoints", CheckpointConfig(every=200), world, lanes=8)
+    saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
+    saver.close()                                                                # returns when it is on the disk
+
+Each process has such a thread. It writes the file of its own lanes into `.step-00000200.<token>.tmp` and beside it a note of its
+size and checksum. The thread of rank 0 writes the weights, waits for the notes of all the others, writes checkpoint.json, and
+renames the folder. The threads need no collective: these belong to the loop. One save at a time: the next one waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from data_prep.manifest import write_atomically
+from pipelines.checkpoint import (
+    SCHEMA,
+    Checkpoint,
+    CheckpointError,
+    digest_file,
+    digest_json,
+    flatten_optimizer,
+    folder_of,
+    folders,
+    lanes_file,
+    step_of,
+)
+from pipelines.provenance import first_cause
+from pipelines.world import World
+
+PEER_SECONDS = 600.0
+"""How long rank 0 waits for the files of the others: they write at the same time, so this is a folder that is not shared."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written. Those before it are intact."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved, and what is kept."""
+
+    every: int = 100
+    """Steps between checkpoints; the last step always makes one, and so does a request to stop."""
+    keep: int = 3
+    """Newest checkpoints that are kept."""
+    keep_every: int = 0
+    """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
+    keep_best: int = 1
+    """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
+    on_failure: Literal["stop", "warn"] = "stop"
+    """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
+
+
+class Saver:
+    """Saves the steps of one run. Every process makes one, and all call the same methods in the same order."""
+
+    def __init__(self, root: Path, config: CheckpointConfig, world: World, lanes: int) -> None:
+        self._root, self._config, self._world, self._lanes = root, config, world, lanes
+        self._token = f"{world.first(secrets.randbits(31)):08x}"  # no process of an earlier start has it
+        self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
+        self._thread: threading.Thread | None = None
+        self._own_files_done, self._give_up = threading.Event(), threading.Event()
+        self._error: SaveError | None = None
+        root.mkdir(parents=True, exist_ok=True)
+        if world.rank == 0:
+            for stale in root.glob(".step-*"):
+                shutil.rmtree(stale, ignore_errors=True)
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        per_lane: Mapping[str, Tensor],
+        per_process: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+    ) -> Path:
+        """Copy what belongs to the checkpoint of a step, and have it written. Returns the folder that it will be.
+
+        Args:
+            per_lane: of own lanes (first dimension: lane).
+            per_process: what is this process's own.
+            meta: what JSON holds of the rest; rank 0's counts.
+
+        Raises SaveError when the one before could not be written and `on_failure` is "stop".
+        """
+        self._settle()
+        own = {f"lanes/{key}": value for key, value in per_lane.items()}
+        files = {lanes_file(*self._world.lanes(self._lanes), self._lanes): own | _under("process/", per_process)}
+        values: dict[str, Any] = {}
+        if self._world.rank == 0:
+            tensors, scalars = flatten_optimizer(optimizer.state_dict())
+            files |= {"model.safetensors": model.state_dict(), "optimizer.safetensors": tensors}
+            values = {"schema": SCHEMA, "step": step, "world": self._world.size, "lanes": self._lanes}
+            values = json.loads(json.dumps({**values, "optimizer": scalars, **meta}))  # a copy too
+        copies = {name: self._copy(name, tensors) for name, tensors in files.items()}
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        self._own_files_done.clear()
+        self._give_up.clear()
+        self._thread = threading.Thread(target=self._write, args=(step, copies, values), name="checkpoint", daemon=True)
+        self._thread.start()
+        return folder_of(self._root, step)
+
+    def check(self) -> None:
+        """Raises SaveError when a save has failed since, and `on_failure` is "stop"."""
+        if self._error is not None and self._config.on_failure == "stop":
+            raise self._error
+
+    def close(self) -> None:
+        """Wait for the last save. Raises SaveError when it failed, whatever `on_failure` is: there is no next one."""
+        self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """The run has failed: the save that is under way may end if the other processes have written their files too."""
+        if self._thread is not None:
+            self._own_files_done.wait()
+            self._thread.join(2.0)
+            self._give_up.set()
+            self._thread.join()
+
+    def _settle(self) -> None:
+        """Wait until no save is under way."""
+        if self._thread is None:
+            return
+        self._own_files_done.wait()
+        if self._world.any(self._error is not None):
+            self._give_up.set()
+        self._thread.join()
+        self._thread = None
+        self.check()
+
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies in this machine's memory; those of a GPU are under way when this returns."""
+        copies = {}
+        for key, value in tensors.items():
+            copy = self._copies.get(f"{file}/{key}")
+            if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
+                copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+                self._copies[f"{file}/{key}"] = copy
+            copies[key] = copy.copy_(value.detach(), non_blocking=True)
+        return copies
+
+    # The thread
+
+    def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
+        folder = self._root / f".step-{step:08d}.{self._token}.tmp"
+        self._error = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            notes = {name: _write_file(folder / name, tensors) for name, tensors in files.items()}
+            if self._world.rank > 0:
+                for name, note in notes.items():
+                    _write_note(folder, name, note)
+        except Exception as error:  # whatever it is, the loop must hear of it
+            self._failed(step, folder, error)
+            return
+        finally:
+            self._own_files_done.set()
+        if self._world.rank == 0:
+            try:
+                self._commit(step, folder, values, notes | self._notes_of_the_others(folder))
+            except Exception as error:
+                self._failed(step, folder, error)
+
+    def _notes_of_the_others(self, folder: Path) -> dict[str, Any]:
+        """Size and checksum of the files of all other ranks, as they arrive."""
+        deadline = time.monotonic() + PEER_SECONDS
+        others = range(1, self._world.size)
+        waited = [lanes_file(*self._world.lanes(self._lanes, rank), self._lanes) for rank in others]
+        notes: dict[str, Any] = {}
+        while missing := [name for name in waited if name not in notes]:
+            if self._give_up.is_set() or time.monotonic() > deadline:
+                raise SaveError(f"{missing[0]} was not written; is {self._root} shared by all workers?")
+            for name in missing:
+                note = _read_note(folder, name)
+                if note and "failed" in note:
+                    raise SaveError(note["failed"])
+                if note:
+                    notes[name] = note
+            self._give_up.wait(0.01)
+        return notes
+
+    def _commit(self, step: int, folder: Path, values: dict[str, Any], files: Mapping[str, Any]) -> None:
+        for note in folder.glob(".*.note"):
+            note.unlink()
+        values["files"] = files
+        values["digest"] = digest_json(values)
+        write_atomically(folder / "checkpoint.json", json.dumps(values, indent=1).encode())
+        final = folder_of(self._root, step)
+        if final.exists():  # the same step again after falling back: the new one takes its place
+            remove(final)
+        os.rename(folder, final)
+        _sync(self._root)
+        try:
+            prune(self._root, step, self._config)
+        except OSError as error:
+            print(f"warning: older checkpoints could not be removed: {error}", file=sys.stderr, flush=True)
+
+    def _failed(self, step: int, folder: Path, error: Exception) -> None:
+        told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
+        self._error = SaveError(
+            f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
+            "cause, and repeat the command"
+        )
+        if self._world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
+            (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
+                _write_note(folder, name, {"failed": str(told)})
+        if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
+            print(f"warning: {self._error}", file=sys.stderr, flush=True)
+
+
+def prune(root: Path, newest: int, config: CheckpointConfig) -> None:
+    """Remove what need not be kept, now that the checkpoint of step ``newest`` is on the disk.
+
+    Those of later steps were passed over as damaged when the run fell back: they neither count nor go.
+    """
+    whole: dict[int, Checkpoint] = {}
+    older = [folder for folder in folders(root) if step_of(folder) <= newest]
+    for folder in older:
+        try:
+            whole[step_of(folder)] = Checkpoint.glance(folder)
+        except CheckpointError:
+            continue  # its place is not taken from one that is whole
+    kept = set(list(whole)[: config.keep]) | {s for s in whole if config.keep_every and s % config.keep_every == 0}
+    kept |= set(best(whole)[: config.keep_best])
+    for folder in older:
+        if step_of(folder) not in kept and step_of(folder) in whole:
+            remove(folder)
+
+
+def best(checkpoints: Mapping[int, Checkpoint]) -> list[int]:
+    """The steps that were validated at their own step, the best first."""
+    scores = {}
+    for step, checkpoint in checkpoints.items():
+        validation = checkpoint.meta.get("validation") or {}
+        if validation.get("step") == step:
+            scores[step] = validation["bits_per_token"]
+    return sorted(scores, key=lambda step: (scores[step], step))
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint such that no half of it is ever found under its name."""
+    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    save_file(dict(tensors), path)
+    _sync(path)
+    size, digest = digest_file(path)
+    return {"bytes": size, "xxh3": digest}
+
+
+def _write_note(folder: Path, name: str, note: Mapping[str, Any]) -> None:
+    write_atomically(folder / f".{name}.note", json.dumps(note).encode())
+
+
+def _read_note(folder: Path, name: str) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / f".{name}.note").read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""Asking a run to save and leave: SIGTERM (what a preempted machine sends), Ctrl-C, or a file `stop` in the run's folder.
+
+    with Stop(config.folder).on_signals() as stop:
+        loop.train(..., stop=stop.asked)        # after the step at hand it saves, waits for the disk, and raises Stopped
+
+    touch runs/mine/stop                        # the same from anywhere: another machine, a script
+
+The command then ends with exit status 75, "try again later": the same command goes on at the next step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+STOPPED_STATUS = 75
+"""Exit status of a command that was asked to stop, has saved, and can be repeated (EX_TEMPFAIL of sysexits.h)."""
+RESIZE = "resize"
+"""What the file holds when the run is to be started again at once with more workers."""
+AGAIN_SECONDS = 2.0
+"""A second signal after so long ends the process at once; before, it is the same one, which a launcher has passed on."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its step is saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Stop:
+    """Whether a run was asked to stop."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.file = run_folder / "stop"
+        self.signalled = False
+
+    def asked(self) -> bool:
+        return self.signalled or self.file.exists()
+
+    def ask(self, why: str = "stop") -> None:
+        """Ask the processes of the run, on whichever machine they are."""
+        self.file.write_text(why)
+
+    def reason(self) -> str:
+        """What the file says; empty when there is none."""
+        try:
+            return self.file.read_text().strip() or "stop"
+        except OSError:
+            return ""
+
+    def clear(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[Stop]:
+        """Take SIGTERM and Ctrl-C as requests while the block runs; in the main thread, where Python delivers them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        first = 0.0
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal first
+            if not self.signalled:
+                self.signalled, first = True, time.monotonic()
+                print("asked to stop: saving first (once more ends at once)", file=sys.stderr, flush=True)
+            elif time.monotonic() - first >= AGAIN_SECONDS:
+                if number == signal.SIGINT:
+                    raise KeyboardInterrupt
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

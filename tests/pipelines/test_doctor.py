@@ -1,0 +1,83 @@
+"""The doctor's table and exit status on runs that are well and on runs that are not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.doctor import main
+from pipelines.prepare import PrepareConfig, prepare
+from tests.small_corpus import contents
+
+Train = Callable[..., Path]
+
+
+def test_a_run_that_is_well(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train()
+    before = contents(folder)
+    capsys.readouterr()
+    assert main([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation"]
+    names = [line.split()[0] for line in lines[1:4]]
+    assert names == ["step-00000020", "step-00000015", "step-00000010"]
+    assert all(line.split()[1] == "whole" for line in lines[1:4])
+    assert lines[1].split()[2:6] == ["20", "2,554", "1", "4"] and "newest" in lines[1]
+    assert "at 10" in lines[2]  # step 15's newest validation
+    assert lines[4].endswith("would go on from step 20")
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "removed", "pickle", "no json"])
+def test_a_damaged_checkpoint_is_named(train: Train, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    folder = train()
+    newest = folder / "checkpoints" / "step-00000020"
+    weights = newest / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 4
+    if how == "removed":
+        weights.unlink()
+    elif how == "pickle":
+        (newest / "model.pt").write_bytes(b"\x80\x04.")
+    elif how == "no json":
+        (newest / "checkpoint.json").unlink()
+    else:
+        weights.write_bytes(data if how == "flipped" else data[:-9])
+    (folder / "checkpoints" / ".step-00000025.00000000.tmp").mkdir()
+    capsys.readouterr()
+    assert main([str(folder)]) == 2
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("step-00000020"))
+    assert row.split()[1] == "damaged" and ".step-00000025.00000000.tmp  unfinished" in out
+    assert "would go on from step 15" in out and "wrong: " in out and str(newest) in out
+
+
+def test_one_that_fits_neither_store_nor_code(
+    train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("--steps", "5")
+    other = str(tmp_path / "other")
+    prepare(make_config(store=other, tokenizer="sentencepiece:300"))
+    assert main([str(folder), "--store", other]) == 2
+    assert "the vocabulary of" in capsys.readouterr().out
+    assert main([str(folder), "--store", str(tmp_path / "nowhere")]) == 2
+    assert "there is no prepared split in" in capsys.readouterr().out
+    from recur_models.block_recurrent import RecConfig
+
+    with pytest.MonkeyPatch.context() as patch:  # a later version of the code, with another shape of a weight
+        build = RecConfig.build
+        patch.setattr(RecConfig, "build", lambda self, vocab_size: build(self, vocab_size + 1))
+        assert main([str(folder)]) == 2
+    assert "does not fit this code's" in capsys.readouterr().out
+
+
+def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train("--steps", "5")
+    with pytest.raises(ValueError, match=r"does not exist: did you mean .*run\?"):
+        main([str(folder.with_name("rnu"))])
+    shutil.rmtree(folder / "checkpoints")
+    assert main([str(folder)]) == 2
+    assert "holds no checkpoint that can be used" in capsys.readouterr().out

@@ -1,0 +1,224 @@
+"""Training in several real processes: asked to stop, killed, hung, and gone on with another number of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import kills
+from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
+from pipelines.checkpoint import Checkpoint, folders, newest, step_of
+from pipelines.config import TrainConfig
+from pipelines.loop import restore_lanes
+from pipelines.presets import PRESETS
+from pipelines.train import main
+from pipelines.world import World
+
+pytestmark = pytest.mark.slow
+Start = Callable[..., Group]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+def command(made: Path, root: Path) -> list[str]:
+    """Words that train rec for 60 steps; the name of the run is to be added."""
+    untracked = ["--data.store", str(made), "--root", str(root), "--tracking.backend", "none"]
+    return [*MODELS["rec fixed:skip"], *TINY, *untracked]
+
+
+@pytest.fixture
+def words(made: Path, tmp_path: Path) -> list[str]:
+    return command(made, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def calm(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing disturbs, on two processes."""
+    root = tmp_path_factory.mktemp("calm")
+    with Group([*command(made, root), "--run", "calm"], 2, root / "log") as group:
+        assert group.wait() == [0, 0], group.said()
+    return root / "calm"
+
+
+def until(run: Path, step: int, group: Group) -> None:
+    """Wait for the checkpoint of a step, or a later one."""
+    deadline = time.monotonic() + 60
+    while max(map(step_of, folders(run / "checkpoints")), default=0) < step:
+        assert time.monotonic() < deadline and any(p.is_alive() for p in group.processes), group.said()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("how", ["SIGTERM to all", "SIGTERM to one", "Ctrl-C", "file"])
+def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
+    words: list[str], calm: Path, tmp_path: Path, how: str
+) -> None:
+    run, log = tmp_path / "asked", tmp_path / "asked.log"
+    asked = [*words, "--run", "asked", "--checkpoint.every", "17"]
+    with Group(asked, 2, log) as group:
+        until(run, 17, group)
+        if how == "file":
+            (run / "stop").touch()
+        else:
+            group.signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM, 1 if how == "SIGTERM to one" else None)
+        assert group.wait() == [75, 75]
+    stopped = re.search(r"stopped after step (\d+) of 60, which is saved", log.read_text())
+    found, _ = newest(run / "checkpoints")
+    assert stopped and found and found.step == int(stopped[1]) > 17  # not the checkpoint that was there
+    assert curve(run)[-1][0] == found.step and not (run / "stop").exists()
+    with Group(asked, 2, log) as group:
+        assert group.wait() == [0, 0]
+    assert f"resumes from step {found.step}" in log.read_text()
+    assert final_tensors(run, 60) == final_tensors(calm, 60) and curve(run) == curve(calm)
+    with Group(asked, 2, log) as group:  # and a third time: there is nothing to do, for any of them
+        assert group.wait() == [0, 0]
+
+
+def test_in_one_process_too(words: list[str], tmp_path: Path) -> None:
+    mine, run = [*words, "--run", "alone"], tmp_path / "alone"
+    with Group(mine, 1, tmp_path / "alone.log") as group:
+        until(run, 6, group)
+        group.signal(signal.SIGTERM)
+        assert group.wait() == [75]
+    with Group(mine, 1, tmp_path / "alone.log") as group:
+        assert group.wait() == [0]
+    assert [step for step, key, _ in curve(run) if key == "train/bits_per_token"] == list(range(1, 61))
+
+
+def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "hung", tmp_path / "hung.log"
+    mine = [*words, "--run", "hung", "--hang-seconds", "6"]
+    with Group(mine, 2, log) as group:
+        until(run, 9, group)
+        group.signal(signal.SIGSTOP, 1)
+        victim, began = group.processes[1].pid, time.monotonic()
+        assert group.wait() == [70, -9]
+        assert time.monotonic() - began < 25
+    told = (run / "logs" / "hang.txt").read_text()
+    assert re.match(
+        rf"nothing has moved for 6 s: rank 1 \(process {victim} on \S+\) after step \d+ .*no sign of life", told
+    )
+    assert re.search(r"; rank 0 .* after step \d+ at loop.py:\d+ `", told)
+    assert told in log.read_text() and "Thread 0x" in log.read_text()  # the stacks of rank 0
+    with Group(mine, 2, log) as group:
+        assert group.wait() == [0, 0]
+    assert final_tensors(run, 60) == final_tensors(calm, 60)
+
+
+def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_path: Path) -> None:
+    """Ctrl-Z and fg, or a laptop that slept: nobody hung."""
+    with Group([*words, "--run", "slept", "--hang-seconds", "2"], 1, tmp_path / "log") as group:
+        until(tmp_path / "slept", 6, group)
+        group.signal(signal.SIGSTOP)
+        time.sleep(5)
+        group.signal(signal.SIGCONT)
+        assert group.wait() == [0], group.said()
+
+
+def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> None:
+    """Four of the kills of benchmarks/kills.py, whose figures are in RESULTS.md."""
+    kills.random.seed(5)
+    tracked = [*MODELS["rec lstm:dual"], *TINY, "--data.store", str(made), "--root", str(tmp_path / "root")]
+    differences, moments = kills.compare(tracked, tmp_path / "root", kills=4)
+    assert not differences and moments.total() == 4
+
+
+def test_two_one_four_and_two_processes_read_and_learn_the_same(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = [*words, "--model.dropout", "0"]
+    with Group([*mine, "--run", "steady"], 2, tmp_path / "steady.log") as group:
+        assert group.wait() == [0, 0]
+    run = tmp_path / "moved"
+    for workers, step in ((2, 14), (1, 29), (4, 44), (2, 60)):
+        trap = {rank: Trap("forward", step, 0) for rank in range(workers)}
+        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
+            statuses = group.wait()
+        assert set(statuses) == ({0} if step == 60 else {-9}), group.said()
+        found, _ = newest(run / "checkpoints")
+        assert found and found.meta["world"] == workers
+        check_the_move(found, mine, next_workers=4 if workers == 1 else 1)
+    steady, moved = (
+        Checkpoint.open(tmp_path / "steady/checkpoints/step-00000060"),
+        Checkpoint.open(folders(run / "checkpoints")[0]),
+    )
+    assert torch.equal(steady.lanes(0, 4)[0]["digest"], moved.lanes(0, 4)[0]["digest"])  # of every token of every lane
+    expected, got = losses(tmp_path / "steady"), losses(run)
+    assert len(got) == 60
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int) -> None:
+    """What each of another number of processes restores is, lane for lane and bit for bit, what was saved."""
+    whole: dict[str, torch.Tensor] = {}
+    for start, stop in checkpoint._ranges():
+        for name, value in checkpoint.lanes(start, stop)[0].items():
+            whole[name] = torch.cat([whole[name], value]) if name in whole else value
+    assert len(whole) > 1 and all(len(value) == 4 for value in whole.values())
+    config: TrainConfig = PRESETS["small-rec"]
+    config = type(config)(**{**vars(config), "data": type(config.data)(lanes=4)})
+    for rank in range(next_workers):
+        start, stop = 4 * rank // next_workers, 4 * (rank + 1) // next_workers
+        fresh = {
+            name.removeprefix("state/"): torch.zeros_like(value[start:stop])
+            for name, value in whole.items()
+            if name.startswith("state/")
+        }
+        before = torch.get_rng_state()
+        world = World(rank, next_workers, torch.device("cpu"))
+        state, digests, _ = restore_lanes(checkpoint, config, world, fresh, torch.zeros((), dtype=torch.float64))
+        torch.set_rng_state(before)
+        assert torch.equal(digests, whole["digest"][start:stop])
+        for name, value in state.items():
+            assert torch.equal(value, whole[f"state/{name}"][start:stop]), name
+    assert not torch.equal(whole["digest"][0], whole["digest"][1])  # a swap would be seen
+
+
+def losses(run: Path) -> list[float]:
+    return [value for _, key, value in curve(run) if key == "train/bits_per_token"]
+
+
+def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_path: Path) -> None:
+    """Its driver was killed, and it is still alive: it must not write beside the new one."""
+    from pipelines.lock import hold
+
+    run = tmp_path / "fenced"
+    holder = hold(run / "checkpoints", "an earlier start")
+    with Group([*words, "--run", "fenced", "--steps", "6"], 1, tmp_path / "log") as group, holder:
+        time.sleep(3)
+        assert group.processes[0].is_alive() and not folders(run / "checkpoints")
+        holder.__exit__(None, None, None)
+        assert group.wait() == [0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "lanes", "expected"),
+    [("2", 8, [2]), ("1:4", 8, [1, 2, 4]), ("2:3", 8, [2]), ("1:1", 3, [1]), ("0", 3, [0])],
+)
+def test_numbers_of_workers(workers: str, lanes: int, expected: list[int]) -> None:
+    config = PRESETS["demo-rec"]
+    fields = {**vars(config), "data": type(config.data)(lanes=lanes, segment_length=256), "num_workers": workers}
+    assert type(config)(**fields).workers == expected
+
+
+@pytest.mark.parametrize("workers", ["5:7", "4:2", "0:4", "1:", "one", "-1", "1:2:3"])
+def test_numbers_of_workers_that_are_refused(workers: str) -> None:
+    with pytest.raises(ValueError, match=r"num_workers is|workers cannot share equally"):
+        main(["demo-rec", "--num-workers", workers])
+
+
+def test_the_exit_status_of_a_run_that_was_stopped_is_its_own() -> None:
+    from pipelines.heartbeat import HUNG_STATUS
+    from pipelines.stopping import STOPPED_STATUS
+
+    assert len({0, 1, 2, 130, 128 + signal.SIGTERM, os.EX_OK, HUNG_STATUS, STOPPED_STATUS}) == 7

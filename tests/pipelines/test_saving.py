@@ -1,0 +1,294 @@
+"""Checkpoints as they are written: copied at once, kept by a policy, never half there; and a disk that is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipelines import saving
+from pipelines.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
+from pipelines.saving import CheckpointConfig, SaveError, Saver
+from pipelines.world import World
+from tests.small_corpus import contents
+
+Train = Callable[..., Path]
+
+
+class Trained:
+    """A model and an optimizer with some state, saved under steps of one's choice."""
+
+    def __init__(
+        self, root: Path, config: CheckpointConfig | None = None, bits: dict[int, float] | None = None
+    ) -> None:
+        self.root, self.bits = root, bits or {}
+        self.saver = Saver(root, config or CheckpointConfig(keep=2, keep_best=0), World.alone(), lanes=2)
+        self.model = torch.nn.Linear(4, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.model(torch.randn(2, 4)).sum().backward()
+        self.optimizer.step()
+
+    def save(self, step: int) -> Path:
+        return self.saver.save(
+            step,
+            model=self.model,
+            optimizer=self.optimizer,
+            per_lane={"digest": torch.tensor([step, -step])},
+            per_process={"nats": torch.tensor(0.5)},
+            meta={"validation": {"step": step, "bits_per_token": self.bits[step]} if step in self.bits else None},
+        )
+
+    def obstruct(self, step: int) -> Path:
+        """A file where the folder of this step's checkpoint would be made."""
+        path = self.root / f".step-{step:08d}.{self.saver._token}.tmp"
+        path.write_text("in the way")
+        return path
+
+
+def steps(root: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in root.glob("step-*"))
+
+
+class TestPolicy:
+    """Which checkpoints are kept."""
+
+    def test_the_newest_the_round_and_the_best(self, tmp_path: Path) -> None:
+        bits = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.5}
+        trained = Trained(tmp_path, CheckpointConfig(keep=2, keep_every=5, keep_best=1), bits)
+        for step in range(1, 10):
+            trained.save(step)
+        trained.saver.close()
+        assert steps(tmp_path) == [4, 5, 8, 9]
+
+    def test_a_damaged_one_takes_no_ones_place(self, tmp_path: Path) -> None:
+        trained = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=0))
+        trained.save(1)
+        trained.save(9)
+        trained.saver.close()  # 9 alone is left; then it is damaged, and the run has fallen back to 1
+        shutil.copytree(tmp_path / "step-00000009", tmp_path / "step-00000020")
+        (tmp_path / "step-00000020" / "model.safetensors").write_bytes(b"")
+        again = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=0))
+        again.save(10)
+        again.saver.close()
+        assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
+        assert newest(tmp_path)[0].step == 10  # pyright: ignore[reportOptionalMemberAccess]
+
+    @pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_best"])
+    def test_numbers_that_mean_nothing(self, field: str) -> None:
+        with pytest.raises(ValueError, match=f"checkpoint.{field} is -1"):
+            replace(CheckpointConfig(), **{field: -1})
+
+
+def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
+    """The thread is held up while everything changes; then what it writes is compared with what was."""
+    trained, gate, at_work = Trained(tmp_path), threading.Event(), threading.Event()
+    write = saving._write_file
+
+    def held(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, object]:
+        at_work.set()
+        assert gate.wait(10)
+        return write(path, tensors)
+
+    expected = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    momentum = trained.optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "_write_file", held)
+        folder = trained.save(1)
+        assert at_work.wait(10) and not folder.exists()  # `save` came back before anything was on the disk
+        with torch.no_grad():
+            for value in trained.model.parameters():
+                value.fill_(7.0)
+        trained.optimizer.step()
+        gate.set()
+        trained.saver.close()
+    saved = Checkpoint.open(folder)
+    for name, value in saved.weights().items():
+        assert torch.equal(value, expected[name])
+    assert torch.equal(saved.optimizer()["state"][0]["exp_avg"], momentum)
+
+
+def test_one_save_at_a_time_and_memory_is_used_again(tmp_path: Path) -> None:
+    trained = Trained(tmp_path)
+    trained.save(1)
+    places = {name: copy.data_ptr() for name, copy in trained.saver._copies.items()}
+    for step in range(2, 6):
+        trained.save(step)
+        assert steps(tmp_path)[-1] >= step - 1  # it waited for the one before
+    trained.saver.close()
+    assert {name: copy.data_ptr() for name, copy in trained.saver._copies.items()} == places
+
+
+class TestFailure:
+    """What cannot be written is told of, and leaves the others as they were."""
+
+    def test_stop_raises_in_the_loop(self, tmp_path: Path) -> None:
+        trained = Trained(tmp_path / "checkpoints")
+        trained.save(1)
+        trained.saver._settle()
+        before = contents(tmp_path)
+        obstacle = trained.obstruct(2)
+        trained.save(2)
+        assert trained.saver._thread
+        trained.saver._thread.join()
+        with pytest.raises(SaveError, match=r"the checkpoint of step 2 could not be written .*File exists"):
+            trained.saver.check()
+        obstacle.unlink()
+        assert contents(tmp_path) == before
+
+    def test_warn_goes_on_to_the_next(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        trained = Trained(tmp_path, CheckpointConfig(on_failure="warn"))
+        trained.save(1)
+        trained.saver._settle()
+        trained.obstruct(2)
+        trained.save(2)
+        trained.saver._settle()
+        trained.saver.check()
+        trained.save(3)
+        trained.saver.close()
+        assert steps(tmp_path) == [1, 3]
+        assert "warning: the checkpoint of step 2 could not be written" in capsys.readouterr().err
+
+    def test_the_last_one_fails_the_run_however_it_is_set(self, tmp_path: Path) -> None:
+        trained = Trained(tmp_path, CheckpointConfig(on_failure="warn"))
+        trained.obstruct(1)
+        trained.save(1)
+        with pytest.raises(SaveError):
+            trained.saver.close()
+
+    def test_what_an_earlier_start_left_is_removed(self, tmp_path: Path) -> None:
+        (tmp_path / ".step-00000003.0123abcd.tmp").mkdir()
+        (tmp_path / ".step-00000002.0123abcd.old").mkdir()
+        Trained(tmp_path)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of three megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "warn"])
+def test_a_disk_that_fills_during_a_save(
+    train: Train, small_disk: Path, on_failure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--root", str(small_disk), "--checkpoint.on-failure", on_failure, "--checkpoint.keep", "9")
+    words += ("--allow-change", "steps", "--checkpoint.every", "4")
+    train(*words, "--steps", "8")
+    folder = small_disk / "run"
+    before = contents(folder / "checkpoints")
+    assert sorted(Path(name).parts[0] for name in before if name.endswith(".json")) == [
+        "step-00000004",
+        "step-00000008",
+    ]
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    one = sum(len(data) for name, data in before.items() if name.startswith("step-00000008"))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(free - one // 2))  # half a checkpoint fits
+    with pytest.raises(SaveError, match=r"step 12 could" if on_failure == "stop" else r"step 20 could"):
+        train(*words, "--steps", "20")
+    assert contents(folder / "checkpoints") == before  # intact, and no half one beside them
+    if on_failure == "warn":
+        assert "warning: the checkpoint of step 12 could not be written" in capsys.readouterr().err
+    ballast.unlink()
+    train(*words, "--steps", "20")
+    assert Checkpoint.open(folder / "checkpoints" / "step-00000020")
+
+
+class TestForeign:
+    """What is no checkpoint of ours is never loaded, however it came there."""
+
+    def test_a_folder_of_a_larger_world(self, tmp_path: Path) -> None:
+        """Its checksums are right, but not all of its lanes are there."""
+        folder = self.saved(tmp_path)
+        meta = json.loads((folder / "checkpoint.json").read_text())
+        meta |= {"lanes": 4, "world": 2}
+        rename(folder, "lanes-0-2-of-2.safetensors", "lanes-0-2-of-4.safetensors", meta)
+        with pytest.raises(CheckpointError, match="its files do not cover its 4 lanes"):
+            Checkpoint.open(folder)
+
+    @pytest.mark.parametrize("name", ["model.pt", "optimizer.bin", "state.pkl"])
+    def test_a_pickle_beside_the_files(self, tmp_path: Path, name: str) -> None:
+        folder = self.saved(tmp_path)
+        (folder / name).write_bytes(pickle.dumps({}))
+        with pytest.raises(PickledError, match=f"{name} may hold pickled objects, .* remove it"):
+            newest(tmp_path)
+
+    @pytest.mark.parametrize("protocol", [2, 4, "zip"])
+    def test_a_pickle_in_the_place_of_a_file(self, tmp_path: Path, protocol: int | str) -> None:
+        """Even with a checksum that is right."""
+        folder = self.saved(tmp_path)
+        path, fired = folder / "model.safetensors", tmp_path / "fired"
+        if protocol == "zip":
+            torch.save({"weight": torch.zeros(3)}, path)
+        else:
+            path.write_bytes(pickle.dumps(Bomb(str(fired)), protocol=int(protocol)))
+        meta = json.loads((folder / "checkpoint.json").read_text())
+        rename(folder, "model.safetensors", "model.safetensors", meta)
+        with pytest.raises(PickledError, match="no safetensors but a pickle"):
+            newest(tmp_path)
+        assert not fired.exists()
+
+    def test_a_file_outside_of_the_folder(self, tmp_path: Path) -> None:
+        folder = self.saved(tmp_path)
+        save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+        meta = json.loads((folder / "checkpoint.json").read_text())
+        meta["files"]["../other.safetensors"] = dict(
+            zip(("bytes", "xxh3"), digest_file(tmp_path / "other.safetensors"), strict=True)
+        )
+        rename(folder, "model.safetensors", "model.safetensors", meta)
+        with pytest.raises(CheckpointError, match=r"other.safetensors"):
+            Checkpoint.open(folder)
+
+    @staticmethod
+    def saved(root: Path) -> Path:
+        trained = Trained(root)
+        folder = trained.save(1)
+        trained.saver.close()
+        return folder
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (self.path, "w")
+
+
+def rename(folder: Path, before: str, after: str, meta: dict[str, object]) -> None:
+    """Rename a file, and write a checkpoint.json whose checksums are right."""
+    (folder / before).rename(folder / after)
+    files = meta["files"]
+    assert isinstance(files, dict)
+    del files[before]
+    files[after] = dict(zip(("bytes", "xxh3"), digest_file(folder / after), strict=True))
+    meta["digest"] = digest_json(meta)
+    (folder / "checkpoint.json").write_text(json.dumps(meta))
+
+
+def test_weights_that_are_no_numbers_are_not_saved(train: Train) -> None:
+    words = ("--optim.clip", "0", "--log-every", "20", "--checkpoint.every", "1", "--checkpoint.keep", "20")
+    with pytest.raises(ValueError, match="the loss became"):
+        train(*words, "--optim.lr", "1e30")
+    folder = train(*words, "--optim.lr", "1e-3", "--steps", "3", name="fine")
+    assert steps(folder / "checkpoints") == [1, 2, 3]
+    for path in (folder.parent / "run" / "checkpoints").glob("step-*"):
+        assert all(torch.isfinite(value).all() for value in Checkpoint.open(path).weights().values())
