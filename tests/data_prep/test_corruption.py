@@ -74,7 +74,7 @@ def test_truncated_missing_and_swapped_files_are_named(store: Path) -> None:
             with pytest.raises((StoreError, TokenizerError), match=name.split("/")[1].split(".")[0]):
                 read_everything(store)
         (store / name).unlink()
-        with pytest.raises((StoreError, TokenizerError), match="is missing|there is no prepared split"):
+        with pytest.raises((StoreError, TokenizerError), match=r"is missing|there is no prepared split"):
             read_everything(store)
         (store / name).write_bytes(data)
     first, second = store / "train" / "part-00000.arrow", store / "train" / "part-00001.arrow"
