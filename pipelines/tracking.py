@@ -170,7 +170,7 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """MLflow's id of the run, once it is known."""
-        return self._run.run_id if self._run else None
+        return (self._run.run_id or _saved(self._run.folder).get("run_id")) if self._run else None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record figures of a step. Of a figure that was logged twice for one step, MLflow gets the first.

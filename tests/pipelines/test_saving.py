@@ -292,3 +292,17 @@ def test_weights_that_are_no_numbers_are_not_saved(train: Train) -> None:
     assert steps(folder / "checkpoints") == [1, 2, 3]
     for path in (folder.parent / "run" / "checkpoints").glob("step-*"):
         assert all(torch.isfinite(value).all() for value in Checkpoint.open(path).weights().values())
+
+
+def test_the_checkpoint_knows_its_run_in_mlflow(train: Train, tmp_path: Path) -> None:
+    """A folder that was copied without mlflow_run.json goes on in the same run; another run that begins from it does not."""
+    words = ("--tracking.backend", "mlflow", "--tracking.system-metrics", "off")
+    folder = train(*words, "--steps", "5")  # too short for MLflow to have answered before its checkpoint
+    train(*words, "--steps", "10", "--allow-change", "steps")
+    before = json.loads((folder / "mlflow_run.json").read_text())["run_id"]
+    (folder / "mlflow_run.json").unlink()
+    shutil.copytree(folder / "checkpoints", folder.with_name("fork") / "checkpoints")
+    train(*words, "--steps", "20", "--allow-change", "steps")
+    train(*words, "--steps", "20", "--allow-change", "steps", name="fork")
+    after, fork = (json.loads((folder.with_name(name) / "mlflow_run.json").read_text()) for name in ("run", "fork"))
+    assert after["run_id"] == before != fork["run_id"]
