@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models import MemorizingConfig, ModelConfig, RecConfig, Recompute, SlideConfig, State, XLConfig, detach
+from recur_models.compiling import Compile, compile_model
 
 Size = Literal["small", "medium"]
 SIZES: dict[str, dict[str, int]] = {
@@ -33,11 +34,12 @@ PEER = "block-recurrent-transformer-pytorch"
 class Contender:
     """A model of ours in training."""
 
-    def __init__(self, config: ModelConfig, segment: int, recompute: Recompute = "nothing"):
+    def __init__(self, config: ModelConfig, segment: int, recompute: Recompute = "nothing", compile: Compile = "no"):
         torch.manual_seed(0)
         self.config = config
         self.model: Any = config.build(VOCAB)
         self.model.recompute = recompute
+        compile_model(self.model, compile)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(VOCAB, (LANES, segment))
         self.fresh = torch.zeros(LANES, segment // config.block, dtype=torch.bool)
@@ -115,11 +117,12 @@ def model_configs(name: Size) -> dict[str, ModelConfig]:
     }
 
 
-def contenders(name: Size) -> dict[str, Callable[[], Contender]]:
-    """A constructor for each contender; the peer's is there when it is installed."""
+def contenders(name: Size, compile: Compile = "no") -> dict[str, Callable[[], Contender]]:
+    """A constructor for each contender, ours compiled if wanted; the peer's is there when it is installed."""
     segment = SEGMENT[name]
     made: dict[str, Callable[[], Contender]] = {
-        label: (lambda config=config: Contender(config, segment)) for label, config in model_configs(name).items()
+        label: (lambda config=config: Contender(config, segment, compile=compile))
+        for label, config in model_configs(name).items()
     }
     if version := peer_version():
         made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment)

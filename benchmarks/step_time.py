@@ -18,6 +18,7 @@ from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from pipelines import cli
 from recur_models import MemorizingConfig, ModelConfig
+from recur_models.compiling import Compile
 from recur_models.costs import costs
 
 
@@ -31,6 +32,8 @@ class BenchConfig:
     """Rounds; the first two do not count."""
     only: tuple[str, ...] = ()
     """Contenders whose name begins with one of these, besides slide; by default all."""
+    compile: Compile = "no"
+    """torch.compile of our models, in the rounds that do not count."""
 
 
 def training_flops(config: ModelConfig, computed: bool) -> float:
@@ -52,7 +55,7 @@ def measure(name: Size, config: BenchConfig) -> None:
     """Time all contenders of one size and print a line for each."""
     chosen = {
         label: build()
-        for label, build in contenders(name).items()
+        for label, build in contenders(name, config.compile).items()
         if not config.only or label == "slide" or label.startswith(config.only)
     }
     rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
