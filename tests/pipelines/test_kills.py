@@ -12,5 +12,5 @@ from benchmarks.prepare_kills import BenchConfig, run
 @pytest.mark.ray
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    outcome = run(BenchConfig(kills=4, parts=60), tmp_path)
-    assert outcome.kills.total() == 4 and outcome.stores >= 1
+    outcome = run(BenchConfig(kills=2, parts=60), tmp_path)
+    assert outcome.kills.total() == 2 and outcome.stores >= 1
