@@ -17,10 +17,17 @@ from torch import nn
 from recur_models.protocol import RecurrentModel
 
 Compile = Literal["no", "layer", "model"]
+VERSIONS = 64
+"""Of a layer's code, at the most: one for each kind of layer, with gradients and without, and for each length of segment. Beyond
+torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 def compile_model(model: RecurrentModel, unit: Compile) -> None:
     """Have the model compiled when it is first called, in place: its names and its weights stay as they are."""
+    if unit != "no":
+        from torch._dynamo import config  # takes a second
+
+        config.recompile_limit = max(config.recompile_limit, VERSIONS)
     if unit == "model":
         model.compile()
     elif unit == "layer":
