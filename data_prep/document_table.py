@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -83,10 +83,20 @@ def write_table(folder: Place, groups: Iterable[Sequence[DocumentEntry]]) -> Tab
         sink = ChecksummedSink(stream)
         with pa.ipc.new_file(sink, SCHEMA) as writer:
             for group in groups:
-                arrays = [pa.array([getattr(row, field.name) for row in group], field.type) for field in SCHEMA]
+                arrays = [_column([getattr(row, field.name) for row in group], field.type) for field in SCHEMA]
                 writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
                 rows += len(group)
         return TableEntry(NAME, sink.position, rows, sink.whole.hexdigest())
+
+
+def _column(values: list[Any], type: pa.DataType) -> pa.Array:
+    """Numbers or strings. `pa.array` would import pandas first, to see whether these are of it."""
+    if type != pa.string():
+        numbers = np.array(values, np.int64 if type == pa.int64() else np.int32)
+        return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(numbers)])
+    texts = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)))
 
 
 def read_table(folder: Place, entry: TableEntry) -> Documents:

@@ -21,13 +21,13 @@ import xxhash
 from data_prep.documents import Corpus, Document, Scanned, Skipped, Source, reread, scan
 from data_prep.manifest import SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
 from data_prep.segments import PartPlan
-from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
+from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, token_dtype
 
 SAMPLE_BYTES = 16 << 20
 """A tokenizer is trained on about so much text of the train split."""
 
-SAMPLE_CHARACTERS = 8192
-"""Of each of 16 documents so much is encoded and decoded, to see whether the tokenizer is lossless."""
+SAMPLED = 16
+"""About so many documents of a split show whether the tokenizer is lossless."""
 
 LEAST_PART_BYTES = 1 << 20
 """A small split is cut into more parts than `part_bytes` asks for, so that workers can share it, but none smaller than this."""
@@ -49,6 +49,8 @@ class ScannedGroup:
     """Titles that are not the source's, by index among the kept."""
     skipped: dict[str, int]
     """What was left out, by reason."""
+    raw: bool
+    """Whether there are texts of bytes among them, which are never decoded."""
 
     @staticmethod
     def join(groups: Sequence[ScannedGroup], sizes: Sequence[int]) -> ScannedGroup:
@@ -67,6 +69,7 @@ class ScannedGroup:
             np.concatenate([np.empty(0, np.uint64), *(group.xxh3 for group in groups)]),
             {int(first) + i: title for g, first in zip(groups, firsts, strict=False) for i, title in g.titles.items()},
             dict(sorted(skipped.items())),
+            any(group.raw for group in groups),
         )
 
 
@@ -75,8 +78,17 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     numbers = {source.id: i for i, source in enumerate(sources)}
     kept: list[tuple[int, int, int, int]] = []
     titles: dict[int, str] = {}
+    raw = False
+
+    def scanned(item: Document | Skipped) -> Scanned | Skipped:
+        nonlocal raw
+        if isinstance(item, Skipped):
+            return item
+        raw = raw or isinstance(item.text, bytes)
+        return scan(item)
+
     # Not a loop with a name for the document: it would keep one while the next is read.
-    items = [scan(item) if isinstance(item, Document) else item for item in corpus.read(sources)]
+    items = [scanned(item) for item in corpus.read(sources)]
     for item in items:
         if isinstance(item, Scanned):
             number = numbers[item.id]
@@ -91,6 +103,7 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
         xxh3=np.array(rows[3], np.uint64),
         titles=titles,
         skipped=count_skipped(items),
+        raw=raw,
     )
 
 
@@ -179,7 +192,7 @@ class SplitPlan:
     """Everything that decides the bytes of a split."""
 
     scan: SplitScan
-    tokenizer: TokenizerInfo
+    tokenizer: Tokenizer
     segment_length: int
     part_bytes: int
 
@@ -210,9 +223,9 @@ class SplitPlan:
         documents = self.scan.documents[run.start : run.stop]
         content = [[document.id, document.title, document.bytes, document.xxh3] for document in documents]
         inputs = [SCHEMA, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
-        return PartPlan(index, run.start, documents, digest(inputs))
+        return PartPlan(index, run.start, documents, digest(inputs), max(1, len(self.scan.documents) // SAMPLED))
 
-    def manifest(self, parts: Sequence[PartEntry], table: TableEntry, tokens: int) -> Manifest:
+    def manifest(self, parts: Sequence[PartEntry], table: TableEntry, tokens: int, lossless: bool) -> Manifest:
         """The manifest, once every part is committed and the table of the documents is written."""
         totals = Totals(
             documents=len(self.scan.documents),
@@ -221,12 +234,19 @@ class SplitPlan:
             words=int(self.scan.documents.group.words.sum()),
             bytes=self.scan.bytes,
         )
+        tokenizer = TokenizerInfo(
+            name=self.tokenizer.name,
+            vocab_size=self.tokenizer.vocab_size,
+            bod_id=bod_id(self.tokenizer),
+            fingerprint=self.tokenizer.fingerprint,
+            lossless=lossless,
+        )
         return Manifest(
             fingerprint=self.fingerprint,
             inputs=self.inputs,
             corpus=self.scan.corpus.name,
             split=self.scan.split,
-            tokenizer=self.tokenizer,
+            tokenizer=tokenizer,
             segment_length=self.segment_length,
             token_dtype=token_dtype(self.tokenizer.vocab_size).name,
             totals=totals,
@@ -235,29 +255,12 @@ class SplitPlan:
         )
 
 
-def describe(tokenizer: Tokenizer, scan: SplitScan) -> TokenizerInfo:
-    """The manifest's entry on the tokenizer; whether it is lossless is measured on a sample of the split.
-
-    Raises TokenizerError where the corpus is of bytes and the tokenizer takes text.
-    """
-    step = max(1, len(scan.documents) // 16)
-    texts = (document.text[:SAMPLE_CHARACTERS] for document in reread(scan.corpus, scan.documents[::step], scan.split))
-    return TokenizerInfo(
-        name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        bod_id=bod_id(tokenizer),
-        fingerprint=tokenizer.fingerprint,
-        lossless=is_lossless(tokenizer, (text_for(tokenizer, scan.corpus, text) for text in texts)),
-    )
-
-
-def text_for(tokenizer: Tokenizer, corpus: Corpus, text: str | bytes) -> str | bytes:
-    """The text, where this tokenizer takes its type; raises TokenizerError where not."""
-    if isinstance(text, bytes) and not isinstance(tokenizer, BytesTokenizer):
+def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
+    """Raises TokenizerError where the corpus is of bytes and the tokenizer takes text."""
+    if scan.documents.group.raw and not tokenizer.takes_bytes:
         raise TokenizerError(
-            f"corpus {corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
+            f"corpus {scan.corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
         )
-    return text
 
 
 def sample_documents(scan: SplitScan) -> list[Scanned]:

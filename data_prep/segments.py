@@ -20,10 +20,13 @@ import pyarrow as pa
 from data_prep.documents import Corpus, Scanned, reread
 from data_prep.manifest import ChecksummedSink, DocumentEntry, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers import Tokenizer, token_dtype
+from data_prep.tokenizers import Tokenizer, is_lossless, token_dtype
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
+
+SAMPLE_CHARACTERS = 8192
+"""Of some documents so much is encoded and decoded, to see whether the tokenizer is lossless."""
 
 MAGIC = b"ARROW1\0\0"
 """How an Arrow IPC file begins; the schema follows."""
@@ -39,6 +42,8 @@ class PartPlan:
     documents: tuple[Scanned, ...]
     fingerprint: str
     """Digest of the documents, the tokenizer and the parameters: a committed part with another one is made anew."""
+    sample_every: int
+    """Of every so-manieth document of the split the beginning is decoded again."""
 
     @property
     def name(self) -> str:
@@ -57,17 +62,23 @@ class PartResult:
     """That of its plan."""
     part: PartEntry
     documents: tuple[DocumentEntry, ...]
+    lossless: bool
+    """Whether decoding gave back the sampled beginnings of texts."""
 
     def to_json(self) -> bytes:
         documents = [list(asdict(document).values()) for document in self.documents]
-        return seal({"fingerprint": self.fingerprint, "part": asdict(self.part), "documents": documents})
+        content = {"fingerprint": self.fingerprint, "lossless": self.lossless, "part": asdict(self.part)}
+        return seal({**content, "documents": documents})
 
     @staticmethod
     def from_json(data: bytes) -> PartResult:
-        """Raises ValueError where a byte of it changed."""
+        """Raises ValueError where a byte of it changed, or it was written by other code."""
         entry = unseal(data)
-        documents = tuple(DocumentEntry(*row) for row in entry["documents"])
-        return PartResult(entry["fingerprint"], PartEntry.from_dict(entry["part"]), documents)
+        try:
+            documents = tuple(DocumentEntry(*row) for row in entry["documents"])
+            return PartResult(entry["fingerprint"], PartEntry.from_dict(entry["part"]), documents, entry["lossless"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it lacks {error}") from None
 
 
 def part_name(index: int) -> str:
@@ -90,8 +101,7 @@ def record_batch(documents: Sequence[tuple[int, np.ndarray]], segment_length: in
     """Rows of whole documents, given as (index in the manifest, tokens)."""
     rows = [-(-len(tokens) // segment_length) for _, tokens in documents]
     total = sum(rows)
-    column = schema.field("tokens").type
-    flat = np.zeros(total * segment_length, dtype=column.value_type.to_pandas_dtype())
+    flat = np.zeros(total * segment_length, dtype=documents[0][1].dtype)
     offsets = np.empty(total, dtype=np.int64)
     lengths = np.full(total, segment_length, dtype=np.int32)
     row = 0
@@ -102,8 +112,14 @@ def record_batch(documents: Sequence[tuple[int, np.ndarray]], segment_length: in
         if count:
             lengths[row - 1] = len(tokens) - (count - 1) * segment_length
     indices = np.repeat(np.array([index for index, _ in documents], dtype=np.int32), rows)
-    segments = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=column)
-    return pa.record_batch([pa.array(indices), pa.array(offsets), pa.array(lengths), segments], schema=schema)
+    columns = [_array(indices), _array(offsets), _array(lengths)]
+    segments = pa.FixedSizeListArray.from_arrays(_array(flat), type=schema.field("tokens").type)
+    return pa.record_batch([*columns, segments], schema=schema)
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    """The same memory as an Arrow array. `pa.array` would import pandas in every worker, to see whether this is of it."""
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def write_part(
@@ -115,18 +131,22 @@ def write_part(
     """
     staged = (folder / plan.name).staged()
     documents: list[DocumentEntry] = []
+    lossless = True
     with staged.open_output() as stream, PartWriter(stream, token_dtype(tokenizer.vocab_size), segment_length) as part:
         for scanned, document in zip(plan.documents, reread(corpus, plan.documents, split), strict=True):
             tokens = tokenizer.encode(document.text)
+            index = plan.first_document + len(documents)
+            if lossless and index % plan.sample_every == 0:
+                lossless = is_lossless(tokenizer, [document.text[:SAMPLE_CHARACTERS]])
             del document  # before the next one is read
-            batch, row = part.add(plan.first_document + len(documents), tokens)
+            batch, row = part.add(index, tokens)
             documents.append(
                 DocumentEntry(
                     scanned.id, scanned.title, len(tokens), scanned.words, scanned.bytes, scanned.xxh3, plan.index, batch, row
                 )
             )  # fmt: skip
             del tokens
-    return staged, PartResult(plan.fingerprint, part.entry(plan.name), tuple(documents))
+    return staged, PartResult(plan.fingerprint, part.entry(plan.name), tuple(documents), lossless)
 
 
 class PartWriter:

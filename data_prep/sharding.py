@@ -186,10 +186,10 @@ def _clear(folder: Place, parts: int) -> set[int]:
 def _finish(folder: Place, plan: SplitPlan) -> Manifest:
     """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger."""
     parts: list[PartEntry] = []
-    tokens = 0
+    tokens, lossless = 0, True
 
     def documents() -> Iterator[tuple[DocumentEntry, ...]]:
-        nonlocal tokens
+        nonlocal tokens, lossless
         for i in range(len(plan.parts)):
             entry = _ledger(folder, i)
             try:
@@ -198,10 +198,11 @@ def _finish(folder: Place, plan: SplitPlan) -> Manifest:
                 raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
             parts.append(result.part)
             tokens += sum(document.tokens for document in result.documents)
+            lossless = lossless and result.lossless
             yield result.documents
 
     table = write_table(folder, documents())
-    manifest = plan.manifest(parts, table, tokens)
+    manifest = plan.manifest(parts, table, tokens, lossless)
     remove_temporary(folder)  # of a worker that was killed
     (folder / "manifest.json").write_atomically(manifest.to_json())
     (folder / "ledger").delete()

@@ -28,7 +28,7 @@ from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS, Remarks
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place, without_credentials
-from data_prep.plan import SplitPlan, SplitScan, describe, sample_documents, sample_lines
+from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -137,20 +137,15 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
     with hold(config.place, "another preparation"):
         tokenizer = _tokenizer(asked, config, scans, console)
-        plans = {
-            split: SplitPlan(scans[split], describe(tokenizer, scans[split]), config.segment_length, config.part_bytes)
-            for split in splits
-        }
+        for split in splits:
+            check_type(tokenizer, scans[split])
+        plans = {split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
         manifests = {split: _finished(config, plan) for split, plan in plans.items()}
         _check_other_splits(config, tokenizer)
         if config.overwrite:
             for split in plans:
                 discard_split(config.place / split)
         _save(tokenizer, config.place / "tokenizer")
-        if not all(plan.tokenizer.lossless for plan in plans.values()):
-            console.print(
-                f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip"
-            )
         for split, plan in plans.items():
             text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
             console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
@@ -162,6 +157,8 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
                     manifests[manifest.split] = manifest
     made = {split: manifest for split, manifest in manifests.items() if manifest}
     _summary(console, made, size, time.perf_counter() - start)
+    if not all(manifest.tokenizer.lossless for manifest in made.values()):
+        console.print(f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip")
     corpus = config.corpus
     if isinstance(corpus, Remarks):
         for split in made:

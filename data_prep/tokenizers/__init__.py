@@ -21,7 +21,7 @@ from data_prep.manifest import seal, unseal
 from data_prep.places import Place
 from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
 from data_prep.tokenizers.byte import BytesTokenizer
-from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer, read_merges, read_vocab
+from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
@@ -91,8 +91,9 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
             recipe = Recipe(**details["trained"]) if details["trained"] else None
             tokenizer = SentencePieceTokenizer((folder / "tokenizer.model").read_bytes(), details["name"], recipe)
         elif kind == "gpt2":
-            vocab, merges = read_vocab(folder / "vocab.json"), read_merges(folder / "merges.txt")
-            tokenizer = GPT2Tokenizer(vocab, merges, details["name"], check=False)
+            tokenizer = GPT2Tokenizer.from_files(
+                folder / "vocab.json", folder / "merges.txt", details["name"], check=False
+            )
         elif kind == "hugging-face":
             data = (folder / "hugging-face.json").read_bytes()
             tokenizer = HuggingFaceTokenizer(data, details["name"], details["engine"])

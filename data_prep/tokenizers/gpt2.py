@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import tiktoken
+import xxhash
 
 from data_prep.manifest import digest
 from data_prep.places import Place
@@ -45,8 +46,8 @@ CUTS = Cuts(
     r"\S(?=[ \n])", characters=1 << 16
 )  # Python's \s has all characters of Unicode's White_Space, and a few more
 
-PROVED = {"cade03f6c6d086cfff69203fc1b82e47"}
-"""Fingerprints that were checked once, as a test does again: GPT-2's own files."""
+RELEASED = {"b8ee17fb74d600977c022969928ab805": "cade03f6c6d086cfff69203fc1b82e47"}
+"""GPT-2's own files: checksum of their bytes, and fingerprint. Both were checked once, as a test does again."""
 
 FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 """Names of the two files: Hugging Face's, and OpenAI's."""
@@ -65,36 +66,44 @@ class GPT2Tokenizer:
     takes_bytes = False
 
     def __init__(
-        self, vocab: dict[str, int], merges: list[tuple[str, str]], name: str = "gpt2", *, check: bool = True
+        self,
+        vocab: dict[str, int],
+        merges: list[tuple[str, str]],
+        name: str = "gpt2",
+        *,
+        check: bool = True,
+        files: tuple[bytes, bytes] | None = None,
     ) -> None:
         """
         Args:
             vocab: id of each token, in the letters of `byte_letters`.
             merges: pairs of tokens, the first to be merged first.
             check: whether to prove that the ids are Hugging Face's (a second for 50,000 merges).
+            files: what `vocab` and `merges` were read from, if files they were.
 
         Raises TokenizerError where the two do not make a byte-level BPE.
         """
-        self.name, self.vocab, self.merges = name, vocab, merges
-        letters = byte_letters()
+        self.name, self.vocab, self.merges, self._files = name, vocab, merges, files
+        self._pieces = max(vocab.values(), default=-1) + 1
+        self.vocab_size = self._pieces + 1
+        released = RELEASED.get(xxhash.xxh3_128_hexdigest(b"".join(files))) if files else None
+        self.fingerprint = released or digest({"kind": "gpt2", "vocab": digest(vocab), "merges": digest(merges)})
+        if not released:
+            self._check(check and self.fingerprint not in RELEASED.values())
+
+    def _check(self, prove: bool) -> None:
+        name, vocab, merges, letters = self.name, self.vocab, self.merges, byte_letters()
         lacking = next((f"the byte 0x{b:02x} ({letter})" for b, letter in letters.items() if letter not in vocab), "")
         for left, right in merges:
             if left not in vocab or right not in vocab or left + right not in vocab:
                 lacking = lacking or f"{left!r}, {right!r} or {left + right!r}, which its merges name"
         if lacking:
             raise TokenizerError(f"{name} is not a byte-level BPE: its vocabulary lacks {lacking}")
-        tokens = [*letters.values(), *(left + right for left, right in merges)]
+        tokens = self._tokens
         if len(set(tokens)) < len(tokens):
             twice = Counter(tokens).most_common(1)[0][0]
             raise TokenizerError(f"{name} makes the token {twice!r} twice: give the merges that its training wrote")
-        bytes_of = {letter: byte for byte, letter in letters.items()}
-        self._ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(tokens)}
-        self._ids = np.array([vocab[token] for token in tokens], dtype=np.int64)
-        self._pieces = max(vocab.values()) + 1
-        self.vocab_size = self._pieces + 1
-        self._table = self._ids.astype(token_dtype(self.vocab_size))
-        self.fingerprint = digest({"kind": "gpt2", "vocab": digest(vocab), "merges": digest(merges)})
-        if check and self.fingerprint not in PROVED and (improper := _improper(merges)):
+        if prove and (improper := _improper(merges)):
             raise TokenizerError(
                 f"{name} has the merge {' '.join(improper)!r}, which the merges before it make impossible: give the merges that "
                 "its training wrote"
@@ -106,15 +115,33 @@ class GPT2Tokenizer:
         for names in FILES:
             paths = [folder / name for name in names]
             if all(path.is_file() for path in paths):
-                return cls(read_vocab(paths[0]), read_merges(paths[1]), folder.name or "gpt2")
+                return cls.from_files(paths[0], paths[1], folder.name or "gpt2")
         wanted = " nor ".join(" and ".join(names) for names in FILES)
         raise TokenizerError(f"{folder} has neither {wanted}: give the folder that has the files of GPT-2's tokenizer")
 
+    @classmethod
+    def from_files(cls, vocab: Path | Place, merges: Path | Place, name: str, *, check: bool = True) -> GPT2Tokenizer:
+        """Raises TokenizerError where one is malformed, or the two do not belong together."""
+        files = (vocab.read_bytes(), merges.read_bytes())
+        return cls(read_vocab(files[0], vocab), read_merges(files[1], merges), name, check=check, files=files)
+
+    @property
+    def _tokens(self) -> list[str]:
+        """The tokens that can come about, in the order of their ranks."""
+        return [*byte_letters().values(), *(left + right for left, right in self.merges)]
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """The id of each rank."""
+        return np.array([self.vocab[token] for token in self._tokens], dtype=token_dtype(self.vocab_size))
+
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
+        bytes_of = {letter: byte for byte, letter in byte_letters().items()}
+        ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(self._tokens)}
         # A special token there must be, or tiktoken looks for the empty one at every character; `encode` allows none.
-        special = {"<|endoftext|>": len(self._ranks)}
-        return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=self._ranks, special_tokens=special)
+        special = {"<|endoftext|>": len(ranks)}
+        return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
         ids = Ids(self.vocab_size)
@@ -140,7 +167,9 @@ class GPT2Tokenizer:
         return {"kind": "gpt2", "name": self.name}
 
     def files(self) -> dict[str, bytes]:
-        """The two files, written anew: the same whatever the layout of those that were read."""
+        """The two files as they were read, or written anew."""
+        if self._files:
+            return dict(zip(FILES[0], self._files, strict=True))
         lines = ["#version: 0.2", *(f"{left} {right}" for left, right in self.merges), ""]
         vocab = dict(sorted(self.vocab.items(), key=lambda item: item[1]))
         return {
@@ -171,10 +200,10 @@ def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:
     return None
 
 
-def read_vocab(path: Path | Place) -> dict[str, int]:
-    """Token → id. Raises TokenizerError where the file is not such a table."""
+def read_vocab(data: bytes, path: Path | Place) -> dict[str, int]:
+    """Token → id. Raises TokenizerError naming the file where it is not such a table."""
     try:
-        vocab = json.loads(path.read_bytes().decode())
+        vocab = json.loads(data.decode())
     except ValueError as error:  # not UTF-8, or not JSON
         raise TokenizerError(f"{path} is not a vocabulary in JSON ({error}): {REMEDY}") from None
     if not isinstance(vocab, dict) or not vocab:
@@ -189,10 +218,10 @@ def read_vocab(path: Path | Place) -> dict[str, int]:
     return vocab
 
 
-def read_merges(path: Path | Place) -> list[tuple[str, str]]:
-    """Pairs of tokens. Raises TokenizerError naming the line that is none."""
+def read_merges(data: bytes, path: Path | Place) -> list[tuple[str, str]]:
+    """Pairs of tokens. Raises TokenizerError naming the file and the line that is none."""
     try:
-        lines = path.read_bytes().decode().split("\n")
+        lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): {REMEDY}") from None
     merges = []
