@@ -9,6 +9,8 @@
 
 `ValueError` and `OSError` are the user's errors: `run` prints `error: <sentence>` on stderr and exits with status 2, so
 messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+
+Relative paths begin in the working directory; on the nodes of a cluster in THROUGHLINE_HOME, the folder that all of them share.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class UsageError(ValueError):
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
     try:
+        enter_home()
         status = main(sys.argv[1:])
     except (ValueError, OSError) as error:
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
@@ -45,6 +48,43 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
     sys.exit(status)
+
+
+def enter_home() -> None:
+    """Make THROUGHLINE_HOME the working directory where it is set. A Ray job's is a copy that goes with the job: leave it."""
+    home = os.environ.get("THROUGHLINE_HOME", "")
+    if not home and "_ray_pkg_" in os.getcwd():
+        home = "~"
+    if home:
+        try:
+            os.chdir(os.path.expanduser(home))
+        except OSError as error:
+            raise UsageError(
+                f"THROUGHLINE_HOME is {home}, where relative paths begin: {error.strerror}; mount it, or name another folder"
+            ) from None
+    if (newer := copied_script()) is not None:
+        print(
+            f"warning: this script differs from {newer}, and the modules that it imports are from there: "
+            "`ray rsync-up cluster.yaml` brings your changes to the cluster",
+            file=sys.stderr,
+        )
+
+
+def copied_script() -> Path | None:
+    """Under `ray submit` the running script is a copy in the home folder. The module that it is a copy of, where they differ."""
+    if (script := _submitted()) is None:
+        return None
+    module = Path(__file__).with_name(script.name)
+    return module if module.is_file() and module.read_bytes() != script.read_bytes() else None
+
+
+def _submitted() -> Path | None:
+    """The script that `ray submit` has copied to this machine and runs, if it is that."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None or not file or Path(file).resolve().parent != Path.home().resolve():
+        return None
+    return Path(file)
 
 
 def sentence(error: BaseException) -> str:
@@ -149,7 +189,12 @@ def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[
     """The sentence for words that tyro did not know."""
     option = next((word for word in words if word.startswith("-")), None)
     if option is None:
-        return f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+        split = (
+            "; `ray submit` cuts values at spaces and drops quotes: give such a value with `ray job submit --working-dir . -- "
+            f"python -m pipelines.{Path(sys.argv[0]).stem} …`"
+        )
+        told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+        return told + (split if _submitted() else "")
     help_text = io.StringIO()
     with contextlib.suppress(SystemExit), _wide_terminal(), contextlib.redirect_stdout(help_text):
         cli(["--help"])
