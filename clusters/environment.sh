@@ -1,11 +1,12 @@
 # The environment of every node: cluster.yaml copies this file to ~/.throughline.sh, and every shell, Ray and all stages read it.
+# A shell that Ray starts for a worker reads it again: what a job has set must stay, hence the defaults.
 
 # The folder that all nodes share (NFS, EFS, Lustre…). Relative paths of every command begin here: `--store runs/store` is
 # $THROUGHLINE_HOME/runs/store on whichever node. CHANGE THIS.
-export THROUGHLINE_HOME=/mnt/throughline
+export THROUGHLINE_HOME="${THROUGHLINE_HOME:-/mnt/throughline}"
 
 # Stages join the Ray that runs on their node.
-export RAY_ADDRESS=auto
+export RAY_ADDRESS="${RAY_ADDRESS:-auto}"
 
 # Whoever talks to Ray must know the token in ~/.ray/auth_token (`ray get-auth-token --generate` makes it, once, on your laptop;
 # cluster.yaml copies it to the nodes).
@@ -21,8 +22,8 @@ export RAY_health_check_timeout_ms=2000
 export RAY_health_check_failure_threshold=5
 
 # Python finds the project in ~/throughline, and not in the folder of the script (ray submit copies that to ~).
-export PATH="$HOME/throughline-environment/bin:$PATH"
-export PYTHONPATH="$HOME/throughline"
+case ":$PATH:" in *":$HOME/throughline-environment/bin:"*) ;; *) export PATH="$HOME/throughline-environment/bin:$PATH" ;; esac
+case ":${PYTHONPATH:-}:" in *":$HOME/throughline:"*) ;; *) export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$HOME/throughline" ;; esac
 export PYTHONSAFEPATH=1
 
 # Networks. Workers choose the interface that has their node's address; where NCCL or gloo should take another (InfiniBand, a

@@ -27,6 +27,8 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
+from pipelines import home
+
 T = TypeVar("T")
 
 
@@ -37,7 +39,13 @@ class UsageError(ValueError):
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
     try:
-        enter_home()
+        home.enter()
+        if (module := home.stale_module()) is not None:
+            print(
+                f"warning: this script differs from {module}, and what it imports is from there: `ray rsync-up cluster.yaml` "
+                "brings the changes of your folder to the cluster",
+                file=sys.stderr,
+            )
         status = main(sys.argv[1:])
     except (ValueError, OSError) as error:
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
@@ -48,43 +56,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
     sys.exit(status)
-
-
-def enter_home() -> None:
-    """Make THROUGHLINE_HOME the working directory where it is set. A Ray job's is a copy that goes with the job: leave it."""
-    home = os.environ.get("THROUGHLINE_HOME", "")
-    if not home and "_ray_pkg_" in os.getcwd():
-        home = "~"
-    if home:
-        try:
-            os.chdir(os.path.expanduser(home))
-        except OSError as error:
-            raise UsageError(
-                f"THROUGHLINE_HOME is {home}, where relative paths begin: {error.strerror}; mount it, or name another folder"
-            ) from None
-    if (newer := copied_script()) is not None:
-        print(
-            f"warning: this script differs from {newer}, and the modules that it imports are from there: "
-            "`ray rsync-up cluster.yaml` brings your changes to the cluster",
-            file=sys.stderr,
-        )
-
-
-def copied_script() -> Path | None:
-    """Under `ray submit` the running script is a copy in the home folder. The module that it is a copy of, where they differ."""
-    if (script := _submitted()) is None:
-        return None
-    module = Path(__file__).with_name(script.name)
-    return module if module.is_file() and module.read_bytes() != script.read_bytes() else None
-
-
-def _submitted() -> Path | None:
-    """The script that `ray submit` has copied to this machine and runs, if it is that."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    if getattr(main, "__spec__", None) is not None or not file or Path(file).resolve().parent != Path.home().resolve():
-        return None
-    return Path(file)
 
 
 def sentence(error: BaseException) -> str:
@@ -194,7 +165,7 @@ def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[
             f"python -m pipelines.{Path(sys.argv[0]).stem} …`"
         )
         told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
-        return told + (split if _submitted() else "")
+        return told + (split if home.submitted_script() else "")
     help_text = io.StringIO()
     with contextlib.suppress(SystemExit), _wide_terminal(), contextlib.redirect_stdout(help_text):
         cli(["--help"])

@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipelines import home
+
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else a train worker's lines appear twice
@@ -83,7 +85,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
                 "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
             )
         options.pop("include_dashboard", None)
-        ray.init(address=address, runtime_env=own_code(), **options)
+        ray.init(address=address, runtime_env=surroundings(address), **options)
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
@@ -91,12 +93,16 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
     ray.init(address="local", num_cpus=num_cpus, **{"include_dashboard": False, **options})
 
 
-def own_code() -> dict[str, Any]:
-    """The runtime environment that gives the workers the code of this process; a job that brings a folder has given it already."""
-    if "_ray_pkg_" in os.getcwd() or any("_ray_pkg_" in entry for entry in sys.path):
-        return {}
-    root = Path(__file__).resolve().parents[1]
-    return {"py_modules": [str(root / name) for name in PACKAGES]}
+def surroundings(address: str) -> dict[str, Any]:
+    """The runtime environment that gives the workers this process's code, folder and network; a job that brings a folder has given the code."""
+    given: dict[str, Any] = {
+        "env_vars": {"THROUGHLINE_HOME": os.getcwd(), home.HEAD: address},
+        "worker_process_setup_hook": "pipelines.home.follow",
+    }
+    if not home.in_job_folder():
+        root = Path(__file__).resolve().parents[1]
+        given["py_modules"] = [str(root / name) for name in PACKAGES]
+    return given
 
 
 def stop() -> None:

@@ -100,7 +100,7 @@ class Machines:
         Path("/run/sshd").mkdir(exist_ok=True)
         script = (
             f"hostname machine{i + 1}; mount --bind {temporary} /tmp/ray; "
-            f"mount --bind {self.folder}/passwd{i + 1} /etc/passwd; mount -t tmpfs -o size=2g tmpfs /dev/shm; "
+            f"mount --bind {self.folder}/passwd{i + 1} /etc/passwd; mount -t tmpfs -o size=8g tmpfs /dev/shm; "
             f"exec {find('sshd')} -D -e -f {self.folder}/sshd{i + 1}.conf"
         )
         inside = ["unshare", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
