@@ -17,10 +17,13 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines import home
+
+T = TypeVar("T")
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -110,3 +113,35 @@ def stop() -> None:
     import ray
 
     ray.shutdown()
+
+
+class Node:
+    """A machine of the cluster, and a process on it that calls functions for us. Takes no CPU of the cluster's."""
+
+    def __init__(self, node: dict[str, Any]) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        class Caller:
+            def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+                return function(*arguments)
+
+        self.name, self.address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        self.resources: dict[str, float] = node["Resources"]
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        self._caller = ray.remote(num_cpus=0)(Caller).options(scheduling_strategy=there).remote()
+
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+        """Have a function called there; what is returned waits for its result."""
+        import ray
+
+        reference = self._caller.call.remote(function, arguments)
+        return lambda: ray.get(reference)
+
+
+def nodes() -> list[Node]:
+    """The machines of the session, the head first."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [Node(node) for node in sorted(alive, key=lambda node: "node:__internal_head__" not in node["Resources"])]

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 
 from data_prep.manifest import write_atomically
+from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
+from pipelines import cli, readiness
 from pipelines.config import TrainConfig, to_json
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
@@ -73,6 +74,7 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
 
+    check_machines(config)
     gpus = ray.cluster_resources().get("GPU", 0)
     use_gpu = config.use_gpu == "yes" or (
         config.use_gpu == "auto" and gpus >= config.workers[0] * config.placement.gpus
@@ -98,6 +100,18 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     if newest_step(config) < config.steps:
         raise Stopped(newest_step(config))
+
+
+def check_machines(config: TrainConfig) -> None:
+    """On a cluster of several machines: raise ValueError saying what keeps them from training the run together."""
+    from pipelines import ray_session
+
+    if not ray_session.cluster_address() or len(nodes := ray_session.nodes()) < 2:
+        return
+    vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
+    complaints = readiness.check(config, nodes, vocab_size, room=False)  # an autoscaler may make room yet
+    if complaints:
+        raise ValueError("; and ".join(complaints))
 
 
 def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop) -> BaseException | None:

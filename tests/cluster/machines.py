@@ -103,7 +103,18 @@ class Machines:
             f"mount --bind {self.folder}/passwd{i + 1} /etc/passwd; mount -t tmpfs -o size=8g tmpfs /dev/shm; "
             f"exec {find('sshd')} -D -e -f {self.folder}/sshd{i + 1}.conf"
         )
-        inside = ["unshare", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
+        inside = [
+            "unshare",
+            "--pid",
+            "--mount",
+            "--uts",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "bash",
+            "-c",
+            script,
+        ]
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         with open(self.folder / f"sshd{i + 1}.log", "ab") as log:
             self._outer[i] = subprocess.Popen(
