@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,9 @@ from tests.cluster.conftest import Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
 
-TINY = """--model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
+TINY = shlex.split("""--model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
 --model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup 4 --log-every 1
---validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread""".split()
+--validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread""")
 PREPARE = ("text", "--source", "books", "--store", "runs/store.v1", "--part-bytes", "20000", "--segment-length", "128")
 
 
@@ -59,8 +61,8 @@ def test_what_listens_is_on_loopback_or_asks_for_the_token(laptop: Laptop) -> No
 
 
 def test_every_stage_by_ray_submit(laptop: Laptop) -> None:
-    assert "9 parts" in (said := laptop.submit("prepare", *PREPARE)) or "parts to write" in said
-    laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2", "--optim.lr", "1e-3"))
+    assert "parts to write" in laptop.submit("prepare", *PREPARE)
+    laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2"))
     assert Checkpoint.open(laptop.shared / "runs/by-submit/checkpoints/step-00000006").meta["world"] == 2
     assert "bits/byte" in laptop.submit("evaluate", "runs/by-submit", "--split", "validation")
     laptop.submit("generate", "runs/by-submit", "--prompt", "3fa2,b:c/d.e", "--max-new-tokens", "5", "--seed", "1")
@@ -207,7 +209,7 @@ def world(laptop: Laptop, run: str) -> int:
     return 0
 
 
-def wait_until(condition, seconds: float) -> None:  # noqa: ANN001
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:.0f} s"
