@@ -97,7 +97,8 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
 
 
 def surroundings(address: str) -> dict[str, Any]:
-    """The runtime environment that gives the workers this process's code, folder and network; a job that brings a folder has given the code."""
+    """The runtime environment that gives the workers this process's code, folder and network. A job that brings a folder has given
+    the code already."""
     given: dict[str, Any] = {
         "env_vars": {"THROUGHLINE_HOME": os.getcwd(), home.HEAD: address},
         "worker_process_setup_hook": "pipelines.home.follow",
@@ -129,7 +130,7 @@ class Node:
         self.name, self.address = node["NodeManagerHostname"], node["NodeManagerAddress"]
         self.resources: dict[str, float] = node["Resources"]
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        self._caller = ray.remote(num_cpus=0)(Caller).options(scheduling_strategy=there).remote()
+        self._caller: Any = ray.remote(Caller).options(num_cpus=0, scheduling_strategy=there).remote()  # type: ignore[attr-defined]
 
     def begin(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
         """Have a function called there; what is returned waits for its result."""

@@ -146,8 +146,8 @@ def differing_clocks(nodes: Sequence[Node]) -> list[str]:
                 skew, doubt = there - (before + after) / 2, after - before
         if abs(skew) - doubt / 2 > CLOCK_SECONDS:
             complaints.append(
-                f"the clock of {told(node)} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: heartbeats and MLflow compare "
-                "times of different machines; have it follow a time server (chrony)"
+                f"the clock of {told(node)} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: heartbeats and MLflow "
+                "compare times of different machines; have it follow a time server (chrony)"
             )
     return complaints
 
@@ -175,12 +175,13 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
         if alone and any(unseen):
             who = alone[1:] if len(alone) == len(nodes) else alone  # all differ: from the first, which is the head
             return [
-                f"{root} on {told(nodes[i])} is a folder of its own: the other machines do not see what it writes there; mount the "
-                "shared storage, or give --root a folder (or bucket) that all machines share"
+                f"{root} on {told(nodes[i])} is a folder of its own: the other machines do not see what it writes there; "
+                "mount the shared storage, or give --root a folder (or bucket) that all machines share"
                 for i in who
             ]
         return [
-            f"{told(node)} does not see in {root} what {told(nodes[names.index(lost[0])])} wrote there: mount the same shared storage"
+            f"{told(node)} does not see in {root} what {told(nodes[names.index(lost[0])])} wrote there: mount the same "
+            "shared storage"
             for node, lost in zip(nodes, unseen, strict=True)
             if lost
         ]
@@ -330,10 +331,11 @@ def leave(folder: Place, name: str) -> str:
 
 def absent(folder: Place, names: Sequence[str]) -> list[str]:
     """Those of some files that are not there, after a moment's patience: network file systems remember folders for a while."""
+    missing: list[str] = []
     for _ in range(20):
         missing = [name for name in names if not (folder / name).exists()]
         if not missing:
-            return []
+            break
         time.sleep(0.1)
     return missing
 

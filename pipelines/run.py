@@ -4,10 +4,10 @@
     python -m pipelines.run small-rec --source my_books --corpus text --tokenizer sentencepiece:8192 --set steps=500 optim.lr=1e-3
     ray job submit --working-dir . -- python -m pipelines.run small-rec --source my_books --corpus text --tune lr
 
-Each stage is a command of its own, which is printed. `<root>/pipelines/<name>.json` keeps for each finished one a fingerprint of its
-words, of what it read and of what it wrote: a stage whose fingerprint is still the same is skipped. One that fails is tried again,
-unless it was a user's error; when it fails for good, later ones do not start and its exit status is passed on. 75: asked to stop,
-and saved.
+Each stage is a command of its own, which is printed. `<root>/pipelines/<name>.json` keeps for each finished one a fingerprint of
+its words, of what it read and of what it wrote: a stage whose fingerprint is still the same is skipped. One that fails is tried
+again, unless it was a user's error; when it fails for good, later ones do not start and its exit status is passed on. 75: asked to
+stop, and saved.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ def main(argv: list[str]) -> int:
 
 def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
+    status = 0
     for left in range(retries, -1, -1):
         print(f"{title}: python -m pipelines.{stage.module} {shlex.join(stage.words)}", flush=True)
         status = call(stage)

@@ -99,7 +99,8 @@ def test_kuberay_files_have_its_fields_and_no_others(document: dict[str, Any], s
 
 def test_the_environment_may_be_read_twice_and_keeps_what_a_job_has_set(tmp_path: Path) -> None:
     """A shell that Ray starts for a worker reads it again, after Ray has put the job's code into PYTHONPATH."""
-    script = f"set -eu; . {ROOT}/clusters/environment.sh; . {ROOT}/clusters/environment.sh; echo $PYTHONPATH; echo $THROUGHLINE_HOME"
+    file = f"{ROOT}/clusters/environment.sh"
+    script = f"set -eu; . {file}; . {file}; echo $PYTHONPATH; echo $THROUGHLINE_HOME"
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": "/job", "THROUGHLINE_HOME": "/there"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"/job:{tmp_path}/throughline", "/there"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import NETWORK, Machines, find, missing
+from tests.cluster.machines import NETWORK, Machines, missing
 from tests.small_corpus import words
 
 PROJECT = Path(__file__).parents[2]
@@ -130,8 +130,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
             laptop.run("ray", "get-auth-token", "--generate")
             laptop.run("ray", "up", "-y", "cluster.yaml")
             forward = subprocess.Popen(  # what `ray dashboard` does, without its endless loop
-                [str(find("ssh")), "-N", "-L", f"{PORT}:127.0.0.1:8265", "-i", str(machines.key)]
-                + ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", f"root@{NETWORK}.1"],
+                [*machines.client, "-N", "-L", f"{PORT}:127.0.0.1:8265", f"root@{NETWORK}.1"],
                 stdin=subprocess.DEVNULL,
             )
             for _ in range(60):
@@ -141,7 +140,11 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
             yield laptop
             laptop.run("ray", "down", "-y", "cluster.yaml")
             for i in range(2):
-                left = machines.ssh(i, "pgrep -fa 'raylet|gcs_server' | grep -v pgrep", check=False).stdout
+                left = ""
+                for _ in range(120):  # a worker's Ray ends by itself a minute after the head's
+                    if not (left := machines.ssh(i, "pgrep -x 'raylet|gcs_server'", check=False).stdout):
+                        break
+                    time.sleep(1)
                 assert not left, left
     finally:
         if forward:

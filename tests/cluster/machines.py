@@ -53,6 +53,8 @@ class Machines:
         self.folder = folder
         self.addresses = [f"{NETWORK}.{i + 1}" for i in range(count)]
         self.key = folder / "id_ed25519"
+        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
+        self.client = ["ssh", "-i", str(self.key), *(word for option in options for word in ("-o", option))]
         self._outer: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Machines:
@@ -141,8 +143,7 @@ class Machines:
 
     def ssh(self, i: int, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine, as its shells do."""
-        options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
-        words = ["ssh", "-i", str(self.key), *options, f"root@{self.addresses[i]}", command]
+        words = [*self.client, f"root@{self.addresses[i]}", command]
         return subprocess.run(words, capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL)
 
     def _write(self, i: int) -> None:

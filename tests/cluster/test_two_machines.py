@@ -19,9 +19,11 @@ from tests.cluster.conftest import Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
 
-TINY = shlex.split("""--model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
---model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup 4 --log-every 1
---validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread""")
+TINY = shlex.split("""
+    --model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
+    --model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup 4
+    --log-every 1 --validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread
+""")
 PREPARE = ("text", "--source", "books", "--store", "runs/store.v1", "--part-bytes", "20000", "--segment-length", "128")
 
 

@@ -53,7 +53,7 @@ def test_a_laptop_joins_nothing_and_a_node_its_own_cluster(tmp_path: Path, monke
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as head:
-        address = "127.0.0.1:{}".format(head.getsockname()[1])
+        address = f"127.0.0.1:{head.getsockname()[1]}"
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         assert ray_session.cluster_address() == ""  # somebody's session runs here: it is not ours

@@ -1,4 +1,4 @@
-"""The preflight names each planted fault. Machines are processes here, forked from this one, with mounts of their own where root."""
+"""The preflight names each planted fault. Machines are processes here, forked from this one, with mounts of their own."""
 
 from __future__ import annotations
 
