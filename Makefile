@@ -4,7 +4,7 @@ ENV := .venv/.complete
 RUN := .venv/bin/python
 ROOT ?= runs
 
-.PHONY: demo test check ui bench environment
+.PHONY: demo test test-cluster check ui bench environment
 environment: $(ENV)
 
 $(ENV): pyproject.toml constraints.txt
@@ -21,6 +21,10 @@ demo: $(ENV)
 
 test: $(ENV)
 	$(RUN) -m pytest -q
+
+# Two machines made of namespaces: `ray up cluster.yaml`, every stage on them. Needs root, iproute2, openssh-server, rsync.
+test-cluster: $(ENV)
+	THROUGHLINE_TEST_CLUSTER=1 $(RUN) -m pytest -q -m cluster tests/cluster
 
 check: $(ENV)
 	.venv/bin/ruff format --check .

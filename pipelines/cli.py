@@ -9,6 +9,8 @@
 
 `ValueError` and `OSError` are the user's errors: `run` prints `error: <sentence>` on stderr and exits with status 2, so
 messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+
+Relative paths begin in the working directory; on the nodes of a cluster in THROUGHLINE_HOME, the folder that all of them share.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
+from pipelines import home
+
 T = TypeVar("T")
 
 
@@ -35,6 +39,13 @@ class UsageError(ValueError):
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
     try:
+        home.enter()
+        if (module := home.stale_module()) is not None:
+            print(
+                f"warning: this script differs from {module}, and what it imports is from there: `ray rsync-up cluster.yaml` "
+                "brings the changes of your folder to the cluster",
+                file=sys.stderr,
+            )
         status = main(sys.argv[1:])
     except (ValueError, OSError) as error:
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
@@ -149,7 +160,12 @@ def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[
     """The sentence for words that tyro did not know."""
     option = next((word for word in words if word.startswith("-")), None)
     if option is None:
-        return f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+        split = (
+            "; `ray submit` cuts values at spaces and drops quotes: give such a value with `ray job submit --working-dir . -- "
+            f"python -m pipelines.{Path(sys.argv[0]).stem} …`"
+        )
+        told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+        return told + (split if home.submitted_script() else "")
     help_text = io.StringIO()
     with contextlib.suppress(SystemExit), _wide_terminal(), contextlib.redirect_stdout(help_text):
         cli(["--help"])

@@ -72,6 +72,33 @@ class ScheduleConfig:
     """Cosine: share of the peak rate that is left at the last step."""
 
 
+@dataclass(frozen=True)
+class PlacementConfig:
+    """What each Ray Train worker takes, and on which machines workers stand."""
+
+    strategy: Literal["pack", "spread", "strict-spread"] = "pack"
+    """pack: on as few machines as possible; spread: on as many as possible; strict-spread: never two on one, or wait."""
+    cpus: float = 1
+    """CPUs of a worker."""
+    gpus: float = 1
+    """GPUs of a worker, where it uses any; 0.5 lets two share one, more than 1 keeps the others from it."""
+    resource: str = ""
+    """Only machines that were given this with `ray start --resources='{"NAME": 1}'`."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "gpus"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"placement.{name} is {getattr(self, name)}: it must be above 0")
+
+    def worker(self, use_gpu: bool) -> dict[str, float]:
+        """Ray's resources of one worker."""
+        return {
+            "CPU": self.cpus,
+            **({"GPU": self.gpus} if use_gpu else {}),
+            **({self.resource: 0.001} if self.resource else {}),
+        }
+
+
 AnyModel = RecConfig | SlideConfig | XLConfig | MemorizingConfig | VanillaConfig
 """The models that a run can have, for the command line: those of MODELS."""
 
@@ -99,7 +126,8 @@ class TrainConfig:
     """Ray Train workers; 1:4 takes as many as the cluster has room for, again at each start, so that a run goes on with fewer
     when a machine dies. 0 runs in this process, without Ray (under torchrun: in its processes)."""
     use_gpu: Literal["auto", "yes", "no"] = "auto"
-    """One GPU for each worker."""
+    """Whether workers train on GPUs; auto: where the cluster has one for each."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto is bfloat16 on a GPU, float32 on a CPU. Parameters stay in float32."""
     recompute: Recompute = "nothing"
@@ -182,6 +210,7 @@ MEANING_FREE = (
     "root",
     "num_workers",
     "use_gpu",
+    "placement",
     "recompute",
     "log_every",
     "validate_every",

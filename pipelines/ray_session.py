@@ -1,17 +1,29 @@
-"""Start the Ray session of an entry script: a local one, or the cluster that RAY_ADDRESS names.
-
-Importing this module sets the environment that keeps Ray quiet and offline, so import it before ray. What the user has set
-already stays.
+"""Start the Ray session of an entry script: on the cluster that this machine belongs to, else a local one.
 
     from pipelines import ray_session
     ray_session.start(num_cpus=2)
+
+RAY_ADDRESS decides. On the nodes of a cluster it is `auto` (clusters/environment.sh), and in a Ray job it is the cluster's address:
+the script joins the Ray that runs on its node. Where nothing runs there, or without RAY_ADDRESS, a local session is started: a
+laptop never joins a session that it happens to find.
+
+Importing this module sets the environment that keeps Ray quiet and offline, so import it before ray. What the user has set
+already stays.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipelines import home
+
+T = TypeVar("T")
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -28,30 +40,73 @@ LOOPBACK = {
 }
 """For a session of our own; a cluster's ports must be reached from its other machines. Ray reads it when it is imported."""
 
-for _name, _value in (QUIET if os.environ.get("RAY_ADDRESS") else QUIET | LOOPBACK).items():
+PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
+"""What a cluster's workers run: the copies that this process has imported, whatever lies on their own machines."""
+
+
+def cluster_address() -> str:
+    """The address of the cluster that this process is to join; empty where it is to start a session of its own."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address != "auto":
+        return "" if address == "local" else address
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:  # what `ray start` leaves on a node
+        address = Path(temporary, "ray", "ray_current_cluster").read_text().strip()
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=2):
+            return address
+    except (OSError, ValueError):
+        return ""
+
+
+_address = cluster_address()
+for _name, _value in (QUIET if _address else QUIET | LOOPBACK).items():
     os.environ.setdefault(_name, _value)
 
 
 def start(num_cpus: int | None = None, **options: Any) -> None:
-    """Connect to the cluster of RAY_ADDRESS, or start a local session that ends with this process.
+    """Join the cluster, or start a local session that ends with this process.
 
     Does nothing where this process has a session already, as in a test or under another entry script.
 
     Args:
         num_cpus: of a local session; all by default. A cluster has what it has.
         options: further arguments of `ray.init`, `include_dashboard=True` for instance.
+
+    Raises ValueError where RAY_ADDRESS is no address that a program can join.
     """
     import ray
 
     if ray.is_initialized():
         return
-    options = {"include_dashboard": False, "logging_level": logging.ERROR, **options}
-    if os.environ.get("RAY_ADDRESS"):
-        options.pop("include_dashboard")
-        ray.init(**options)
+    options = {"logging_level": logging.ERROR, **options}
+    address = cluster_address()
+    if address:
+        if "://" in address:
+            raise ValueError(
+                f"RAY_ADDRESS is {address}, which takes jobs but is not what a program joins: submit this command with "
+                "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
+            )
+        options.pop("include_dashboard", None)
+        ray.init(address=address, runtime_env=surroundings(address), **options)
         return
+    if os.environ.get("RAY_ADDRESS") == "auto":
+        print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
     # Without an address ray.init would join any session that it finds on this machine.
-    ray.init(address="local", num_cpus=num_cpus, **options)
+    ray.init(address="local", num_cpus=num_cpus, **{"include_dashboard": False, **options})
+
+
+def surroundings(address: str) -> dict[str, Any]:
+    """The runtime environment that gives the workers this process's code, folder and network. A job that brings a folder has given
+    the code already."""
+    given: dict[str, Any] = {
+        "env_vars": {"THROUGHLINE_HOME": os.getcwd(), home.HEAD: address},
+        "worker_process_setup_hook": "pipelines.home.follow",
+    }
+    if not home.in_job_folder():
+        root = Path(__file__).resolve().parents[1]
+        given["py_modules"] = [str(root / name) for name in PACKAGES]
+    return given
 
 
 def stop() -> None:
@@ -59,3 +114,35 @@ def stop() -> None:
     import ray
 
     ray.shutdown()
+
+
+class Node:
+    """A machine of the cluster, and a process on it that calls functions for us. Takes no CPU of the cluster's."""
+
+    def __init__(self, node: dict[str, Any]) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        class Caller:
+            def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+                return function(*arguments)
+
+        self.name, self.address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        self.resources: dict[str, float] = node["Resources"]
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        self._caller: Any = ray.remote(Caller).options(num_cpus=0, scheduling_strategy=there).remote()  # type: ignore[attr-defined]
+
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+        """Have a function called there; what is returned waits for its result."""
+        import ray
+
+        reference = self._caller.call.remote(function, arguments)
+        return lambda: ray.get(reference)
+
+
+def nodes() -> list[Node]:
+    """The machines of the session, the head first."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [Node(node) for node in sorted(alive, key=lambda node: "node:__internal_head__" not in node["Resources"])]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 
 from data_prep.manifest import write_atomically
+from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
+from pipelines import cli, readiness
 from pipelines.config import TrainConfig, to_json
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
@@ -69,11 +71,14 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     """
     from pipelines import ray_session
 
-    ray_session.start(num_cpus=config.workers[-1], log_to_driver=False)
+    ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
 
+    check_machines(config)
     gpus = ray.cluster_resources().get("GPU", 0)
-    use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and gpus >= config.workers[0])
+    use_gpu = config.use_gpu == "yes" or (
+        config.use_gpu == "auto" and gpus >= config.workers[0] * config.placement.gpus
+    )
     scratch = config.folder / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
     shutil.rmtree(scratch, ignore_errors=True)
     attempt = failures = 0
@@ -97,6 +102,18 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
         raise Stopped(newest_step(config))
 
 
+def check_machines(config: TrainConfig) -> None:
+    """On a cluster of several machines: raise ValueError saying what keeps them from training the run together."""
+    from pipelines import ray_session
+
+    if not ray_session.cluster_address() or len(nodes := ray_session.nodes()) < 2:
+        return
+    vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
+    complaints = readiness.check(config, nodes, vocab_size, room=False)  # an autoscaler may make room yet
+    if complaints:
+        raise ValueError("; and ".join(complaints))
+
+
 def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop) -> BaseException | None:
     """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it."""
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
@@ -115,7 +132,12 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
     trainer = TorchTrainer(
         worker,
         train_loop_config={"config": config},
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=use_gpu,
+            resources_per_worker=config.placement.worker(use_gpu),
+            placement_strategy=config.placement.strategy.replace("-", "_").upper(),
+        ),
         run_config=RunConfig(
             name=f"{config.run}-{attempt}",
             storage_path=str(config.folder / ".ray"),
@@ -142,7 +164,7 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         if stop.signalled and stop.reason() in ("", RESIZE):
             stop.ask()
         if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
-            before, seen, looked = seen, most_of(config, workers + room(use_gpu)), time.monotonic()
+            before, seen, looked = seen, most_of(config, workers + room(config, use_gpu)), time.monotonic()
             if min(before, seen) > workers:
                 stop.ask(RESIZE)
     return ended[0]
@@ -154,10 +176,10 @@ def as_many_as_fit(config: TrainConfig, use_gpu: bool, settled: bool) -> int:
     """
     if len(config.workers) == 1:
         return config.workers[0]
-    free, since, began = room(use_gpu), time.monotonic(), time.monotonic()
+    free, since, began = room(config, use_gpu), time.monotonic(), time.monotonic()
     while settled and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MOST_SECONDS:
         time.sleep(0.2)
-        if (now := room(use_gpu)) != free:
+        if (now := room(config, use_gpu)) != free:
             free, since = now, time.monotonic()
     number = most_of(config, free)
     print(f"on {number} workers: the cluster has room for {free}", flush=True)
@@ -168,12 +190,12 @@ def most_of(config: TrainConfig, free: int) -> int:
     return max((number for number in config.workers if number <= free), default=config.workers[0])
 
 
-def room(use_gpu: bool) -> int:
-    """How many more workers the cluster could hold: each takes a CPU, and a GPU where these are used."""
+def room(config: TrainConfig, use_gpu: bool) -> int:
+    """How many more workers the cluster could hold, by the sums of what is free."""
     import ray
 
     free = ray.available_resources()
-    return int(min(free.get("CPU", 0), free.get("GPU", 0)) if use_gpu else free.get("CPU", 0))
+    return int(min(free.get(name, 0) / amount for name, amount in config.placement.worker(use_gpu).items()))
 
 
 def newest_step(config: TrainConfig) -> int:

@@ -1,0 +1,62 @@
+"""Say what would go wrong with a run on this cluster before it begins: a sentence for each thing, and exit status 2.
+
+    python -m pipelines.preflight small-rec --data.store runs/store --num-workers 2
+    python -m pipelines.preflight --here --ports 6379 8265          # before `ray start`: this machine alone
+
+Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine; pipelines/readiness.py
+lists what is compared. The second form asks whether ports are free on this machine, and needs no Ray.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from data_prep.manifest import StoreError
+from data_prep.store import SegmentStore
+from pipelines import cli, ray_session, readiness
+from pipelines.config import TrainConfig
+from pipelines.presets import PRESETS
+
+HERE = "--here"
+
+
+def main(argv: list[str]) -> int:
+    if HERE in argv or not argv:
+        return tell(readiness.taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free")
+    config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    return tell(complaints(config), f"{config.run} can be trained here")
+
+
+def complaints(config: TrainConfig) -> list[str]:
+    """What is wrong for a run on the cluster, or in a local session."""
+    ray_session.start(num_cpus=config.workers[-1] or 1)
+    nodes = ray_session.nodes()
+    print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
+    try:
+        vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
+    except StoreError:
+        vocab_size = None  # the machines' own sentences tell of it
+    return readiness.check(config, nodes, vocab_size)
+
+
+def ports_of(argv: list[str]) -> list[int]:
+    words = [word for word in argv if word not in (HERE, "--ports")]
+    if HERE not in argv or "--ports" not in argv or not words or not all(word.isdecimal() for word in words):
+        raise cli.UsageError(
+            f"name a preset, as for pipelines.train: {cli.program()} small-rec; or ports of this machine: "
+            f"{cli.program()} {HERE} --ports 6379 8265"
+        )
+    return [int(word) for word in words]
+
+
+def tell(complaints: list[str], else_say: str) -> int:
+    for complaint in complaints:
+        print(f"wrong: {complaint}", file=sys.stderr, flush=True)
+    if not complaints:
+        print(else_say)
+    return 2 if complaints else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,279 @@
+"""The whole way as one command: prepare → train, or tune and train → evaluate → compare. Repeating it does what is not done yet.
+
+    python -m pipelines.run demo-rec --also demo-slide --tokenizer sentencepiece:2048
+    python -m pipelines.run small-rec --source my_books --corpus text --tokenizer sentencepiece:8192 --set steps=500 optim.lr=1e-3
+    ray job submit --working-dir . -- python -m pipelines.run small-rec --source my_books --corpus text --tune lr
+
+Each stage is a command of its own, which is printed. `<root>/pipelines/<name>.json` keeps for each finished one a fingerprint of
+its words, of what it read and of what it wrote: a stage whose fingerprint is still the same is skipped. One that fails is tried
+again, unless it was a user's error; when it fails for good, later ones do not start and its exit status is passed on. 75: asked to
+stop, and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+import xxhash
+
+from data_prep.documents import SPLITS
+from data_prep.places import Place
+from pipelines import checkpoint as checkpoints
+from pipelines import cli
+from pipelines.presets import PRESETS
+from pipelines.stopping import STOPPED_STATUS
+
+FINAL = (2, STOPPED_STATUS, 130)
+"""Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """What is prepared, trained and compared."""
+
+    preset: tyro.conf.Positional[str]
+    """What is trained: a name of pipelines/presets.py. Its run has the same name."""
+    also: tuple[str, ...] = ()
+    """Further presets, trained one after the other on the same data, and compared."""
+    corpus: str = ""
+    """What pipelines.prepare calls the corpus; by default the preset's."""
+    source: str = ""
+    """Where the corpus is, for corpora that need it."""
+    tokenizer: str = "bytes"
+    """As for pipelines.prepare."""
+    store: str = ""
+    """Segment store; by default the preset's."""
+    root: str = ""
+    """Folder of all runs; by default the preset's."""
+    set: tuple[str, ...] = ()
+    """Fields of every preset, as steps=500 optim.lr=1e-3 data.lanes=4."""
+    tune: str = ""
+    """A space of tune_spaces, such as lr: it is searched first, and what it found is trained."""
+    tune_set: tuple[str, ...] = ()
+    """Fields of the sweep, as samples=12 steps=200; those of `set` hold there too."""
+    split: str = "test"
+    """What is evaluated."""
+    name: str = ""
+    """Of this pipeline, and put before the names of its runs; by default they have the presets' own."""
+    retries: int = 1
+    """Times that a failed stage is tried again."""
+
+    def __post_init__(self) -> None:
+        for name in (self.preset, *self.also):
+            if name not in PRESETS:
+                raise ValueError(f"unknown preset {name!r}: {cli.nearest(name, PRESETS)}")
+        for pair in (*self.set, *self.tune_set):
+            field, equals, value = pair.partition("=")
+            if not (field and equals and value):
+                raise ValueError(f"--set {pair}: write a field and its value, as in --set steps=500 optim.lr=1e-3")
+        if self.retries < 0:
+            raise ValueError(f"--retries is {self.retries}: it must be 0 or more")
+
+    def located(self) -> PipelineConfig:
+        """With what the preset says where nothing else was said."""
+        preset = PRESETS[self.preset]
+        return replace(
+            self,
+            corpus=self.corpus or preset.data.corpus,
+            store=self.store or preset.data.store,
+            root=self.root or preset.root,
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, and the places that it reads and writes."""
+
+    name: str
+    module: str
+    words: tuple[str, ...]
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+    def fingerprint(self) -> str:
+        """Of its words, and of what is now at its places; empty where something that it writes is not there."""
+        marks = [mark(place) for place in (*self.reads, *self.writes)]
+        if not all(marks[len(self.reads) :]):
+            return ""
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, self.words, marks]).encode())
+
+
+def stages(config: PipelineConfig) -> list[Stage]:
+    """The stages of a pipeline, in order."""
+    store = Place.parse(config.store) / config.corpus
+    manifests = tuple(store / split / "manifest.json" for split in SPLITS)
+    options = ("--source", config.source) if config.source else ()
+    found = [
+        Stage(
+            "prepare",
+            "prepare",
+            (config.corpus, *options, "--tokenizer", config.tokenizer, "--store", config.store),
+            (Place.parse(config.source),) if config.source else (),
+            manifests[:1],
+        )
+    ]
+    runs = []
+    for preset in (config.preset, *config.also):
+        run = f"{config.name}-{preset}" if config.name else preset
+        where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
+        what, reads = preset, manifests[:2]
+        if config.tune:
+            sweep = f"{run}-sweep"
+            best = Place.parse(config.root) / sweep / "best.json"
+            words = (config.tune, "--preset", preset, "--run", sweep, *where)
+            words += (*_options(config.set), *_options(config.tune_set))
+            found.append(Stage(f"tune {run}", "tune", words, reads, (best,)))
+            what, reads = best.text, (*reads, best)
+        words = (what, "--run", run, *where, *_options(config.set))
+        folder = Place.parse(config.root) / run / "checkpoints"
+        found.append(Stage(f"train {run}", "train", words, reads, (folder,)))
+        runs.append(run)
+    trained = tuple(Place.parse(config.root) / run / "checkpoints" for run in runs)
+    folders = tuple(f"{config.root.rstrip('/')}/{run}" for run in runs)
+    report = Place.parse(config.root) / "reports" / "-vs-".join(runs) / "table.csv"
+    reads = (*trained, store / config.split / "manifest.json")
+    found.append(Stage("evaluate", "evaluate", (*folders, "--split", config.split), reads, (report,)))
+    if runs[1:]:
+        found.append(Stage("compare", "compare", folders, trained, ()))
+    return found
+
+
+def mark(place: Place) -> str:
+    """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
+    if place.name == "checkpoints":
+        newest = (
+            max((file.name for file in place.list() if checkpoint_name(file.name)), default="")
+            if place.is_dir()
+            else ""
+        )
+        place = place / newest / "checkpoint.json" if newest else place
+    if place.is_dir():
+        entries = [(file.name, file.bytes, _time(file.place)) for file in place.list(recursive=True) if not file.is_dir]
+        return xxhash.xxh3_64_hexdigest(json.dumps(sorted(entries)).encode()) if place.name != "checkpoints" else ""
+    if not place.is_file():
+        return ""
+    if place.name.endswith((".json", ".csv")):
+        return xxhash.xxh3_64_hexdigest(place.read_bytes())
+    return f"{place.name} {_time(place)}"
+
+
+def checkpoint_name(name: str) -> bool:
+    return name.startswith("step-") and checkpoints.step_of(Path(name)) >= 0
+
+
+def _time(place: Place) -> int:
+    return os.stat(place.path).st_mtime_ns if place.is_local else 0
+
+
+def _options(pairs: tuple[str, ...]) -> list[str]:
+    """``steps=500`` → ``--steps 500``."""
+    return [word for pair in pairs for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
+
+
+class Record:
+    """The fingerprints of the finished stages, in a file."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        try:
+            self._done: dict[str, str] = json.loads(place.read_bytes())
+        except (OSError, ValueError):  # none yet, or one that was cut short: the stages know what they have done
+            self._done = {}
+
+    def has(self, stage: Stage) -> bool:
+        return bool(self._done.get(stage.name)) and self._done[stage.name] == stage.fingerprint()
+
+    def add(self, stage: Stage) -> None:
+        self._done[stage.name] = stage.fingerprint()
+        self._place.parent.make_folder()
+        self._place.write_atomically(json.dumps(self._done, indent=1).encode())
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    record = Record(Place.parse(config.root) / "pipelines" / f"{config.name or config.preset}.json")
+    began = time.monotonic()
+    planned = stages(config)
+    for number, stage in enumerate(planned, 1):
+        title = f"[{number}/{len(planned)}] {stage.name}"
+        if record.has(stage):
+            print(f"{title}: done before, and nothing has changed since", flush=True)
+            continue
+        status = attempt(stage, title, config.retries)
+        if status:
+            later = ", ".join(stage.name for stage in planned[number:])
+            print(f"{title}: {ended(status)}" + (f"; not begun: {later}" if later else ""), file=sys.stderr, flush=True)
+            return status
+        record.add(stage)
+    print(
+        f"{config.name or config.preset}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}"
+    )
+    return 0
+
+
+def attempt(stage: Stage, title: str, retries: int) -> int:
+    """Run a stage, again where it failed; its last exit status."""
+    status = 0
+    for left in range(retries, -1, -1):
+        print(f"{title}: python -m pipelines.{stage.module} {shlex.join(stage.words)}", flush=True)
+        status = call(stage)
+        if status == 0 or status in FINAL or not left:
+            break
+        print(f"{title}: {ended(status)}; trying again", file=sys.stderr, flush=True)
+    return status
+
+
+def call(stage: Stage) -> int:
+    """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(cli.__file__)))
+    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    with passing_signals_to(process) as asked:
+        status = process.wait()
+    if status < 0:
+        status = 128 - status
+    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
+
+
+@contextmanager
+def passing_signals_to(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
+    """SIGTERM goes on to the process, Ctrl-C it has had from the terminal; this one lives until it has ended."""
+    asked: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        asked.append(number)
+        if number == signal.SIGTERM and process.poll() is None:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ended(status: int) -> str:
+    """What an exit status says."""
+    if status == STOPPED_STATUS:
+        return "asked to stop, and saved: the same command goes on here"
+    if status == 2:
+        return "cannot be done as asked; its own message says why"
+    return f"killed by signal {status - 128}" if status > 128 else f"failed with exit status {status}"
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,223 @@
+"""Every stage on two machines, by `ray submit`, `ray job submit` and `ray exec`: `make test-cluster`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines import checkpoint as checkpoints
+from pipelines.checkpoint import Checkpoint, CheckpointError
+from tests.cluster.conftest import Laptop
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
+
+TINY = shlex.split("""
+    --model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
+    --model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup 4
+    --log-every 1 --validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread
+""")
+PREPARE = ("text", "--source", "books", "--store", "runs/store.v1", "--part-bytes", "20000", "--segment-length", "128")
+
+
+def train(run: str, *more: str) -> tuple[str, ...]:
+    return ("small-rec", *TINY, "--data.store", "runs/store.v1", "--run", run, *more)
+
+
+def step_of(laptop: Laptop, run: str) -> int:
+    return max(map(checkpoints.step_of, checkpoints.folders(laptop.shared / "runs" / run / "checkpoints")), default=0)
+
+
+def logged(laptop: Laptop, run: str) -> int:
+    """The step of the newest figure."""
+    path = laptop.shared / "runs" / run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def job_id(said: str) -> str:
+    found = re.search(r"Job '(\S+)' submitted", said)
+    assert found, said
+    return found[1]
+
+
+def test_what_listens_is_on_loopback_or_asks_for_the_token(laptop: Laptop) -> None:
+    for i in range(2):
+        said = laptop.machines.ssh(i, "ss -ltnp").stdout
+        with open(laptop.log, "a") as log:
+            log.write(f"# machine {i + 1}: ss -ltnp\n{said}\n")
+    head = laptop.machines.ssh(0, "ss -ltn").stdout
+    assert "127.0.0.1:8265" in head and "0.0.0.0:8265" not in head and "10.77.0.1:8265" not in head  # the dashboard
+    without = laptop.machines.ssh(0, "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8265/api/jobs/").stdout
+    assert without == "401"
+    stranger = "cd /; HOME=/nonexistent RAY_AUTH_MODE=disabled timeout 60 ~/throughline-environment/bin/python -c "
+    asked = laptop.machines.ssh(1, stranger + "'import ray; ray.init(address=\"10.77.0.1:6379\")'", check=False)
+    assert asked.returncode not in (0, 124)
+
+
+def test_every_stage_by_ray_submit(laptop: Laptop) -> None:
+    assert "parts to write" in laptop.submit("prepare", *PREPARE)
+    laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2"))
+    assert Checkpoint.open(laptop.shared / "runs/by-submit/checkpoints/step-00000006").meta["world"] == 2
+    assert "bits/byte" in laptop.submit("evaluate", "runs/by-submit", "--split", "validation")
+    laptop.submit("generate", "runs/by-submit", "--prompt", "3fa2,b:c/d.e", "--max-new-tokens", "5", "--seed", "1")
+    assert "nothing to do" in laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2"))
+
+
+def test_what_ray_submit_cannot_pass_is_refused_with_the_remedy(laptop: Laptop) -> None:
+    said = laptop.submit("train", *train("two words", "--steps", "6"), status=1)
+    assert "unexpected argument 'words'" in said and "ray job submit" in said
+
+
+def test_every_stage_by_ray_job_submit(laptop: Laptop) -> None:
+    assert "already prepared" in laptop.job("prepare", *PREPARE)
+    said = laptop.job("train", *train("by job: a,b/c.d", "--steps", "6", "--num-workers", "2"))
+    assert "trained by job: a,b/c.d" in said and "step 6/6" in said  # progress is readable in the job's log
+    assert (laptop.shared / "runs/by job: a,b/c.d/checkpoints/step-00000006").is_dir()
+    assert "bits/byte" in laptop.job("evaluate", "runs/by-submit", "runs/by job: a,b/c.d", "--split", "validation")
+    laptop.job("generate", "runs/by-submit", "--prompt", 'it\'s "two" words', "--max-new-tokens", "5", "--seed", "1")
+    said = laptop.job("train", "small-recc", status=1)
+    assert "did you mean 'small-rec'" in said
+
+
+def test_the_whole_pipeline_as_one_job(laptop: Laptop) -> None:
+    pairs = " ".join(TINY).replace("--", "").split()
+    fields = [f"{name}={value}" for name, value in zip(pairs[::2], pairs[1::2], strict=True)]
+    words = ["small-rec", "--source", "books", "--corpus", "text", "--store", "runs/store.p", "--name", "whole"]
+    words += ["--set", *fields, "steps=4", "num_workers=2"]
+    assert "all 3 stages are done" in laptop.job("run", *words)
+    assert laptop.job("run", *words).count("done before") == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pipelines.tune") is None, reason="there is no pipelines.tune yet")
+def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
+    fields = [word for word in TINY if word not in ("--placement.strategy", "strict-spread")]
+    sweep = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", "--run", "sweep")
+    common = (*fields, "--data.store", "runs/store.v1", "--steps", "4", "--num-workers", "1")
+    laptop.submit("tune", *sweep, *common)
+    assert (laptop.shared / "runs/sweep/best.json").is_file()
+    laptop.job("compare", "runs/by-submit", "runs/by job: a,b/c.d")
+
+
+def test_uncommitted_changes_run_on_the_machines(laptop: Laptop) -> None:
+    module = laptop.project / "pipelines" / "readiness.py"
+    before = module.read_text()
+    module.write_text(before.replace('"(not installed)"', '"(not installed, and changed on the laptop)"'))
+    with open(laptop.project / "pipelines" / "readiness.py", "a") as file:
+        file.write('\nLIBRARIES = (*LIBRARIES, "no-such-library")\nprint("changed on the laptop", flush=True)\n')
+    try:
+        words = train("by-submit", "--num-workers", "2")
+        assert "changed on the laptop" in laptop.job("preflight", *words)
+        assert "changed on the laptop" not in laptop.submit("preflight", *words)
+        laptop.run("ray", "rsync-up", "cluster.yaml")
+        said = laptop.submit("preflight", *words)
+        assert (
+            "changed on the laptop" in said and "can be trained here" in said
+        )  # the second machine has had the code too
+    finally:
+        module.write_text(before)
+        laptop.run("ray", "rsync-up", "cluster.yaml")
+
+
+def test_a_stopped_job_has_saved_its_step_and_the_same_command_goes_on(laptop: Laptop) -> None:
+    words = train("stopped", "--steps", "100000", "--num-workers", "2", "--checkpoint.every", "1000000")
+    said = laptop.job("train", *words, options=("--no-wait",))
+    wait_until(lambda: logged(laptop, "stopped") >= 20, 120)
+    stopped = laptop.run("ray", "job", "stop", job_id(said))
+    assert "stopped" in stopped.lower()
+    last, saved = logged(laptop, "stopped"), step_of(laptop, "stopped")
+    assert saved >= 20 and saved in (last, last - 1, last + 1)
+    assert "which is saved" in laptop.run("ray", "job", "logs", job_id(said))
+    again = laptop.job("train", *words, "--steps", str(saved + 5), "--allow-change", "steps")
+    assert f"resumes from step {saved:,}" in again
+    assert [record["step"] for record in records(laptop, "stopped")] == list(range(1, saved + 6))
+
+
+def test_a_machine_is_lost_and_comes_back(laptop: Laptop) -> None:
+    words = list(train("elastic", "--steps", "1000000", "--num-workers", "1:2", "--checkpoint.every", "20"))
+    said = laptop.job("train", *words, options=("--no-wait",))
+    wait_until(lambda: world(laptop, "elastic") == 2, 180)
+    began = time.monotonic()
+    laptop.machines.stop(1)
+    wait_until(lambda: world(laptop, "elastic") == 1, 240)
+    note(laptop, f"machine 2 was switched off: a checkpoint of one worker after {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    laptop.machines.start(1)
+    laptop.run("ray", "up", "-y", "--no-restart", "cluster.yaml")
+    start = ". ~/.throughline.sh; ulimit -n 65536; ray start --address=10.77.0.1:6379"
+    laptop.machines.ssh(1, start)
+    wait_until(lambda: world(laptop, "elastic") == 2, 240)
+    note(laptop, f"it was switched on again: a checkpoint of two workers after {time.monotonic() - began:.0f} s")
+    laptop.run("ray", "job", "stop", job_id(said))
+    steps = [record["step"] for record in records(laptop, "elastic")]
+    assert steps == list(range(1, len(steps) + 1))  # none lost, none twice
+
+
+def test_preflight_names_what_is_wrong(laptop: Laptop) -> None:
+    words = train("by-submit", "--num-workers", "2")
+    assert "can be trained here" in laptop.job("preflight", *words)
+    # Another torch on one machine: what Python's metadata say, in a folder that comes before the real one's.
+    fake = laptop.machines.home(1) / "throughline" / "torch-9.9.9.dist-info"
+    fake.mkdir()
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
+    said = laptop.job("preflight", *words, status=1)
+    assert "machine2 (10.77.0.2) has torch 9.9.9, the others have 2." in said
+    said = laptop.job("train", *train("refused", "--num-workers", "2"), status=1)
+    assert "has torch 9.9.9" in said and not (laptop.shared / "runs/refused/checkpoints").exists()
+    (fake / "METADATA").unlink()
+    fake.rmdir()
+    # A disk that is too small.
+    said = laptop.job("preflight", *words, "--root", "small", "--model.d-model", "512", status=1)
+    assert "small has 2.1 MB free, and 5 checkpoints of" in said
+    # A port that another program has.
+    listener = "python -m http.server 8123 --bind 127.0.0.1 > /dev/null 2>&1 &"
+    laptop.machines.ssh(0, f"nohup {listener}")
+    said = laptop.run("ray", "exec", "cluster.yaml", "python -m pipelines.preflight --here --ports 8123", status=1)
+    assert "port 8123 of machine1 is taken by python" in said
+    # A shared folder that is not mounted on one machine.
+    laptop.machines.ssh(1, f"mount -t tmpfs tmpfs {laptop.shared}")
+    said = laptop.job("preflight", *words, status=1)
+    assert f"{laptop.shared}/runs on machine2 (10.77.0.2) is a folder of its own" in said
+    assert "machine2 (10.77.0.2) cannot read" in said  # the store
+    laptop.machines.ssh(1, f"umount {laptop.shared}")
+
+
+def test_no_secret_is_in_logs_or_records(laptop: Laptop) -> None:
+    token = (laptop.home / ".ray" / "auth_token").read_text().strip()
+    places = [laptop.shared, laptop.log, *(laptop.machines.folder / f"ray{i}" for i in (1, 2))]
+    found = laptop.run("grep", "-rlF", "-e", token, *map(str, places), status=1)
+    assert not found
+
+
+def records(laptop: Laptop, run: str) -> list[dict[str, object]]:
+    path = laptop.shared / "runs" / run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def world(laptop: Laptop, run: str) -> int:
+    """Workers of the newest checkpoint."""
+    for folder in checkpoints.folders(laptop.shared / "runs" / run / "checkpoints")[:1]:
+        try:
+            return Checkpoint.glance(Path(folder)).meta["world"]
+        except CheckpointError:
+            return 0
+    return 0
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:.0f} s"
+        threading.Event().wait(0.2)
+
+
+def note(laptop: Laptop, text: str) -> None:
+    with open(laptop.log, "a") as log:
+        log.write(f"# {text}\n")

@@ -1,0 +1,137 @@
+"""The whole pipeline as one command: what is done is skipped, what has changed is done again, what fails stops the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.places import Place
+from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
+from tests.pipelines.conftest import TINY
+
+# TINY's options as `--set` has them, and none of its preset's name.
+PAIRS = [f"{name.removeprefix('--')}={value}" for name, value in zip(TINY[1::2], TINY[2::2], strict=True)]
+
+
+def words(text_folder: Path, root: Path, *more: str, steps: int = 4) -> list[str]:
+    given = [
+        "--source",
+        str(text_folder),
+        "--corpus",
+        "text",
+        "--store",
+        str(root / "store"),
+        "--root",
+        str(root / "runs"),
+    ]
+    return ["small-rec", *given, "--set", *PAIRS, f"steps={steps}", "validate_every=0", *more]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_done_stages_are_skipped_and_changed_ones_done_again(
+    text_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(text_folder, tmp_path)) == 0
+    said = capfd.readouterr().out
+    assert "[1/3] prepare: python -m pipelines.prepare text" in said and "small-rec: all 3 stages are done" in said
+    assert (tmp_path / "runs/reports/small-rec/table.csv").is_file()
+
+    assert main(words(text_folder, tmp_path)) == 0
+    said = capfd.readouterr().out
+    assert said.count("done before, and nothing has changed since") == 3 and "python -m" not in said
+
+    newest = max((tmp_path / "runs/small-rec/checkpoints").iterdir())
+    (newest / "checkpoint.json").unlink()  # damaged: training goes on at an older one, and makes it anew
+    assert main(words(text_folder, tmp_path)) == 0
+    said = capfd.readouterr().out
+    assert "[1/3] prepare: done before" in said and "[2/3] train small-rec: python -m" in said
+    assert (newest / "checkpoint.json").is_file()
+
+    (text_folder / "train" / "doc0.txt").write_text("another text, which must not be taken for the first one")
+    assert main(words(text_folder, tmp_path)) == 2  # the store says which split was prepared from other text
+    streams = capfd.readouterr()
+    assert "was prepared with another text" in streams.err
+    assert (
+        "[1/3] prepare: cannot be done as asked" in streams.err
+        and "not begun: train small-rec, evaluate" in streams.err
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_stage_which_saves_and_the_same_command_goes_on(text_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipelines.run", *words(text_folder, tmp_path, steps=3000)]
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while "step 10/" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75, log.read_text()
+    said = log.read_text()
+    assert "stopped after step" in said and "asked to stop, and saved" in said and "not begun: evaluate" in said
+    assert list((tmp_path / "runs/small-rec/checkpoints").glob("step-*"))
+
+
+def stage(tmp_path: Path, script: str) -> Stage:
+    """A stage that runs `python -m pipelines.doctor`-like, with these words; its file counts the attempts."""
+    return Stage("made up", script, (str(tmp_path / "no-such-run"),), (), ())
+
+
+def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert attempt(stage(tmp_path, "verify"), "[1/1] made up", retries=3) == 2
+    streams = capfd.readouterr()
+    assert streams.out.count("python -m pipelines.verify") == 1 and "trying again" not in streams.err
+
+
+def test_what_fails_is_tried_again_and_its_status_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert attempt(stage(tmp_path, "no_such_stage"), "[1/1] made up", retries=2) == 1
+    streams = capfd.readouterr()
+    assert streams.out.count("python -m pipelines.no_such_stage") == 3
+    assert streams.err.count("failed with exit status 1; trying again") == 2
+
+
+def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
+    config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="sentencepiece:2048").located()
+    assert [s.name for s in stages(config)] == ["prepare", "train demo-rec", "train demo-slide", "evaluate", "compare"]
+    config = PipelineConfig(
+        "demo-rec", tune="lr", tune_set=("samples=4",), set=("steps=9",), root="/r", name="a"
+    ).located()
+    planned = stages(config)
+    assert [s.name for s in planned] == ["prepare", "tune a-demo-rec", "train a-demo-rec", "evaluate"]
+    tune, train = planned[1].words, planned[2].words
+    assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
+    assert tune[-4:] == ("--steps", "9", "--samples", "4")
+    assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["demo-recc"], "unknown preset 'demo-recc': did you mean 'demo-rec'"),
+        (["demo-rec", "--set", "steps"], "--set steps: write a field and its value"),
+        (["demo-rec", "--retries", "-1"], "--retries is -1"),
+    ],
+)
+def test_bad_words_are_sentences(words: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("(", "\\(")):
+        main(words)
+
+
+def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
+    place = Place.parse(tmp_path)
+    (tmp_path / "a.json").write_text("1")
+    before = mark(place), mark(place / "a.json")
+    assert before == (mark(place), mark(place / "a.json")) and all(before)
+    (tmp_path / "a.json").write_text("2")
+    assert mark(place / "a.json") != before[1] and mark(place) != before[0]
+    assert mark(place / "missing.json") == ""
+    (tmp_path / "checkpoints").mkdir()
+    assert mark(place / "checkpoints") == ""  # none in it
