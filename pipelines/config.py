@@ -151,7 +151,13 @@ class TrainConfig:
         """The same run with whole paths: workers have working directories of their own."""
         store = Place.parse(self.data.store).text
         root = str(Path(self.root).expanduser().absolute())
-        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
+        parent = self.tracking.parent and str(Path(self.tracking.parent).expanduser().absolute())
+        return dataclasses.replace(
+            self,
+            root=root,
+            data=dataclasses.replace(self.data, store=store),
+            tracking=dataclasses.replace(self.tracking, parent=parent),
+        )
 
     @property
     def folder(self) -> Path:
