@@ -151,13 +151,7 @@ class TrainConfig:
         """The same run with whole paths: workers have working directories of their own."""
         store = Place.parse(self.data.store).text
         root = str(Path(self.root).expanduser().absolute())
-        parent = self.tracking.parent and str(Path(self.tracking.parent).expanduser().absolute())
-        return dataclasses.replace(
-            self,
-            root=root,
-            data=dataclasses.replace(self.data, store=store),
-            tracking=dataclasses.replace(self.tracking, parent=parent),
-        )
+        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
 
     @property
     def folder(self) -> Path:

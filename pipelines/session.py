@@ -7,9 +7,12 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
-from pipelines.saving import Saver
+from pipelines.saving import Saver, best
 from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.world import World
@@ -108,7 +111,6 @@ def _work(
     asked_to_stop: Callable[[], bool],
 ) -> None:
     run = open_run(config, world)
-    saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes)
     resume_step = run.resume.step if run.resume else 0
     if world.rank == 0:
         for warning in run.warnings:
@@ -116,8 +118,10 @@ def _work(
         if run.resume:
             print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
-    status = "FAILED"
+    status, saver = "FAILED", None
     try:
+        on_disk = {"on_disk": partial(note_checkpoint, tracker, config)} if tracker else {}
+        saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, **on_disk)
         with Heartbeat(config.folder, world, config.hang_seconds) as heart:
             loop.train(
                 config,
@@ -132,19 +136,56 @@ def _work(
                 heart=heart,
             )
         status = "FINISHED"
+        if tracker:
+            register_best(config, tracker)
     except Stopped:
         status = "KILLED"
         raise
     finally:
-        saver.abandon()
+        if saver:
+            saver.abandon()
         if tracker:
             tracker.finish(status)
+
+
+def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any]) -> None:
+    """Tell MLflow of a checkpoint that is on the disk."""
+    folder = checkpoints.folder_of(config.folder / "checkpoints", step)
+    tracker.log_checkpoint(step, {"checkpoint": str(folder), "tokens": meta["tokens"], "model": config.model.name})
+
+
+def register_best(config: TrainConfig, tracker: Tracker) -> None:
+    """Have the best checkpoint uploaded to MLflow and registered under the run's name. A trial's sweep does that for all of them.
+
+    A checkpoint that cannot be exported costs a warning: the run itself has succeeded.
+    """
+    if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
+        return
+    whole = {c.step: c for c in checkpoints.glance_all(config.folder / "checkpoints")}
+    step = next(iter(best(whole)), None)
+    if step is None or step == tracker.registered:
+        return
+    folder = config.folder / ".exported"
+    try:
+        export_again(Checkpoint.open(whole[step].folder), folder)
+    except (ValueError, OSError) as error:
+        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
+    else:
+        tracker.register(step, folder, config.run)
+
+
+def export_again(checkpoint: Checkpoint, folder: Path) -> None:
+    """Export a checkpoint into a folder of our own, in place of what an earlier attempt left there."""
+    from pipelines.exporting import export  # transformers: seconds
+
+    shutil.rmtree(folder, ignore_errors=True)
+    export(checkpoint, folder)
 
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input."""
     manifest = run.train_store.manifest
-    return Tracker.start(
+    tracker = Tracker.start(
         config.tracking,
         root=Path(config.root).absolute(),
         run_folder=config.folder,
@@ -154,6 +195,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             "model": config.model.name,
             "data_fingerprint": manifest.fingerprint,
             "tokenizer": manifest.tokenizer.name,
+            "vocab_size": str(manifest.tokenizer.vocab_size),
         },
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",
@@ -165,6 +207,11 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
         resume_step=resume_step,
         run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
     )
+    if resume_step:  # those of which MLflow was not told before the run was killed
+        for checkpoint in reversed(checkpoints.glance_all(config.folder / "checkpoints")):
+            if checkpoint.step <= resume_step:
+                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta)
+    return tracker
 
 
 def _is_of(checkpoint: Checkpoint, config: TrainConfig) -> bool:

@@ -31,7 +31,7 @@ from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
-from pipelines.session import Run, open_run, start_tracker, work
+from pipelines.session import Run, open_run, register_best, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
 from pipelines.world import World, join_torchrun
 
@@ -196,7 +196,9 @@ def main(argv: list[str]) -> int:
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        start_tracker(config, run, run.resume.step).finish()  # sends what an MLflow that was silent then has not got
+        tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
+        register_best(config, tracker)
+        tracker.finish()
         print(
             f"nothing to do: {cli.shown(config.folder)} has been trained to step {run.resume.step:,}\n{_next(config)}"
         )

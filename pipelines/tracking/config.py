@@ -27,11 +27,15 @@ class TrackingConfig:
     experiment: str = "throughline"
     """MLflow experiment that the run belongs to."""
     parent: str = ""
-    """Folder of the run that this one is a part of, which it is listed below: of the sweep, for a trial."""
+    """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
     on_failure: Literal["continue", "stop"] = "continue"
     """When MLflow does not answer: go on and send later, or stop the run."""
     patience: float = 60.0
     """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
+    models: Literal["best", "figures", "none"] = "best"
+    """best: each checkpoint is a model in MLflow with its validation figures, and the best one of a finished run is uploaded, as
+    a folder for transformers, and registered under the run's name (of trials: the best one of the sweep's, under its name).
+    figures: nothing is uploaded."""
     system_metrics: Literal["on", "off"] = "on"
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
 

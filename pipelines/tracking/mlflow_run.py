@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from pipelines.metrics_file import Record
 from pipelines.provenance import mask
 from pipelines.tracking.client import make_database
 from pipelines.tracking.config import Identity, Status, TrackingConfig, is_server, tracking_uri
+from pipelines.tracking.models import Models
 
 RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
@@ -36,6 +39,9 @@ class MlflowRun:
     """Whether the run was there before, and so may have points already."""
     _steps: dict[str, set[int]] = field(default_factory=dict)
     """Steps that MLflow has, for each metric that was sent."""
+    _validation: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Validation metrics as MLflow has them, by step and name."""
+    _models: Models | None = None
 
     def open(self) -> None:
         """Find or make the run, and describe it."""
@@ -81,10 +87,31 @@ class MlflowRun:
         }
         if points:
             self.client.log_batch(self.run_id, metrics=list(reversed(points.values())))
-        for key, step in points:
+        for (key, step), point in points.items():
             self._steps[key].add(step)
+            self._note(key, point)
+
+    def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
+        """The model of a checkpoint, with the validation figures of its step."""
+        self.models().log(step, tags, list(self._validation.get(step, {}).values()))
+
+    def register(self, step: int, folder: Path, name: str) -> None:
+        """The model of a step, with these files, as the best of those that are registered so. The folder is removed."""
+        self.models().register(step, folder, name)
+        self._save(**{**saved_run(self.folder), "registered": str(step)})
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def models(self) -> Models:
+        if self._models is None:
+            params = self.identity.params if self.identity else {}
+            own = {key: value for key, value in params.items() if key.startswith("model.")}
+            name = self.identity.name if self.identity else self.folder.name
+            self._models = Models(self.client, is_server(self.config), self.run_id, name, own)
+        return self._models
 
     def end(self, status: Status) -> None:
+        if self._models is not None:
+            self._models.remove_doubles()
         if self.identity is not None:
             self._stop_monitor()
             self.client.set_terminated(self.run_id, status=status)
@@ -138,7 +165,7 @@ class MlflowRun:
         ]
         tags = [RunTag(key, mask(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
         if self.config.parent:
-            tags.append(RunTag("mlflow.parentRunId", self._parent()))
+            tags.append(RunTag("mlflow.parentRunId", self.config.parent))
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
         if (data := identity.dataset) is not None:
@@ -147,18 +174,17 @@ class MlflowRun:
             entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
             self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
 
-    def _parent(self) -> str:
-        """MLflow's id of the run that this one is a part of, which another process makes."""
-        run_id = saved_run(Path(self.config.parent)).get("run_id")
-        if not run_id:
-            raise ConnectionError(f"the run of {self.config.parent} is not there yet")
-        return run_id
-
     def _steps_of(self, key: str) -> set[int]:
         if key not in self._steps:
             history = self.client.get_metric_history(self.run_id, key) if self._found else []
             self._steps[key] = {point.step for point in history}
+            for point in history:
+                self._note(key, point)
         return self._steps[key]
+
+    def _note(self, key: str, point: Any) -> None:
+        if key.startswith("validation/"):
+            self._validation.setdefault(point.step, {}).setdefault(key, point)
 
     def _save(self, **values: str) -> dict[str, str]:
         shown = {"uri": mask(tracking_uri(self.config, self.root)), "experiment": self.config.experiment, **values}

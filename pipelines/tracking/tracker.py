@@ -24,6 +24,7 @@ from pipelines.tracking.config import (
     tracking_uri,
 )
 from pipelines.tracking.mlflow_run import BATCH_METRICS, TAG_LENGTH, MlflowRun, saved_run
+from pipelines.tracking.models import SLOWEST_UPLOAD
 
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
@@ -45,6 +46,7 @@ class Tracker:
         self._changed = threading.Condition()
         self._first_try, self._abandoned = threading.Event(), threading.Event()
         self._closing = False
+        self._upload_bytes = 0
         self._silent_since: float | None = None
         self._error: TrackingError | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -120,6 +122,23 @@ class Tracker:
             raise FileNotFoundError(f"{path}: there is no such file to log")
         self._call(lambda run: run.client.log_artifact(run.run_id, str(path), folder or None))
 
+    def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
+        """Make the checkpoint of a step a model in MLflow, with the validation figures that were logged for that step."""
+        if self._config.models != "none":
+            self._call(lambda run: run.log_checkpoint(step, tags))
+
+    @property
+    def registered(self) -> int | None:
+        """The step whose model was registered last."""
+        return int(saved_run(self._run.folder).get("registered", -1)) if self._run else None
+
+    def register(self, step: int, folder: Path, name: str) -> None:
+        """Upload a folder as the files of a step's model, which `log_checkpoint` has made, and register that as the best one called
+        ``name``. The folder is removed when that is done.
+        """
+        self._upload_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self._call(lambda run: run.register(step, folder, name))
+
     def set_tag(self, key: str, value: str) -> None:
         self._call(lambda run: run.client.set_tag(run.run_id, key, mask(value)[:TAG_LENGTH]))
 
@@ -146,11 +165,14 @@ class Tracker:
         )
 
     def _wait_while_it_moves(self, patience: float) -> None:
-        left, deadline = len(self._queue), time.monotonic() + patience
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        left, moved, upload = len(self._queue), time.monotonic(), self._upload_bytes / SLOWEST_UPLOAD
+        while self._thread.is_alive():
+            answers = self._silent_since is None
+            if time.monotonic() - moved > patience + (upload if answers else 0.0):
+                return
             self._thread.join(0.1)
             if len(self._queue) < left:
-                left, deadline = len(self._queue), time.monotonic() + patience
+                left, moved = len(self._queue), time.monotonic()
 
     def _call(self, call: Callable[[MlflowRun], None]) -> None:
         if (run := self._run) is not None:
