@@ -57,6 +57,12 @@ class Scale:
         at = math.log(value) if self.log else float(value)
         return 0.5 if self._high == self._low else (at - self._low) / (self._high - self._low)
 
+    def beside(self, values: Sequence[Any], index: int) -> float | None:
+        """The place of a value, a little beside it where several trials share it, so that no line hides another."""
+        place = self(values[index])
+        same = [i for i, value in enumerate(values) if _text(value) == _text(values[index])]
+        return place if place is None else place + 0.008 * (same.index(index) - (len(same) - 1) / 2)
+
     def ticks(self, values: Sequence[Any]) -> list[tuple[float, str]]:
         """Places and labels: the values themselves where they are few, else five along the axis."""
         if not self.numeric:
@@ -90,7 +96,7 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     scales = [Scale(values) for _, values in columns]
     low, high = min(bits), max(bits)
     for number, trial in enumerate(trials):
-        heights = [scale(values[number]) for scale, (_, values) in zip(scales, columns, strict=True)]
+        heights = [scale.beside(values, number) for scale, (_, values) in zip(scales, columns, strict=True)]
         heights.append(0.5 if high == low else (bits[number] - low) / (high - low))
         at = [i for i, height in enumerate(heights) if height is not None]
         first = trial is sweep.scored[0]
@@ -172,6 +178,8 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
             axes.set_xticks([value for value in _few(values)], [_text(value) for value in _few(values)])
+        elif scale.numeric and len({*values}) <= 6:
+            axes.set_xticks(_few(values), [_text(value) for value in _few(values)])
         elif not scale.numeric:
             axes.set_xticks(range(len(scale.names)), scale.names)
             axes.set_xlim(-0.5, len(scale.names) - 0.5)
@@ -197,14 +205,16 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
 
 
 def _few(values: Sequence[Any]) -> list[Any]:
-    """Up to five of the values, the ends among them, none close to another on a logarithmic axis."""
+    """Up to six of the values, the ends among them, none close to another on a logarithmic axis."""
     distinct = sorted({value for value in values if value is not None})
+    if len(distinct) < 3 or distinct[0] <= 0:
+        return distinct
     room = math.log(distinct[-1] / distinct[0]) / 6
     kept = [distinct[0]]
     for value in distinct[1:-1]:
         if math.log(value / kept[-1]) > room and math.log(distinct[-1] / value) > room:
             kept.append(value)
-    return [*kept, distinct[-1]] if distinct[-1] != distinct[0] else kept
+    return [*kept, distinct[-1]]
 
 
 def _marker(sweep: SweepResult, trial: TrialResult) -> str:
@@ -300,7 +310,10 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
     trials = [trial for trial in sweep.scored if trial.points][::-1]
-    shade = _shades([trial.best or 0.0 for trial in trials])
+    shade = _shades([trial.best or 0.0 for trial in sweep.scored])
+    low, high = _shown([p.value for trial in trials for p in trial.points], [t.best or 0.0 for t in trials])
+    longest = max((trial.points[-1].tokens for trial in trials), default=0.0)
+    named: list[tuple[float, float]] = []
     for trial in trials:
         first = trial is sweep.scored[0]
         colour = SHADES(shade(trial.best or 0.0))
@@ -311,11 +324,11 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
         steps = {each.get("step") for each in trial.exploited}
         copied = [p for p in trial.points if p.step in steps]
         axes.plot([p.tokens for p in copied], [p.value for p in copied], "v", color=COLOURS[3], markersize=9)
-        if first or len(trials) <= 16:
+        if not any(abs(tokens[-1] - x) < 0.05 * longest and abs(bits[-1] - y) < 0.02 * (high - low) for x, y in named):
+            named.append((tokens[-1], bits[-1]))
             axes.annotate(
                 trial.id, (tokens[-1], bits[-1]), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center"
             )
-    low, high = _shown([p.value for trial in trials for p in trial.points], [t.best or 0.0 for t in trials])
     axes.set_ylim(low, high)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel("tokens read in training")
@@ -340,6 +353,8 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
 
 def _shown(values: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
     """Limits that hold all the best figures, and of the rest what does not press these together."""
+    if not values:
+        return 0.0, 1.0
     low = min(values)
     high = min(max(values), max(max(best), float(np.quantile(values, 0.9))))
     room = 0.05 * ((high - low) or 1.0)
