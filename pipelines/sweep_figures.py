@@ -61,7 +61,8 @@ class Scale:
         """The place of a value, a little beside it where several trials share it, so that no line hides another."""
         place = self(values[index])
         same = [i for i, value in enumerate(values) if _text(value) == _text(values[index])]
-        return place if place is None else place + 0.008 * (same.index(index) - (len(same) - 1) / 2)
+        apart = min(0.008, 0.05 / len(same))
+        return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
 
     def ticks(self, values: Sequence[Any]) -> list[tuple[float, str]]:
         """Places and labels: the values themselves where they are few, else five along the axis."""
@@ -123,7 +124,7 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     for side in axes.spines.values():
         side.set_visible(False)
     axes.set_title(
-        f"{sweep.name}: {len(trials)} trials, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
+        f"{sweep.name}: {_count(trials)}, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
     )
     handles = [
         Line2D([], [], color="0.3", label="trained to its end"),
@@ -200,7 +201,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
     ]
     if any(trial.baseline for trial in trials):
         handles.append(Line2D([], [], color="0.3", marker="D", linestyle="", label="the preset itself"))
-    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=min(4, 2 * across), frameon=False)
     return save_figure(figure, path)
 
 
@@ -333,7 +334,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel("tokens read in training")
     axes.set_ylabel(sweep.unit)
-    axes.set_title(f"{sweep.name}: {len(trials)} trials; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
+    axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
     axes.grid(alpha=0.25)
     handles = [
         Line2D(
@@ -414,9 +415,15 @@ def _shades(values: Sequence[float]) -> Normalize:
 
 
 def _colour_bar(figure: Figure, axes: Axes, shade: Normalize, label: str) -> None:
+    if shade.vmax is None or shade.vmin is None or shade.vmax - shade.vmin < 1e-6:
+        return
     bar = figure.colorbar(ScalarMappable(shade, SHADES), ax=axes, pad=0.02, aspect=30, extend="max")
     bar.set_label(f"{label} (dark: better)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
+
+
+def _count(trials: Sequence[TrialResult]) -> str:
+    return f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
 
 
 def _wrapped(name: str, at: str = ".") -> str:
