@@ -7,9 +7,7 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +23,8 @@ from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
-from pipelines.saving import Saver, best
+from pipelines.registering import note_checkpoint, register_best
+from pipelines.saving import Saver
 from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.world import World
@@ -146,40 +145,6 @@ def _work(
             saver.abandon()
         if tracker:
             tracker.finish(status)
-
-
-def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any]) -> None:
-    """Tell MLflow of a checkpoint that is on the disk."""
-    folder = checkpoints.folder_of(config.folder / "checkpoints", step)
-    tracker.log_checkpoint(step, {"checkpoint": str(folder), "tokens": meta["tokens"], "model": config.model.name})
-
-
-def register_best(config: TrainConfig, tracker: Tracker) -> None:
-    """Have the best checkpoint uploaded to MLflow and registered under the run's name. A trial's sweep does that for all of them.
-
-    A checkpoint that cannot be exported costs a warning: the run itself has succeeded.
-    """
-    if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
-        return
-    whole = {c.step: c for c in checkpoints.glance_all(config.folder / "checkpoints")}
-    step = next(iter(best(whole)), None)
-    if step is None or step == tracker.registered:
-        return
-    folder = config.folder / ".exported"
-    try:
-        export_again(Checkpoint.open(whole[step].folder), folder)
-    except (ValueError, OSError) as error:
-        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
-    else:
-        tracker.register(step, folder, config.run)
-
-
-def export_again(checkpoint: Checkpoint, folder: Path) -> None:
-    """Export a checkpoint into a folder of our own, in place of what an earlier attempt left there."""
-    from pipelines.exporting import export  # transformers: seconds
-
-    shutil.rmtree(folder, ignore_errors=True)
-    export(checkpoint, folder)
 
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:

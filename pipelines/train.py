@@ -31,7 +31,8 @@ from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
-from pipelines.session import Run, open_run, register_best, start_tracker, work
+from pipelines.registering import register_best
+from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
 from pipelines.world import World, join_torchrun
 
