@@ -154,6 +154,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             "model": config.model.name,
             "data_fingerprint": manifest.fingerprint,
             "tokenizer": manifest.tokenizer.name,
+            "mlflow.parentRunId": config.tracking.parent,
         },
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",

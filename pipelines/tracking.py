@@ -66,6 +66,8 @@ class TrackingConfig:
     """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
     system_metrics: Literal["on", "off"] = "on"
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
+    parent: str = ""
+    """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
 
     def __post_init__(self) -> None:
         if re.match(r"sqlite:///(?!/)", self.uri):
@@ -191,6 +193,10 @@ class Tracker:
 
     def set_tag(self, key: str, value: str) -> None:
         self._call(lambda run: run.client.set_tag(run.run_id, key, mask(value)[:TAG_LENGTH]))
+
+    def set_status(self, status: Status) -> None:
+        """End the run that `attach` has reached: its own process may have died without a word."""
+        self._call(lambda run: run.client.set_terminated(run.run_id, status=status))
 
     def finish(self, status: Status = "FINISHED") -> None:
         """Send what is left and end the run. When MLflow stays silent, one line says how much was not sent."""
