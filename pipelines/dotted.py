@@ -68,7 +68,7 @@ def words(config: TrainConfig, base: TrainConfig) -> list[str]:
 
 def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
     """A run from the JSON that `to_json` makes of it. Raises ValueError naming what this version does not know."""
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     try:
         given["model"] = model_from_json(dict(values["model"]))
         for name, kind in PARTS.items():

@@ -3,9 +3,10 @@
     exploits = choose({"000": 5.1, "001": 6.2, …}, {"001": {"optim.lr": 1e-3}, …}, domains, seed=0, step=60)
     take_over(source, target, step=60)
 
-All trials are compared at the same step, so that what follows depends on the figures alone and not on who came first: a killed sweep
-makes the same choices again. A checkpoint holds weights, optimizer, generators and the State of every lane; as all trials read the
-same lanes, the copy's State fits the documents at hand. What the copy changes must not change a shape or what a step reads.
+All trials are compared at the same step, so that what follows depends on the figures alone and not on who came first: a killed
+sweep makes the same choices again. A checkpoint holds weights, optimizer, generators and the State of every lane; as all trials
+read the same lanes, the copy's State fits the documents at hand. What the copy changes must not change a shape or what a step
+reads.
 """
 
 from __future__ import annotations

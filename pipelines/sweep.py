@@ -5,10 +5,10 @@
         results.jsonl       every draw and every validation figure in the order in which they counted, with what was decided
         budget.json         seconds that the sweep has taken so far
         trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last figure
-        best.json           the winner: its values and command, and its config for `python -m pipelines.train <root>/<sweep>/best.json`
+        best.json           the winner: its values, its command, and its config, which pipelines.train takes in place of a preset
 
-Each line of results.jsonl is written before it is acted on. Feeding the lines to the rule of early stopping and to the searcher again
-puts both where they were.
+Each line of results.jsonl is written before it is acted on. Feeding the lines to the rule of early stopping and to the searcher
+again puts both where they were.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class SweepConfig:
     samples: int = 12
     """Trials to draw; a grid has as many as it has."""
     search: Literal["random", "grid", "optuna", "bohb"] = "random"
-    """Independent draws; every combination; or what Optuna (pip install optuna) or BOHB (pip install hpbandster ConfigSpace) suggests
-    from the results so far."""
+    """Independent draws; every combination; or what Optuna (pip install optuna) or BOHB (pip install hpbandster ConfigSpace)
+    suggests from the results so far."""
     points: int = 3
     """Values that a grid takes of a range."""
     scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
-    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; pbt none,
-    but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other learning rates."""
+    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; pbt
+    none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates."""
     reduction: int = 3
     """asha: one in so many goes on from a rung to the next."""
     rung_tokens: int = 0
@@ -152,7 +152,9 @@ class Sweep:
         return self.config.folder
 
     def run_of(self, trial: Trial) -> TrainConfig:
-        """The trial as an ordinary run: equal cost, a checkpoint at every validation. Raises ValueError when its values do not fit."""
+        """The trial as an ordinary run: of equal cost, with a checkpoint at every validation. Raises ValueError when its values
+        do not fit.
+        """
         config = self.config
         run = base_of(config, trial.values)
         run = with_fields(run, {key: value for key, value in trial.values.items() if key != "preset"})

@@ -1,4 +1,4 @@
-"""Search over a preset: several trials at once, each a Ray Train run, bad ones stopped early. Repeating the command resumes the sweep.
+"""Search over a preset: trials on Ray Train, several at once, bad ones stopped early. Repeating the command resumes the sweep.
 
     python -m pipelines.tune lr --preset demo-rec --num-workers 1
     python -m pipelines.tune lr+states+window+gate --preset small-rec --samples 12 --num-workers 1 --data.store runs/store
@@ -6,8 +6,8 @@
     python -m pipelines.tune optim.lr=1e-4..1e-2 --scheduler pbt --samples 4 --num-workers 1
     python -m pipelines.train runs/small-rec-lr/best.json --run again           # what the sweep found, as a preset
 
-`python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The sweep's
-folder, `<root>/<run>`, is described in pipelines/sweep.py: it is all that a resume needs.
+`python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The
+sweep's folder, `<root>/<run>`, is described in pipelines/sweep.py: it is all that a resume needs.
 
 Ray Tune draws and decides (tune_spaces); the trials are run from here. Ray's Tuner would give each trial a process for its driver
 beside those of Ray Train, kill a stopped trial's workers without a checkpoint, and resume from a pickled snapshot that lags behind.
@@ -58,7 +58,7 @@ USER_ERRORS = (ValueError, OSError)
 """Errors that training again would only repeat."""
 POLL_SECONDS = 0.1
 PARENT_SECONDS = 60.0
-"""How long the start waits for MLflow to make the sweep's run (and its database). Trials are put below it later where it is silent."""
+"""How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
 
 
 # Trials on Ray
@@ -339,7 +339,7 @@ def fit(config: SweepConfig) -> tuple[int, bool]:
     has, kind = (min(cpus, gpus), "CPUs with a GPU each") if use_gpu else (cpus, "CPUs" if cpus != 1 else "CPU")
     if has < workers:
         raise ValueError(
-            f"a trial takes {workers} {'CPU' if workers == 1 else 'CPUs'}{' and as many GPUs' if use_gpu else ''}, one for each of its "
+            f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''}, one for each of its "
             f"workers, and there {'is' if has == 1 else 'are'} {has}: it could never start; lower --num-workers"
         )
     most = has // workers
@@ -364,7 +364,7 @@ def main(argv: list[str]) -> int:
     with hold_folder(sweep):
         known = (sweep.folder / "sweep.json").exists()
         print(
-            f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, scheduler {config.scheduler}\n"
+            f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )

@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 from ray import tune
+from ray.tune.search.sample import Categorical
 
 from tune_spaces.tables import TABLES
 
@@ -58,7 +59,7 @@ def gate(values: Values) -> Domains:
 
 def optimizer(values: Values) -> Domains:
     """Each with rates of its own: adafactor's are relative to the size of a parameter."""
-    rates = {"adamw": (3e-4, 1e-3, 3e-3), "adafactor": (0.003, 0.01, 0.03)}
+    rates: dict[str, tuple[float, ...]] = {"adamw": (3e-4, 1e-3, 3e-3), "adafactor": (0.003, 0.01, 0.03)}
     own = values["optim.lr"]
     rates[values["optim.name"]] = tuple(float(f"{rate:.3g}") for rate in (own / 3, own, own * 3))
     return {"optim.name,optim.lr": tune.choice([(name, rate) for name, some in rates.items() for rate in some])}
@@ -111,7 +112,7 @@ def combine(text: str, values: Values) -> Domains:
         for key, domain in found.items():
             if again := taken & set(key.split(",")):
                 raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
-            if len(domain) == 0 if isinstance(domain, tune.search.sample.Categorical) else False:
+            if isinstance(domain, Categorical) and not len(domain):
                 raise ValueError(f"the space {part!r} has no value that fits {values['preset']}: vary something else")
         domains |= found
     return domains

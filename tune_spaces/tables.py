@@ -1,9 +1,9 @@
-"""The papers' tables as sweeps over whole presets: each row is a preset, and fields given on the command line override it in all rows.
+"""The papers' tables as sweeps over whole presets: a row is a preset, and fields given on the command line override it in all rows.
 
     python -m pipelines.tune rec-table-3-window --search grid --data.store runs/store
 
-A row belongs to the pseudo-field ``preset``. Table 5 varies the store instead: ``data.store`` names a folder of stores, one for each
-vocabulary, prepared from the same corpus.
+A row is a value of the pseudo-field ``preset``. Table 5 varies the store instead: ``data.store`` names a folder of stores, one for
+each vocabulary, prepared from the same corpus.
 """
 
 from __future__ import annotations
