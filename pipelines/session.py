@@ -161,6 +161,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             "data_fingerprint": manifest.fingerprint,
             "tokenizer": manifest.tokenizer.name,
             "vocab_size": str(manifest.tokenizer.vocab_size),
+            "mlflow.parentRunId": config.tracking.parent,
         },
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",

@@ -164,8 +164,6 @@ class MlflowRun:
             if key not in run.data.params
         ]
         tags = [RunTag(key, mask(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
-        if self.config.parent:
-            tags.append(RunTag("mlflow.parentRunId", self.config.parent))
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
         if (data := identity.dataset) is not None:

@@ -142,6 +142,10 @@ class Tracker:
     def set_tag(self, key: str, value: str) -> None:
         self._call(lambda run: run.client.set_tag(run.run_id, key, mask(value)[:TAG_LENGTH]))
 
+    def set_status(self, status: Status) -> None:
+        """End the run that `attach` has reached: its own process may have died without a word."""
+        self._call(lambda run: run.client.set_terminated(run.run_id, status=status))
+
     def finish(self, status: Status = "FINISHED") -> None:
         """Send what is left and end the run. When MLflow stays silent, one line says how much was not sent."""
         self._file.close()
