@@ -188,7 +188,7 @@ class Sweep:
 
     def figure(self, run: TrainConfig, metrics: Mapping[str, float]) -> float | None:
         """The sweep's metric in a record of a run, if it is there."""
-        if self.config.metric == "validation/bits_per_byte":
+        if self.config.metric == "validation/bits_per_byte" and self.config.metric not in metrics:
             bits = metrics.get("validation/bits_per_token")
             return None if bits is None else bits * self.tokens_per_byte(run)
         return metrics.get(self.config.metric)

@@ -46,9 +46,11 @@ from pipelines.lock import hold
 from pipelines.population import check_perturbable
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, worker_log
+from pipelines.registering import register_winner
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import BUDGET, Sweep, SweepConfig, Trial, open_folder, write_json
+from pipelines.sweep_report import report_sweep
 from pipelines.tracking import Tracker
 from pipelines.world import World
 from tune_spaces import SPACES, combine
@@ -479,7 +481,8 @@ class Notebook:
     def below(self, run: TrainConfig) -> TrainConfig:
         """The same run, as a child of the sweep's."""
         self.run_id = self.run_id or self._tracker.run_id or ""
-        return replace(run, tracking=replace(run.tracking, parent=self.run_id))
+        models = "figures" if run.tracking.models == "best" else run.tracking.models  # the sweep registers its winner
+        return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
 
     def place(self, job: Job) -> None:
         """The trial's config.json, as every run has it."""
@@ -511,6 +514,14 @@ class Notebook:
                 tracker.set_tag(key, value)
         tracker.set_status(statuses[trial.status])
         tracker.finish()
+        self._report(final=False)
+
+    def _report(self, final: bool) -> None:
+        """The table and charts of the trials, into the sweep's folder and its run. They cost no sweep its end."""
+        try:
+            report_sweep(self._sweep.folder, self._tracker, final=final)
+        except (ValueError, OSError) as error:
+            print(f"warning: no report of the sweep: {error}", file=sys.stderr, flush=True)
 
     def close(self, status: Any) -> None:
         self._pool.shutdown()
@@ -518,7 +529,12 @@ class Notebook:
         if best:
             self._tracker.set_tag("best.trial", best.id)
             self._tracker.set_tag("best.command", winner_command(self._sweep, best))
+            write_best(self._sweep, best)
+        if self._sweep.trials:
+            self._report(final=True)
         self._tracker.finish(status)
+        if status == "FINISHED":
+            register_winner(self._sweep.folder, self._tracking, self._root)
 
 
 def to_json_sweep(config: SweepConfig) -> dict[str, Any]:
@@ -547,8 +563,17 @@ def winner_command(sweep: Sweep, best: Trial) -> str:
     return shlex.join(["python", "-m", "pipelines.train", preset, *words(run, base)])
 
 
+def write_best(sweep: Sweep, best: Trial) -> None:
+    """best.json: the best trial so far."""
+    command = winner_command(sweep, best)
+    values = {"trial": best.id, "values": best.values, **(best.best or {})}
+    config = as_preset(replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=()))
+    rest = {"metric": sweep.config.metric, "command": command, "exploited": best.exploited, "config": config}
+    write_json(sweep.folder / "best.json", values | rest)
+
+
 def finish(sweep: Sweep, conductor: Conductor) -> int:
-    """Write best.json, and say what was found and what to do next."""
+    """Say what was found and what to do next."""
     best = sweep.best()
     print_table(sweep, best)
     left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
@@ -557,11 +582,7 @@ def finish(sweep: Sweep, conductor: Conductor) -> int:
     if best is None or best.best is None:
         print("no trial has a figure: see the reasons above, and the logs below trials/")
         return 0
-    run = sweep.run_of(best)
     command = winner_command(sweep, best)
-    values = {"trial": best.id, "values": best.values, **best.best, "metric": sweep.config.metric, "command": command}
-    config = as_preset(replace(run, run=f"{sweep.config.train.run}-best", allow_change=()))
-    write_json(sweep.folder / "best.json", {**values, "exploited": best.exploited, "config": config})
     print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
     print(against_baseline(sweep, best))
     print(
