@@ -160,6 +160,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             "model": config.model.name,
             "data_fingerprint": manifest.fingerprint,
             "tokenizer": manifest.tokenizer.name,
+            "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
             "vocab_size": str(manifest.tokenizer.vocab_size),
             "mlflow.parentRunId": config.tracking.parent,
         },

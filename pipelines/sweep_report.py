@@ -161,16 +161,19 @@ def _trial(folder: Path, metric: str) -> TrialResult:
     )
 
 
+def longest_gap(times: list[float]) -> float:
+    """Seconds between two figures of a run beyond which it did not run in between: it was interrupted, and went on later."""
+    gaps = sorted(after - before for before, after in pairwise(times))
+    return max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
+
+
 def spans(times: list[float]) -> tuple[tuple[float, float], ...]:
     """Stretches of time without a long pause in them: an interrupted run has several."""
     times = sorted(times)
-    if not times:
-        return ()
-    gaps = sorted(after - before for before, after in pairwise(times))
-    longest = max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
-    found = [[times[0], times[0]]]
-    for at in times[1:]:
-        if at - found[-1][1] > longest:
+    found: list[list[float]] = []
+    longest = longest_gap(times)
+    for at in times:
+        if not found or at - found[-1][1] > longest:
             found.append([at, at])
         found[-1][1] = at
     return tuple((began, ended) for began, ended in found)

@@ -12,6 +12,7 @@ after any number of kills every metric has every step once. (A step that was sen
 from pipelines.tracking.client import UI_ENVIRONMENT, ui_command
 from pipelines.tracking.config import DatasetInfo, Status, TrackingConfig, TrackingError, tracking_uri
 from pipelines.tracking.mlflow_run import RUN_KEY
+from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "UI_ENVIRONMENT",
     "DatasetInfo",
     "Status",
+    "StoredRun",
     "Tracker",
     "TrackingConfig",
     "TrackingError",
+    "read_run",
     "tracking_uri",
     "ui_command",
 ]
