@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from data_prep.store import SegmentStore
 from pipelines import cli
-from pipelines.export import export
+from pipelines.exporting import export
 from pipelines.scoring import score_split
 from pipelines.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
 from pipelines.world import World

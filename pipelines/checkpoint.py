@@ -15,6 +15,7 @@ reads one segment of every lane: no position inside a step need be kept. Nothing
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -149,6 +150,15 @@ def folder_of(root: Path, step: int) -> Path:
 def folders(root: Path) -> list[Path]:
     """The folders of checkpoints, good or not, the newest first."""
     return sorted((path for path in root.glob("step-*") if path.name[5:].isdigit()), key=step_of, reverse=True)
+
+
+def glance_all(root: Path) -> list[Checkpoint]:
+    """The checkpoints that are complete by their names and sizes, the newest first."""
+    found = []
+    for folder in folders(root):
+        with contextlib.suppress(CheckpointError):
+            found.append(Checkpoint.glance(folder))
+    return found
 
 
 def step_of(folder: Path) -> int:

@@ -22,7 +22,7 @@ from pipelines.config import TrainConfig, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.optim import build_optimizer, learning_rate
 from pipelines.saving import Saver
-from pipelines.scoring import has_states, score_split, tensors
+from pipelines.scoring import Score, has_states, score_split, tensors
 from pipelines.stopping import Stopped
 from pipelines.utilisation import fastest_tokens_per_second, matrix_rate
 from pipelines.world import World
@@ -203,12 +203,12 @@ def validate(
     autocast: Callable[[], AbstractContextManager[object]],
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """Bits per token on the validation split, with a State of its own; where the model has recurrent states, also with these
-    cleared at every segment: what the loss suffers then is what the recurrence is worth.
+    """Bits per token and byte on the validation split, with a State of its own; where the model has recurrent states, also with
+    these cleared at every segment: what the loss suffers then is what the recurrence is worth.
     """
 
-    def bits(clearing: Any) -> float:
-        score = score_split(
+    def score(clearing: Any) -> Score:
+        return score_split(
             model,
             store,
             lanes=config.data.lanes,
@@ -219,11 +219,12 @@ def validate(
             autocast=autocast,
             progress=progress,
         )
-        return score.bits_per_token
 
-    figures = {"validation/bits_per_token": bits("nothing")}
+    carried = score("nothing")
+    figures = {"validation/bits_per_token": carried.bits_per_token}
+    figures["validation/bits_per_byte"] = carried.bits_per_token * carried.tokens / carried.bytes_in_proportion
     if has_states(model):
-        figures["validation/bits_per_token_states_cleared"] = bits("states")
+        figures["validation/bits_per_token_states_cleared"] = score("states").bits_per_token
         figures["validation/worth_of_states_bits"] = (
             figures["validation/bits_per_token_states_cleared"] - figures["validation/bits_per_token"]
         )

@@ -48,9 +48,9 @@ def show_progress(run_folder: Path, first_step: int, steps: int) -> Iterator[Non
 
 def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event) -> None:
     console, began, latest = Console(), time.monotonic(), {}
-    metrics = _Tail(run_folder / "metrics.jsonl", seen=0)
+    metrics = Tail(run_folder / "metrics.jsonl", seen=0)
     log = worker_log(run_folder, 0)
-    messages = _Tail(log, seen=log.stat().st_size if log.exists() else 0)
+    messages = Tail(log, seen=log.stat().st_size if log.exists() else 0)
     columns = ("training", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
     with Progress(
@@ -78,7 +78,7 @@ def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event)
             stop.wait(POLL_SECONDS)
 
 
-class _Tail:
+class Tail:
     """The lines that are appended to a file."""
 
     def __init__(self, path: Path, seen: int):

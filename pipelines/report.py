@@ -112,9 +112,9 @@ def comparison_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         table.add_row(
             name,
             *([row["split"] or ""] if len(splits) > 1 else []),
-            _short(row.get("parameters")),
+            short(row.get("parameters")),
             figure(row, "steps", ","),
-            _short(row.get("train_tokens")),
+            short(row.get("train_tokens")),
             figure(row, "bits_per_token", ".4f"),
             figure(row, "bits_per_byte", ".4f"),
             figure(row, "word_perplexity", ",.2f"),
@@ -124,7 +124,7 @@ def comparison_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     return table
 
 
-def _short(count: float | None) -> str:
+def short(count: float | None) -> str:
     """1234567 → 1.23M."""
     if count is None:
         return "–"
@@ -195,11 +195,11 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     handles = [Line2D([], [], color=COLOURS[n % len(COLOURS)], label=_label(e)) for n, e in enumerate(evaluations)]
     handles += [Line2D([], [], color="0.3", linestyle=style, label=what) for what, style in used.items()]
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _label(evaluation: Evaluation) -> str:
-    return f"{evaluation.name}: {_short(evaluation.parameters)} parameters, step {evaluation.step:,}"
+    return f"{evaluation.name}: {short(evaluation.parameters)} parameters, step {evaluation.step:,}"
 
 
 def plot_curves(metrics: Mapping[str, Path], path: Path, title: str = "Training", smoothing: float = 0.03) -> Path:
@@ -231,7 +231,7 @@ def plot_curves(metrics: Mapping[str, Path], path: Path, title: str = "Training"
         tokens, bits = _series(records, "validation/bits_per_token_states_cleared")
         cleared |= bool(len(bits))
         axes.plot(tokens, bits, "o", markersize=5, markerfacecolor="none", markeredgecolor=colour)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel("tokens read in training")
     axes.set_ylabel("bits per token")
     axes.set_title(title, fontsize=11)
@@ -244,7 +244,7 @@ def plot_curves(metrics: Mapping[str, Path], path: Path, title: str = "Training"
         if shown:
             handles.append(Line2D([], [], color="0.3", marker="o", markerfacecolor=face, linestyle="", label=what))
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _series(records: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -286,7 +286,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     return [report, table, plot]
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG at 150 dpi, atomically."""
     data = io.BytesIO()
     FigureCanvasAgg(figure).print_figure(data, dpi=150, format="png")

@@ -19,7 +19,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,8 +76,16 @@ class CheckpointConfig:
 class Saver:
     """Saves the steps of one run. Every process makes one, and all call the same methods in the same order."""
 
-    def __init__(self, root: Path, config: CheckpointConfig, world: World, lanes: int) -> None:
-        self._root, self._config, self._world, self._lanes = root, config, world, lanes
+    def __init__(
+        self,
+        root: Path,
+        config: CheckpointConfig,
+        world: World,
+        lanes: int,
+        on_disk: Callable[[int, Mapping[str, Any]], None] = lambda step, meta: None,
+    ) -> None:
+        """``on_disk`` is told, by rank 0's thread, of each checkpoint that is complete: its step and its checkpoint.json."""
+        self._root, self._config, self._world, self._lanes, self._on_disk = root, config, world, lanes, on_disk
         self._token = f"{world.first(secrets.randbits(31)):08x}"  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
@@ -217,6 +225,7 @@ class Saver:
             remove(final)
         os.rename(folder, final)
         _sync(self._root)
+        self._on_disk(step, values)
         try:
             prune(self._root, step, self._config)
         except OSError as error:

@@ -44,6 +44,8 @@ class Score:
     bucket_nats: tuple[float, ...]
     """Nats of the tokens at position p of their document, summed in bucket p // bucket."""
     bucket_tokens: tuple[int, ...]
+    bytes_in_proportion: float = 0.0
+    """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
 
     @property
     def bits_per_token(self) -> float:
@@ -153,4 +155,9 @@ def score_split(
         bucket=model.block,
         bucket_nats=tuple(nats_P.tolist()),
         bucket_tokens=tuple(tokens_P.tolist()),
+        bytes_in_proportion=sum(
+            document.bytes * length / document.tokens
+            for document, length in zip(documents, schedule.lengths.tolist(), strict=True)
+            if length
+        ),
     )

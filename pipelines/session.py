@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
+from pipelines.registering import note_checkpoint, register_best
 from pipelines.saving import Saver
 from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
@@ -108,7 +110,6 @@ def _work(
     asked_to_stop: Callable[[], bool],
 ) -> None:
     run = open_run(config, world)
-    saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes)
     resume_step = run.resume.step if run.resume else 0
     if world.rank == 0:
         for warning in run.warnings:
@@ -116,8 +117,10 @@ def _work(
         if run.resume:
             print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
-    status = "FAILED"
+    status, saver = "FAILED", None
     try:
+        on_disk = {"on_disk": partial(note_checkpoint, tracker, config)} if tracker else {}
+        saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, **on_disk)
         with Heartbeat(config.folder, world, config.hang_seconds) as heart:
             loop.train(
                 config,
@@ -132,11 +135,14 @@ def _work(
                 heart=heart,
             )
         status = "FINISHED"
+        if tracker:
+            register_best(config, tracker)
     except Stopped:
         status = "KILLED"
         raise
     finally:
-        saver.abandon()
+        if saver:
+            saver.abandon()
         if tracker:
             tracker.finish(status)
 
@@ -144,7 +150,7 @@ def _work(
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input."""
     manifest = run.train_store.manifest
-    return Tracker.start(
+    tracker = Tracker.start(
         config.tracking,
         root=Path(config.root).absolute(),
         run_folder=config.folder,
@@ -154,6 +160,9 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             "model": config.model.name,
             "data_fingerprint": manifest.fingerprint,
             "tokenizer": manifest.tokenizer.name,
+            "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
+            "vocab_size": str(manifest.tokenizer.vocab_size),
+            "mlflow.parentRunId": config.tracking.parent,
         },
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",
@@ -165,6 +174,11 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
         resume_step=resume_step,
         run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
     )
+    if resume_step:  # those of which MLflow was not told before the run was killed
+        for checkpoint in reversed(checkpoints.glance_all(config.folder / "checkpoints")):
+            if checkpoint.step <= resume_step:
+                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta)
+    return tracker
 
 
 def _is_of(checkpoint: Checkpoint, config: TrainConfig) -> bool:

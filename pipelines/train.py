@@ -3,6 +3,7 @@
     python -m pipelines.train demo-rec
     torchrun --nproc-per-node 2 -m pipelines.train demo-rec --num-workers 0
     python -m pipelines.train small-rec --data.corpus text --data.store runs/store --run mine --num-workers 2
+    python -m pipelines.train runs/sweep/best.json        # what a sweep found, or any run's config.json, in place of a preset
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
 Exit status: 0 trained; 2 a user's error; 75 asked to stop (by SIGTERM, Ctrl-C or a file `stop` in the run's folder) and saved:
@@ -29,10 +30,11 @@ from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import cli, readiness
 from pipelines.config import TrainConfig, to_json
+from pipelines.dotted import presets_with
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
-from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, show_progress, worker_log
+from pipelines.registering import register_best
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
 from pipelines.world import World, join_torchrun
@@ -212,13 +214,15 @@ def why(config: TrainConfig, error: BaseException) -> str:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    config = cli.parse_preset(presets_with(argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
         return train_beside(config)
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        start_tracker(config, run, run.resume.step).finish()  # sends what an MLflow that was silent then has not got
+        tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
+        register_best(config, tracker)
+        tracker.finish()
         print(
             f"nothing to do: {cli.shown(config.folder)} has been trained to step {run.resume.step:,}\n{_next(config)}"
         )

@@ -1,1 +1,11 @@
-"""The search spaces and the papers' tables as named sweeps (to come)."""
+"""The search spaces, the papers' tables as named sweeps, and what Ray Tune offers for drawing from them and stopping early.
+
+from tune_spaces import combine, grid, draw, Rule
+domains = combine("lr+states", preset_values)        # {"optim.lr": tune.loguniform(…), "model.states": tune.choice([…])}
+"""
+
+from tune_spaces.drawing import Searcher, draw, expand, grid
+from tune_spaces.spaces import SPACES, Space, combine
+from tune_spaces.stopping import Rule
+
+__all__ = ["SPACES", "Rule", "Searcher", "Space", "combine", "draw", "expand", "grid"]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
+from tests.mlflow_server import Server, serve
 
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
@@ -16,6 +17,13 @@ TINY = shlex.split("""
     --tracking.backend none --num-workers 0 --use-gpu no
 """)
 """A run of seconds: the words of a command line."""
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One MLflow for all tests that need one."""
+    with serve(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 @pytest.fixture

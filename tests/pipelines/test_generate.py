@@ -23,7 +23,7 @@ from data_prep.tokenizers import (
     Training,
     train_sentencepiece,
 )
-from pipelines import export, generate, trained
+from pipelines import export, exporting, generate, trained
 from pipelines.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.prepare import PrepareConfig, prepare
@@ -138,9 +138,9 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
     tokenizer = made(kind, tmp_path)
     folder = tmp_path / "exported"
     folder.mkdir()
-    export.save_tokenizer(tokenizer, folder)
-    texts = [*export.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
-    export.check_tokenizer(folder, tokenizer, texts)
+    exporting.save_tokenizer(tokenizer, folder)
+    texts = [*exporting.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
+    exporting.check_tokenizer(folder, tokenizer, texts)
     theirs: Any = AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == tokenizer.vocab_size and theirs.bos_token_id == tokenizer.vocab_size - 1
     ids = tokenizer.encode(texts[2]).tolist()
@@ -148,7 +148,7 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
         assert theirs.decode(ids[:stop]) == tokenizer.decode(ids[:stop])
     assert theirs.decode([theirs.bos_token_id, *ids], skip_special_tokens=True) == tokenizer.decode(ids)
     theirs.save_pretrained(tmp_path / "again")
-    export.check_tokenizer(tmp_path / "again", tokenizer, texts)
+    exporting.check_tokenizer(tmp_path / "again", tokenizer, texts)
 
 
 @pytest.mark.real_data
@@ -157,8 +157,8 @@ def test_a_published_model_is_exported_with_the_same_ids(tmp_path: Path) -> None
         need("tokenizers", "sentencepiece_pg19", "pg19train_bpe_4000.model").read_bytes()
     )
     book = min(need("pg19", "validation").glob("*.txt"), key=lambda path: path.stat().st_size)
-    export.save_tokenizer(tokenizer, tmp_path)
-    export.check_tokenizer(tmp_path, tokenizer, [*export.SAMPLES, book.read_bytes().decode()])
+    exporting.save_tokenizer(tokenizer, tmp_path)
+    exporting.check_tokenizer(tmp_path, tokenizer, [*exporting.SAMPLES, book.read_bytes().decode()])
 
 
 class Other(BytesTokenizer):
@@ -174,11 +174,11 @@ class Unknown(BytesTokenizer):
 
 
 def test_a_tokenizer_that_would_change_the_ids_is_not_exported(tmp_path: Path) -> None:
-    export.save_tokenizer(Other(), tmp_path)
+    exporting.save_tokenizer(Other(), tmp_path)
     with pytest.raises(ValueError, match="other ids from token 0 of the text that begins 'def f"):
-        export.check_tokenizer(tmp_path, Other(), ["def f"])
+        exporting.check_tokenizer(tmp_path, Other(), ["def f"])
     with pytest.raises(ValueError, match="kind 'words' cannot be exported"):
-        export.save_tokenizer(Unknown(), tmp_path)
+        exporting.save_tokenizer(Unknown(), tmp_path)
 
 
 def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

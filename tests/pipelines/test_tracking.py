@@ -7,15 +7,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,100 +21,15 @@ from pipelines.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.provenance import git_commit, mask
 from pipelines.tracking import (
     RUN_KEY,
-    UI_ENVIRONMENT,
     DatasetInfo,
     Tracker,
     TrackingConfig,
     TrackingError,
     ui_command,
 )
+from tests.mlflow_server import Server, free_port, wait_until
 
 DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@dataclass
-class Server:
-    """A running MLflow."""
-
-    uri: str
-    process: subprocess.Popen[bytes]
-
-    def call(self, endpoint: str, **query: str) -> dict[str, Any]:
-        url = f"{self.uri}/api/2.0/mlflow/{endpoint}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return json.load(answer)
-
-    def post(self, endpoint: str, **body: Any) -> dict[str, Any]:
-        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.uri}/api/2.0/mlflow/{endpoint}", data, kind)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def run(self, run_id: str) -> dict[str, Any]:
-        return self.call("runs/get", run_id=run_id)["run"]
-
-    def runs(self, experiment: str) -> list[dict[str, Any]]:
-        found = self.call("experiments/get-by-name", experiment_name=experiment)["experiment"]
-        return self.post("runs/search", experiment_ids=[found["experiment_id"]]).get("runs", [])
-
-    def points(self, run_id: str, key: str) -> list[dict[str, Any]]:
-        return self.call("metrics/get-history", run_id=run_id, metric_key=key).get("metrics", [])
-
-    def steps(self, run_id: str, key: str) -> list[int]:
-        return sorted(point["step"] for point in self.points(run_id, key))
-
-    def signal(self, number: signal.Signals) -> None:
-        os.killpg(self.process.pid, number)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    port = free_port()
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/mlflow.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    serve = ["--serve-artifacts", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *store, *serve],
-            cwd=folder,
-            env={**os.environ, **UI_ENVIRONMENT},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # so that a signal reaches its worker too
-        )
-    running = Server(f"http://127.0.0.1:{port}", process)
-    try:
-        wait_until(lambda: answers(running.uri), 90)
-        yield running
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def answers(uri: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{uri}/health", timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-def wait_until(true: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -1,0 +1,169 @@
+"""Kills a sweep at random moments, all of its processes at once, and compares what comes of it with a sweep that nothing disturbed.
+
+    python -m benchmarks.tune_kills                         ten kills: about ten minutes on two busy cores
+
+A grid of learning rates and states, without early stopping, two trials at once on Ray Train workers, tracked in MLflow's sqlite
+file. The driver is killed by SIGKILL at a random moment of its life, its start included; the same command goes on. At last the set
+of trials must be the same, and each trial's figures, to the bit; MLflow must have a parent, one child for each trial, and every
+step of every curve once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.killing import TINY, curve, make_store
+from pipelines import cli
+
+SWEEP = shlex.split("""
+    optim.lr=1e-3,4e-3+model.states=4,8 --preset small-rec --search grid --scheduler none --num-workers 1
+    --model.recurrent-layers 2 --model.states 4
+""")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How often the sweep is killed."""
+
+    kills: int = 10
+    """SIGKILLs of the driver."""
+    steps: int = 600
+    """Steps of a trial."""
+    longest: float = 45.0
+    """A kill comes within so many seconds after the start of the command, or after its first trial has begun."""
+    seed: int = 0
+    """Of the moments."""
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    rng = random.Random(config.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "runs"
+        rest = [
+            *TINY,
+            "--num-workers",
+            "1",
+            "--steps",
+            str(config.steps),
+            "--checkpoint.every",
+            "20",
+            "--log-every",
+            "5",
+        ]
+        rest += ["--validate-every", "20", "--data.store", str(make_store(Path(folder))), "--root", str(root)]
+        command = [sys.executable, "-m", "pipelines.tune", *SWEEP, *rest, "--run"]
+        began = time.monotonic()
+        finish([*command, "calm"], Path(folder) / "calm.log")
+        print(f"undisturbed: {time.monotonic() - began:.0f} s", flush=True)
+        killed = 0
+        for count in range(config.kills):
+            wait = rng.uniform(0.0, config.longest)
+            where = kill([*command, "killed"], Path(folder) / f"killed-{count}.log", wait)
+            killed += where is not None
+            print(f"kill {count + 1} after {wait:.1f} s: {where or 'it was over before'}", flush=True)
+        finish([*command, "killed"], Path(folder) / "killed.log")
+        wrong = compare(root)
+    print(f"{'identical' if not wrong else 'DIFFERENT in ' + '; '.join(wrong)} after {killed} kills")
+    return 1 if wrong else 0
+
+
+def kill(command: Sequence[str], log: Path, seconds: float) -> str | None:
+    """Start the command, and kill all of its processes after so many seconds. Returns where the sweep then stood."""
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        process.wait(seconds)
+        return None
+    except subprocess.TimeoutExpired:
+        end(process)
+    root = Path(command[command.index("--root") + 1]) / command[-1] / "trials"
+    trials = [json.loads(path.read_text()) for path in sorted(root.glob("*/trial.json"))]
+    return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials) or "before its first trial"
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """SIGKILL to the driver and to what it has started; Ray's processes stand in sessions of their own."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for child in children:
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(children, timeout=30)
+
+
+def finish(command: Sequence[str], log: Path) -> None:
+    with open(log, "w") as file:
+        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=600).returncode
+    assert status == 0, log.read_text()[-3000:]
+
+
+def compare(root: Path) -> list[str]:
+    """What differs between the two sweeps, or in MLflow."""
+    wrong = []
+    trials = {
+        sweep: [json.loads(path.read_text()) for path in sorted((root / sweep / "trials").glob("*/trial.json"))]
+        for sweep in ("calm", "killed")
+    }
+    told = ("id", "values", "status", "steps", "tokens", "best", "last", "baseline")
+    for calm, killed in zip(trials["calm"], trials["killed"], strict=True):
+        wrong += [f"{calm['id']}'s {key}" for key in told if calm[key] != killed[key]]
+        ours, theirs = (curve(root / sweep / "trials" / calm["id"]) for sweep in ("killed", "calm"))
+        if ours != theirs or not ours:
+            wrong.append(f"{calm['id']}'s curve")
+    return wrong + in_mlflow(root)
+
+
+def in_mlflow(root: Path) -> list[str]:
+    """What MLflow lacks of either sweep: parent, children, statuses, or a point of a curve."""
+    from mlflow import MlflowClient
+
+    client, wrong = MlflowClient(f"sqlite:///{root / 'mlflow.db'}"), []
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    for sweep in ("calm", "killed"):
+        parents = [run for run in runs if run.info.run_name == sweep]
+        children = [run for run in runs if run.info.run_name.startswith(f"{sweep}/")]
+        trials = sorted(path.parent.name for path in (root / sweep / "trials").glob("*/trial.json"))
+        if len(parents) != 1 or sorted(run.info.run_name for run in children) != [
+            f"{sweep}/trials/{t}" for t in trials
+        ]:
+            wrong.append(
+                f"{sweep}: {len(parents)} parents and {len(children)} children in MLflow for {len(trials)} trials"
+            )
+            continue
+        for run in [*parents, *children]:
+            if run.info.status != "FINISHED":
+                wrong.append(f"{run.info.run_name} is {run.info.status} in MLflow")
+        for run in children:
+            if run.data.tags.get("mlflow.parentRunId") != parents[0].info.run_id:
+                wrong.append(f"{run.info.run_name} is not below its sweep")
+            theirs = sorted(
+                (point.step, key, point.value)
+                for key in run.data.metrics
+                if "per_second" not in key
+                for point in client.get_metric_history(run.info.run_id, key)
+                if key != "train/tokens"
+            )
+            ours = [point for point in curve(root / run.info.run_name) if point[1] != "train/tokens"]
+            if theirs != ours:
+                wrong.append(f"{run.info.run_name}'s curve in MLflow")
+    return wrong
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,387 @@
+"""Decides what a sweep does next: which trial begins or goes on, which is stopped early and why, and when the sweep is over.
+
+    conductor = Conductor(sweep, domains)
+    job = conductor.next()              # a trial to train now, or None
+    conductor.watch(job.trial)          # reads its figures; a trial that does badly is asked to stop
+    conductor.ended(job.trial, "finished")
+
+It knows neither Ray nor MLflow. Everything that it decides is first in results.jsonl; made anew from the sweep's folder it stands
+where it stood.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pipelines import checkpoint as checkpoints
+from pipelines.config import TrainConfig
+from pipelines.metrics_file import parse_record
+from pipelines.population import Exploit, choose, take_over
+from pipelines.progress import Tail
+from pipelines.stopping import Stop
+from pipelines.sweep import BUDGET, Sweep, Trial, write_json
+from tune_spaces import Rule, Searcher, draw, expand, grid
+
+Outcome = Literal["finished", "stopped", "failed", "died"]
+MOST_DRAWS = 200
+"""How often a draw that was made before, or that does not fit, is made again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial, and the step up to which it is trained now."""
+
+    trial: Trial
+    run: TrainConfig
+    until: int
+
+
+class Conductor:
+    """The decisions of one sweep."""
+
+    def __init__(self, sweep: Sweep, domains: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
+        config = sweep.config
+        self.sweep, self._domains, self._say = sweep, domains, say
+        self._searcher = (
+            Searcher(config.search, domains, config.train.seed) if config.search in ("optuna", "bohb") else None
+        )
+        name = config.scheduler if config.scheduler != "pbt" else "none"
+        self._rule = Rule(name, config.first_rung, config.whole, config.reduction)
+        self._runs: dict[str, TrainConfig] = {}
+        self._tails: dict[str, Tail] = {}
+        self._seen: dict[str, dict[int, float]] = {}
+        self._failures: dict[str, tuple[int, int]] = {}
+        """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._busy: set[str] = set()
+        self._generation = 0
+        self._began, self._spent = time.monotonic(), sweep.spent()
+        self._interrupted = False
+        self.on_end: Callable[[Trial], None] = lambda trial: None
+
+    # Beginning
+
+    def plan(self, baseline: Mapping[str, Any] | None) -> list[str]:
+        """Make the trials of a new sweep, as far as they are known before it begins. Returns what is to be told."""
+        config, told = self.sweep.config, []
+        if baseline is not None:
+            self._add(dict(baseline), baseline=True)
+        if config.search == "grid":
+            left_out = 0
+            for values in grid(self._domains, config.points):
+                if values == baseline:
+                    continue
+                left_out += not self._fits(values)
+                if self._fits(values):
+                    self._add(values)
+            if left_out:
+                told.append(f"{left_out} combinations of the grid do not fit together and are left out")
+        elif config.search == "random":
+            for index in range(config.samples - len(self.sweep.trials)):
+                values = self._draw(index)
+                if values is None:
+                    told.append(f"the space has no more than {len(self.sweep.trials)} different trials")
+                    break
+                self._add(values)
+        return told
+
+    def _draw(self, index: int) -> dict[str, Any] | None:
+        before = [trial.values for trial in self.sweep.trials.values()]
+        for attempt in range(MOST_DRAWS):
+            values = draw(self._domains, self.sweep.config.train.seed, index + attempt * 1_000_003)
+            if values not in before and self._fits(values):
+                return values
+        return None
+
+    def _fits(self, values: dict[str, Any]) -> bool:
+        try:
+            self.sweep.run_of(Trial("", values))
+        except ValueError:
+            return False
+        return True
+
+    def _add(self, values: dict[str, Any], baseline: bool = False) -> Trial:
+        trial = Trial(f"{len(self.sweep.trials):03d}", values, baseline=baseline)
+        self.sweep.trials[trial.id] = trial
+        return trial
+
+    def save_plan(self) -> None:
+        for trial in self.sweep.trials.values():
+            if not (self.sweep.place(trial) / "trial.json").exists():
+                self.sweep.save(trial)
+
+    def restore(self) -> None:
+        """Go on from the sweep's folder."""
+        decided: dict[str, str] = {}
+        for event in self.sweep.events():
+            if event["event"] == "draw" and self._searcher:
+                self._searcher.suggest(event["name"])
+                if event["trial"] is None:
+                    self._searcher.complete(event["name"], 0, None)
+                elif event["trial"] not in self.sweep.trials:
+                    self.sweep.trials[event["trial"]] = Trial(event["trial"], event["values"])
+            elif event["event"] == "result":
+                trial = self.sweep.trials[event["trial"]]
+                self._rule.add(trial.id)
+                self._rule.result(trial.id, event["tokens"], event["value"])
+                self._seen.setdefault(trial.id, {})[event["step"]] = event["value"]
+                self._score(trial, event["step"], event["value"])
+                if self._searcher:
+                    self._searcher.result(trial.id, event["tokens"], event["value"])
+                if event["decision"] == "stop":
+                    decided[trial.id] = event["reason"]
+            elif event["event"] == "end":
+                trial = self.sweep.trials[event["trial"]]
+                trial.status, trial.reason = event["status"], event["reason"]
+                decided.pop(trial.id, None)
+                if self._searcher:
+                    self._searcher.complete(trial.id, trial.tokens, (trial.last or {}).get("bits_per_token"))
+            elif event["event"] == "generation":
+                self._generation = event["step"]
+                for exploit in event["exploits"]:
+                    self._exploit(Exploit(**exploit), event["step"])
+        for trial in self.sweep.trials.values():
+            if trial.over and trial.reason.startswith(BUDGET):
+                trial.status, trial.reason = "pending", ""
+            elif not trial.over and trial.id in decided:  # killed between the decision and its execution
+                self._end(trial, "stopped", decided[trial.id])
+            elif trial.status == "running":
+                trial.status = "pending"
+
+    # Going on
+
+    def waiting(self) -> bool:
+        """Whether there is anything left to train."""
+        some = any(not trial.over for trial in list(self.sweep.trials.values())[: self.sweep.config.trials or None])
+        more = self._searcher is not None and len(self.sweep.trials) < self.sweep.config.samples
+        return (some or more) and not self.out_of_budget()
+
+    def next(self) -> Job | None:
+        """A trial to train now; None when there is none, or when the sweep's budget is spent."""
+        if self._interrupted or self.out_of_budget():
+            return None
+        allowed = self.sweep.config.trials or len(self.sweep.trials) + 1
+        for trial in list(self.sweep.trials.values())[:allowed]:
+            if not trial.over and trial.id not in self._busy and (until := self._until(trial)):
+                return self._start(trial, until)
+        if self._searcher and len(self.sweep.trials) < min(allowed, self.sweep.config.samples):
+            trial = self._suggest()
+            return self._start(trial, self._run(trial).steps)
+        return None
+
+    def _until(self, trial: Trial) -> int:
+        """The step up to which the trial may go on by now; 0 for not at all."""
+        steps = self._run(trial).steps
+        if self.sweep.config.scheduler != "pbt":
+            return steps
+        target = min(self._generation + self._interval, steps)
+        return target if target == steps or self._reached(trial) < target else 0
+
+    @property
+    def _interval(self) -> int:
+        return self.sweep.config.train.validate_every
+
+    def _reached(self, trial: Trial) -> int:
+        """The newest step of the trial that is saved."""
+        return newest_step(self._run(trial))
+
+    def _suggest(self) -> Trial:
+        assert self._searcher
+        number, name = len(self.sweep.trials), f"{len(self.sweep.trials):03d}"
+        for attempt in range(MOST_DRAWS):
+            values = self._searcher.suggest(name)
+            if fits := self._fits(values):
+                self.sweep.note(event="draw", name=name, trial=f"{number:03d}", values=values)
+                trial = Trial(f"{number:03d}", values)
+                self.sweep.trials[trial.id] = trial
+                return trial
+            self.sweep.note(event="draw", name=name, trial=None, values=values, fits=fits)
+            self._searcher.complete(name, 0, None)
+            name = f"{number:03d}.{attempt + 1}"
+        raise ValueError(
+            f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
+        )
+
+    def _start(self, trial: Trial, until: int) -> Job:
+        self._rule.add(trial.id)
+        trial.status = "running"
+        Stop(self.sweep.place(trial)).clear()
+        self.sweep.save(trial)
+        self._busy.add(trial.id)
+        self._tails[trial.id] = Tail(self.sweep.place(trial) / "metrics.jsonl", seen=0)
+        return Job(trial, self._run(trial), until)
+
+    def _run(self, trial: Trial) -> TrainConfig:
+        if trial.id not in self._runs:
+            self._runs[trial.id] = self.sweep.run_of(trial)
+        return self._runs[trial.id]
+
+    # Listening
+
+    def watch(self, trial: Trial) -> None:
+        """Read what the trial has recorded since; have it stopped when that is bad or the budget is spent."""
+        run, new = self._run(trial), False
+        for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
+            new |= self._moved(trial, run, record.step)
+            value = self.sweep.figure(run, record.metrics)
+            if value is not None and record.step not in self._seen.setdefault(trial.id, {}):
+                self._result(trial, run, record.step, value)
+        if new:
+            self.sweep.save(trial)
+        if not trial.reason and (spent := self.out_of_budget()):
+            self._ask(trial, spent)
+
+    def _moved(self, trial: Trial, run: TrainConfig, step: int) -> bool:
+        if step <= trial.steps:
+            return False
+        trial.steps, trial.tokens = step, step * run.tokens_per_step
+        trial.flops = trial.tokens * self.sweep.flops_per_token(run)
+        return True
+
+    def _result(self, trial: Trial, run: TrainConfig, step: int, value: float) -> None:
+        tokens, name = step * run.tokens_per_step, self.sweep.config.scheduler
+        stop = self._rule.result(trial.id, tokens, value) and not trial.baseline and step < run.steps
+        best = min((t.best["bits_per_token"] for t in self.sweep.trials.values() if t.best), default=value)
+        reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
+        self.sweep.note(
+            event="result",
+            trial=trial.id,
+            step=step,
+            tokens=tokens,
+            value=value,
+            decision="stop" if stop else "continue",
+            reason=reason if stop else "",
+            time=time.time(),
+        )
+        self._seen[trial.id][step] = value
+        self._score(trial, step, value)
+        self.sweep.save(trial)
+        if self._searcher:
+            self._searcher.result(trial.id, tokens, value)
+        if stop and not trial.reason:
+            self._ask(trial, reason)
+
+    @staticmethod
+    def _score(trial: Trial, step: int, value: float) -> None:
+        trial.last = {"step": step, "bits_per_token": value}
+        if trial.best is None or value < trial.best["bits_per_token"]:
+            trial.best = dict(trial.last)
+
+    def _ask(self, trial: Trial, reason: str) -> None:
+        trial.reason = reason
+        Stop(self.sweep.place(trial)).ask()
+
+    # Ending
+
+    def ended(self, trial: Trial, outcome: Outcome, said: str = "", seconds: float = 0.0) -> None:
+        """The trial's workers have let go of it."""
+        self.watch(trial)
+        self._busy.discard(trial.id)
+        trial.seconds += seconds
+        Stop(self.sweep.place(trial)).clear()
+        if outcome == "finished":
+            self._end(trial, "finished", "")
+        elif outcome == "failed":
+            self._end(trial, "failed", said)
+        elif outcome == "died":
+            self._died(trial, said)
+        elif trial.reason:
+            self._end(trial, "stopped", trial.reason)
+        elif self._interrupted or self.sweep.config.scheduler == "pbt":
+            trial.status = "pending"  # to go on
+            self.sweep.save(trial)
+        else:
+            self._end(trial, "stopped", "a file `stop` in its folder asked it to")
+        if self.sweep.config.scheduler == "pbt":
+            self._next_generation()
+
+    def _died(self, trial: Trial, said: str) -> None:
+        step, (before, count) = self._reached(trial), self._failures.get(trial.id, (-1, 0))
+        count = count + 1 if step == before else 1
+        self._failures[trial.id] = (step, count)
+        if count > self._run(trial).max_failures:
+            self._end(trial, "failed", said)
+            return
+        self._say(f"trial {trial.id}: {said}: it goes on from its newest checkpoint")
+        trial.status = "pending"
+        self.sweep.save(trial)
+
+    def _end(self, trial: Trial, status: Any, reason: str) -> None:
+        trial.status, trial.reason = status, reason
+        if self._searcher and not reason.startswith(BUDGET):
+            self._searcher.complete(trial.id, trial.tokens, (trial.last or {}).get("bits_per_token"))
+        if not reason.startswith(BUDGET):
+            self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
+        self.sweep.save(trial)
+        self.on_end(trial)
+
+    def _next_generation(self) -> None:
+        """When every trial has come as far: the worst go on from the best."""
+        members = [trial for trial in self.sweep.trials.values() if trial.status != "failed"]
+        step = self._generation + self._interval
+        figures = {trial.id: self._seen.get(trial.id, {}).get(step) for trial in members}
+        late = [trial for trial in members if trial.id in self._busy or self._reached(trial) < step]
+        if late or not members or step >= self._run(members[0]).steps or None in figures.values():
+            return
+        whole = {key: value for key, value in figures.items() if value is not None}
+        values = {trial.id: trial.values for trial in members}
+        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step)
+        self.sweep.note(
+            event="generation", step=step, exploits=[asdict(exploit) for exploit in exploits], time=time.time()
+        )
+        self._generation = step
+        for exploit in exploits:
+            self._exploit(exploit, step)
+            told = ", ".join(f"{key} {value}" for key, value in exploit.values.items())
+            self._say(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {told}")
+
+    def _exploit(self, exploit: Exploit, step: int) -> None:
+        """Idempotent: a kill may have come in the middle of it."""
+        trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
+        trial.values = dict(exploit.values)
+        self._runs.pop(trial.id, None)
+        if any(before["step"] == step for before in trial.exploited):
+            return
+        ours, theirs = (self.sweep.place(each) / "checkpoints" for each in (trial, source))
+        take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
+        trial.exploited.append({"step": step, "from": exploit.source, "values": exploit.values})
+        self.sweep.save(trial)
+
+    def interrupt(self) -> None:
+        """The sweep was asked to stop: its trials save and leave."""
+        self._interrupted = True
+        for name in self._busy:
+            Stop(self.sweep.place(self.sweep.trials[name])).ask()
+
+    # Budgets
+
+    def seconds(self) -> float:
+        """Taken so far, by all starts."""
+        return self._spent + time.monotonic() - self._began
+
+    def keep_time(self) -> None:
+        write_json(self.sweep.folder / "budget.json", {"seconds": self.seconds()})
+
+    def out_of_budget(self) -> str:
+        """Why no more is trained; empty while there is some left."""
+        config = self.sweep.config
+        tokens = sum(trial.tokens for trial in self.sweep.trials.values())
+        if config.seconds and self.seconds() >= config.seconds:
+            return f"{BUDGET} of {config.seconds:g} s is spent"
+        if config.tokens and tokens >= config.tokens:
+            return f"{BUDGET} of {config.tokens:,} tokens is spent"
+        return ""
+
+
+def newest_step(run: TrainConfig) -> int:
+    """By the names of the folders."""
+    return max(map(checkpoints.step_of, checkpoints.folders(run.folder / "checkpoints")), default=0)
+
+
+def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The preset's own values of the fields that are varied; None where whole presets or stores are compared."""
+    if sweep.config.baseline == "no" or {"preset", "data.store"} & set(sweep.fields):
+        return None
+    return expand({field: flat[field] for field in sweep.fields})

@@ -1,0 +1,103 @@
+"""A run's fields by dotted names: set some of them, read a whole run back from JSON, and write the command that repeats it.
+
+with_fields(PRESETS["small-rec"], {"optim.lr": 3e-4, "model.states": 64})
+words(config, PRESETS["small-rec"])             ["--optim.lr", "0.0003", "--model.states", "64"]
+presets_with(argv)                              the presets, and `runs/sweep/best.json` where the command line names it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli import nearest
+from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig, flatten, to_json
+from pipelines.presets import PRESETS
+from pipelines.provenance import mask
+from pipelines.saving import CheckpointConfig
+from pipelines.tracking import TrackingConfig
+from recur_models import model_from_json
+
+PARTS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "schedule": ScheduleConfig,
+    "checkpoint": CheckpointConfig,
+    "tracking": TrackingConfig,
+}
+
+
+def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """The same run with other values in these fields, all set at once.
+
+    Raises ValueError for a field that the run does not have, and for values that do not go together.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for field, value in values.items():
+        part, _, name = field.rpartition(".")
+        owner = getattr(config, part, None) if part else config
+        known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+        if name not in known:
+            raise ValueError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
+        parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
+    changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
+    return dataclasses.replace(config, **changed, **parts.get("", {}))
+
+
+def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
+    """The fields in which a run differs from another of the same kind of model; all of its model's fields otherwise."""
+    ours, theirs = flatten(to_json(config)), flatten(to_json(base))
+    return {key: value for key, value in ours.items() if key not in theirs or theirs[key] != value}
+
+
+def words(config: TrainConfig, base: TrainConfig) -> list[str]:
+    """The options that make a run out of another one, as they are typed."""
+    found: list[str] = []
+    for field, value in changes(config, base).items():
+        if isinstance(value, bool):
+            group, _, name = field.rpartition(".")
+            found.append(f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--"))
+        elif field != "model.name":
+            values = value if isinstance(value, list) else [value]
+            found += [f"--{field.replace('_', '-')}", *map(str, values)]
+    return found
+
+
+def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
+    """A run from the JSON that `to_json` makes of it. Raises ValueError naming what this version does not know."""
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    try:
+        given["model"] = model_from_json(dict(values["model"]))
+        for name, kind in PARTS.items():
+            part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
+            given[name] = kind(**part)
+        return TrainConfig(**given)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where} is not a run's config of this version ({error}): name another file") from None
+
+
+def presets_with(argv: Sequence[str]) -> dict[str, TrainConfig]:
+    """The presets, and the file that the command line names in place of one: a sweep's best.json, or a run's config.json."""
+    if not argv or not argv[0].endswith(".json"):
+        return PRESETS
+    path = Path(argv[0])
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        values = values.get("config", values)
+        name = str(values["run"])
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
+    run = read_run(values, str(path))
+    return {**PRESETS, argv[0]: dataclasses.replace(run, run=name)}
+
+
+def as_preset(config: TrainConfig) -> dict[str, Any]:
+    """A run as JSON for a file that `presets_with` reads; without credentials, and without the place in a sweep."""
+    values = to_json(config)
+    values["tracking"]["parent"] = ""
+    if mask(config.tracking.uri) != config.tracking.uri:
+        values["tracking"]["uri"] = ""
+    return values

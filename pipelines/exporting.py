@@ -1,0 +1,182 @@
+"""Writes a checkpoint as a folder that transformers opens, for `pipelines.export` and for the model that MLflow keeps.
+
+    export(Checkpoint.open(folder), Path("exported/demo-rec"))
+
+Before the folder appears it is opened again: its model must give the same logits and its tokenizer the same ids as ours.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from data_prep.manifest import StoreError
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import (
+    GPT2Tokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    bod_id,
+)
+from pipelines.checkpoint import Checkpoint
+from pipelines.trained import model_of, tokenizer_of
+from recur_models import RecurrentModel
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import MODULE, ThroughlineConfig
+from recur_models.hf_tokenizer import (
+    SPECIAL_TOKENS,
+    ThroughlineTokenizer,
+    byte_pair_tokenizer,
+    byte_tokenizer,
+    tokenizer_of_file,
+)
+
+SAMPLES = (
+    "",
+    " ",
+    "def f(x):\n\treturn  x  # ünïcödé, 漢字, Ωμέγα, 🙂👩‍👩‍👧\r\n",
+    "<unk><s></s><|endoftext|>[CLS] <0x0A> ▁ \x00\x7f\u200b\ufeff\ufffd ﬁ ①",
+    "One line and\n\n\n    another.  " * 300,
+)
+"""Texts on which the tokenizers are compared, besides the beginning of the corpus."""
+
+CORPUS_TOKENS = 20_000
+"""Tokens of the corpus on which the tokenizers are compared."""
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [throughline, {model}]
+---
+# {run}, step {step}
+
+A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It reads and
+writes text of any length in constant memory.
+
+```python
+import recur_models
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+inputs = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
+```
+"""
+
+
+def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
+    """Write the folder, check it, and only then give it its name.
+
+    Raises:
+        FileExistsError: ``output`` exists.
+        ValueError: the tokenizer cannot be found, or cannot be exported with the same ids.
+    """
+    if output.exists():
+        raise FileExistsError(f"{output} exists already: remove it, or choose another --output")
+    tokenizer, model = tokenizer_of(checkpoint, store), model_of(checkpoint)
+    names = {"model": checkpoint.meta["config"]["model"], "vocab_size": checkpoint.meta["vocab_size"]}
+    wrapped = ThroughlineForCausalLM(ThroughlineConfig(**names, bos_token_id=bod_id(tokenizer)))
+    wrapped.model.load_state_dict(model.state_dict())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f".{output.name}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        wrapped.save_pretrained(unfinished)
+        save_tokenizer(tokenizer, unfinished)
+        (unfinished / "README.md").write_text(card(checkpoint, model), "utf-8")
+        check_tokenizer(unfinished, tokenizer, [*SAMPLES, *corpus_sample(checkpoint, tokenizer, store)])
+        check_model(unfinished, model)
+        for path in unfinished.iterdir():
+            path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
+        os.rename(unfinished, output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
+    kind = tokenizer.details()["kind"]
+    options: dict[str, Any] = {**SPECIAL_TOKENS, "padding_side": "left"}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        for name, data in tokenizer.files().items():
+            (folder / name).write_bytes(data)
+        if tokenizer.cuts:
+            cuts = tokenizer.cuts
+            options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
+        options["auto_map"] = {"AutoTokenizer": [f"{MODULE}.ThroughlineTokenizer", None]}
+        exported: Any = ThroughlineTokenizer(str(folder / "tokenizer.model"), **options)
+    else:
+        if kind == "bytes":
+            fast = byte_tokenizer()
+        elif isinstance(tokenizer, GPT2Tokenizer):
+            fast = byte_pair_tokenizer(tokenizer.vocab, tokenizer.merges)
+        elif isinstance(tokenizer, HuggingFaceTokenizer):
+            fast = tokenizer_of_file(tokenizer.data.decode())
+        else:
+            raise ValueError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
+        exported = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=fast,
+            clean_up_tokenization_spaces=False,
+            split_special_tokens=True,  # their names in a text are ordinary text, as in the corpus
+            **options,
+        )
+    exported.save_pretrained(folder)
+
+
+def corpus_sample(checkpoint: Checkpoint, tokenizer: Tokenizer, store: str) -> list[str]:
+    """The beginning of the corpus's first document, where the store is still there."""
+    data = checkpoint.meta["config"]["data"]
+    try:
+        split = SegmentStore.open(store or data["store"], data["corpus"], "train")
+    except StoreError:
+        return []
+    return [tokenizer.decode(split.tokens(0, 0, min(CORPUS_TOKENS, int(split.lengths[0]))))]
+
+
+def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> None:
+    """Raise ValueError unless the exported tokenizer gives our ids on these texts, and our text of these ids."""
+    exported: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in samples:
+        ours = tokenizer.encode(text).tolist()
+        theirs = exported(text)["input_ids"]
+        if theirs != [bod_id(tokenizer), *ours]:
+            place = next((i for i, (a, b) in enumerate(zip(theirs[1:], ours, strict=False)) if a != b), len(ours))
+            raise ValueError(
+                f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer gives other ids from token {place} of the "
+                f"text that begins {text[:30]!r}"
+            )
+        if exported.decode(ours) != tokenizer.decode(np.asarray(ours, dtype=np.int64)):
+            raise ValueError(
+                f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer reads the ids of the text that begins "
+                f"{text[:30]!r} as another text"
+            )
+
+
+def check_model(folder: Path, model: RecurrentModel) -> None:
+    """Raise ValueError unless the exported model gives the same logits over two blocks."""
+    exported: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens_BT = torch.randint(model.vocab_size, (1, 2 * model.block), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        if not torch.equal(exported(tokens_BT, use_cache=False).logits, model(tokens_BT)[0]):
+            raise ValueError(f"{folder} does not give the logits of the checkpoint: report this as a bug")
+
+
+def card(checkpoint: Checkpoint, model: RecurrentModel) -> str:
+    """README.md of the folder."""
+    config = checkpoint.meta["config"]
+    return CARD.format(
+        run=config["run"],
+        step=checkpoint.step,
+        model=config["model"]["name"],
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        corpus=config["data"]["corpus"],
+        tokens=checkpoint.meta["tokens"],
+    )

@@ -1,0 +1,84 @@
+"""Has the best checkpoint of a run or a sweep registered in MLflow: exported for transformers, uploaded, with the alias `best`.
+
+    register_best(config, tracker)                                    # a finished run's, as its own name
+    register_winner(Path("runs/sweep"), TrackingConfig(), root)       # a sweep's, as the sweep's name; part of its trial's run
+
+    mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
+
+The weights alone are copied, of one checkpoint, when the run is over; `--tracking.models figures` copies none. A checkpoint that
+cannot be exported costs a warning: what was trained is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep.manifest import write_atomically
+from pipelines import checkpoint as checkpoints
+from pipelines.checkpoint import Checkpoint
+from pipelines.config import TrainConfig
+from pipelines.saving import best
+from pipelines.tracking import Tracker, TrackingConfig
+
+
+def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any]) -> None:
+    """Tell MLflow of a checkpoint that is on the disk."""
+    folder = checkpoints.folder_of(config.folder / "checkpoints", step)
+    tracker.log_checkpoint(step, {"checkpoint": str(folder), "tokens": meta["tokens"], "model": config.model.name})
+
+
+def register_best(config: TrainConfig, tracker: Tracker) -> None:
+    """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
+    if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
+        return
+    checkpoint = best_checkpoint(config.folder)
+    if checkpoint and checkpoint.step != tracker.registered:
+        _register(checkpoint, tracker, config.folder / ".exported", config.run)
+
+
+def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
+    """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
+    if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
+        return
+    winner = json.loads((folder / "best.json").read_text("utf-8"))
+    done, trial = folder / "registered.json", folder / "trials" / str(winner["trial"])
+    wanted = {"trial": winner["trial"], "step": winner["step"]}
+    if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
+        return
+    place = checkpoints.folder_of(trial / "checkpoints", winner["step"])
+    if not place.exists():
+        print(f"warning: the winner is not registered in MLflow: {place} is gone", file=sys.stderr, flush=True)
+        return
+    tracker = Tracker.attach(config, root, trial)
+    exported = folder / ".exported"
+    try:
+        if tracker.run_id:
+            _register(Checkpoint.open(place), tracker, exported, folder.name)
+    finally:
+        tracker.finish()
+    if tracker.run_id and not exported.exists():  # it was sent
+        write_atomically(done, json.dumps(wanted).encode())
+
+
+def best_checkpoint(run: Path) -> Checkpoint | None:
+    """Of the checkpoints that a run's folder holds, the one with the best validation figure of its own step."""
+    whole = {checkpoint.step: checkpoint for checkpoint in checkpoints.glance_all(run / "checkpoints")}
+    steps = best(whole)
+    return whole[steps[0]] if steps else None
+
+
+def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
+    from pipelines.exporting import export  # transformers: seconds
+
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
+    try:
+        export(Checkpoint.open(checkpoint.folder), folder)
+    except (ValueError, OSError) as error:
+        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
+    else:
+        tracker.register(checkpoint.step, folder, name)

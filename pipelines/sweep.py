@@ -1,0 +1,343 @@
+"""What a sweep is, and its folder, which is the whole of its memory: a sweep goes on from these files, however it ended.
+
+    <root>/<sweep>/
+        sweep.json          what is varied, how, and the command; another sweep is refused
+        results.jsonl       every draw and every validation figure in the order in which they counted, with what was decided
+        budget.json         seconds that the sweep has taken so far
+        trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last figure
+        best.json           the winner: its values, its command, and its config, which pipelines.train takes in place of a preset
+
+Each line of results.jsonl is written before it is acted on. Feeding the lines to the rule of early stopping and to the searcher
+again puts both where they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from data_prep.manifest import write_atomically
+from data_prep.store import SegmentStore
+from pipelines.cli import shown
+from pipelines.config import TrainConfig, flatten, to_json
+from pipelines.dotted import changes, with_fields
+from pipelines.presets import PRESETS
+from recur_models.costs import costs
+
+Status = Literal["pending", "running", "finished", "stopped", "failed"]
+Metric = Literal[
+    "validation/bits_per_token",
+    "validation/bits_per_byte",
+    "validation/bits_per_token_states_cleared",
+    "train/bits_per_token",
+]
+BUDGET = "the sweep's budget"
+"""How the reason of a trial begins that a larger budget would continue."""
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep over a preset. Repeating the command resumes it. The fields of a run come after those of the sweep."""
+
+    space: tyro.conf.Suppress[str]
+    """What is varied: named spaces and fields joined by +."""
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    """The run that is varied; `run` names the sweep."""
+    preset: str = "small-rec"
+    """Named run around which the space is laid."""
+    samples: int = 12
+    """Trials to draw; a grid has as many as it has."""
+    search: Literal["random", "grid", "optuna", "bohb"] = "random"
+    """Independent draws; every combination; or what Optuna (pip install optuna) or BOHB (pip install hpbandster ConfigSpace)
+    suggests from the results so far."""
+    points: int = 3
+    """Values that a grid takes of a range."""
+    scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
+    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; pbt
+    none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates."""
+    reduction: int = 3
+    """asha: one in so many goes on from a rung to the next."""
+    rung_tokens: int = 0
+    """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
+    equal: Literal["tokens", "flops", "steps"] = "tokens"
+    """What all trials have as much of as the preset; their steps follow from it."""
+    metric: Metric = "validation/bits_per_token"
+    """The figure to make small. bits_per_byte compares vocabularies."""
+    concurrent: int = 0
+    """Trials at once, at most; 0 for as many as fit."""
+    baseline: Literal["yes", "no"] = "yes"
+    """Whether the preset itself is the first trial, which is never stopped early."""
+    workers: Literal["reuse", "fresh"] = "reuse"
+    """Whether the Ray Train workers of a trial that has ended take the next one, or new ones are started for each."""
+    seconds: float = 0
+    """Budget of wall time, over all starts of the command; 0 for none."""
+    tokens: int = 0
+    """Budget of training tokens over all trials; 0 for none."""
+    trials: int = 0
+    """Budget of trials: those beyond are not begun; 0 for none."""
+    num_cpus: int = 0
+    """CPUs that the sweep may use of this machine; 0 for all."""
+
+    def __post_init__(self) -> None:
+        least = {
+            "samples": 1,
+            "points": 1,
+            "reduction": 2,
+            "rung_tokens": 0,
+            "concurrent": 0,
+            "seconds": 0,
+            "tokens": 0,
+        }
+        for name, smallest in {**least, "trials": 0, "num_cpus": 0}.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {smallest}")
+
+    @property
+    def folder(self) -> Path:
+        return self.train.folder
+
+    @property
+    def whole(self) -> int:
+        """Tokens of a trial, where all have the same."""
+        return self.train.steps * self.train.tokens_per_step
+
+    @property
+    def first_rung(self) -> int:
+        return self.rung_tokens or max(1, self.whole // 9)
+
+
+@dataclass
+class Trial:
+    """One run of a sweep, as trial.json says it."""
+
+    id: str
+    values: dict[str, Any]
+    status: Status = "pending"
+    reason: str = ""
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    best: dict[str, Any] | None = None
+    last: dict[str, Any] | None = None
+    exploited: list[dict[str, Any]] = field(default_factory=list)
+    baseline: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("finished", "stopped", "failed")
+
+    def told(self) -> str:
+        """Its values, as short as they are clear."""
+        return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
+
+
+@dataclass
+class Sweep:
+    """A sweep under way: its config, trials and files."""
+
+    config: SweepConfig
+    fields: list[str]
+    trials: dict[str, Trial] = field(default_factory=dict)
+    _vocab: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.config.folder
+
+    def run_of(self, trial: Trial) -> TrainConfig:
+        """The trial as an ordinary run: of equal cost, with a checkpoint at every validation. Raises ValueError when its values
+        do not fit.
+        """
+        config = self.config
+        run = base_of(config, trial.values)
+        run = with_fields(run, {key: value for key, value in trial.values.items() if key != "preset"})
+        if config.equal == "tokens":
+            run = replace(run, steps=max(1, round(config.whole / run.tokens_per_step)))
+        elif config.equal == "flops":
+            whole = config.whole * self.flops_per_token(config.train)
+            run = replace(run, steps=max(1, round(whole / (run.tokens_per_step * self.flops_per_token(run)))))
+        every = run.validate_every
+        if every and every % run.checkpoint.every:
+            run = replace(run, checkpoint=replace(run.checkpoint, every=every))
+        allowed = tuple({*run.allow_change, *self.fields}) if config.scheduler == "pbt" else run.allow_change
+        return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
+
+    def flops_per_token(self, run: TrainConfig) -> float:
+        """Of training, needed."""
+        return costs(run.model, self._store(run)[0]).training_flops_per_token
+
+    def tokens_per_byte(self, run: TrainConfig) -> float:
+        """Of the validation split: bits per token times this are bits per byte."""
+        return self._store(run)[1]
+
+    def _store(self, run: TrainConfig) -> tuple[int, float]:
+        key = (run.data.store, run.data.corpus)
+        if key not in self._vocab:
+            split = "validation" if run.validate_every else "train"
+            store = SegmentStore.open(run.data.store, run.data.corpus, split)
+            totals = store.manifest.totals
+            self._vocab[key] = store.vocab_size, totals.tokens / max(1, totals.bytes)
+        return self._vocab[key]
+
+    def figure(self, run: TrainConfig, metrics: Mapping[str, float]) -> float | None:
+        """The sweep's metric in a record of a run, if it is there."""
+        if self.config.metric == "validation/bits_per_byte" and self.config.metric not in metrics:
+            bits = metrics.get("validation/bits_per_token")
+            return None if bits is None else bits * self.tokens_per_byte(run)
+        return metrics.get(self.config.metric)
+
+    # Files
+
+    def place(self, trial: Trial) -> Path:
+        return self.folder / "trials" / trial.id
+
+    def save(self, trial: Trial) -> None:
+        self.place(trial).mkdir(parents=True, exist_ok=True)
+        write_json(self.place(trial) / "trial.json", asdict(trial))
+
+    def note(self, **event: Any) -> None:
+        """One more line of results.jsonl."""
+        data = json.dumps(event).encode() + b"\n"
+        descriptor = os.open(self.folder / "results.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            os.write(descriptor, b"\n" + data if torn else data)
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The whole lines of results.jsonl."""
+        try:
+            lines = (self.folder / "results.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # torn by a kill, and written again after it
+
+    def load_trials(self) -> None:
+        """The trials of earlier starts."""
+        for path in sorted((self.folder / "trials").glob("*/trial.json")):
+            try:
+                trial = Trial(**json.loads(path.read_text("utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path} is damaged ({error}): remove it, and the trial's folder with it") from None
+            self.trials[trial.id] = trial
+
+    def spent(self) -> float:
+        """Seconds of earlier starts."""
+        try:
+            return float(json.loads((self.folder / "budget.json").read_text("utf-8"))["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    def best(self) -> Trial | None:
+        """The trial with the lowest figure; the earliest of equals."""
+        scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
+        return min(scored, key=lambda trial: (trial.best or {})["bits_per_token"], default=None)
+
+
+FREE = (
+    "tracking",
+    "run",
+    "root",
+    "num_workers",
+    "use_gpu",
+    "recompute",
+    "max_failures",
+    "hang_seconds",
+    "allow_change",
+    "checkpoint",
+    "log_every",
+)
+"""Fields of a run that may differ when a sweep is resumed."""
+OWN = (
+    "space",
+    "preset",
+    "samples",
+    "search",
+    "points",
+    "scheduler",
+    "reduction",
+    "rung_tokens",
+    "equal",
+    "metric",
+    "baseline",
+)
+"""Fields of a sweep that may not."""
+
+
+def identity(config: SweepConfig) -> dict[str, Any]:
+    """What makes a sweep this one."""
+    values = {name: getattr(config, name) for name in OWN}
+    run = {
+        key: value
+        for key, value in flatten(to_json(config.train)).items()
+        if not any(key == name or key.startswith(name + ".") for name in FREE)
+    }
+    return values | run
+
+
+def open_folder(sweep: Sweep, command: str, baseline: dict[str, Any]) -> None:
+    """Begin the sweep's folder, or go on in it. Raises ValueError when it is another's."""
+    folder, path = sweep.folder, sweep.folder / "sweep.json"
+    ours = identity(sweep.config)
+    if path.exists():
+        try:
+            theirs = json.loads(path.read_text("utf-8"))["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): choose another --run") from None
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            if ours.get(key) != theirs.get(key):
+                raise ValueError(
+                    f"{shown(folder)} holds another sweep, with {key}={theirs.get(key)}, and this command says {ours.get(key)}: "
+                    "choose another --run"
+                )
+        sweep.load_trials()
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{shown(folder)} holds something else than a sweep: choose another --run")
+    config = sweep.config
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path,
+        {
+            "name": config.train.run,
+            "space": config.space,
+            "preset": config.preset,
+            "seed": config.train.seed,
+            "samples": config.samples,
+            "search": config.search,
+            "scheduler": config.scheduler,
+            "metric": config.metric,
+            "mode": "min",
+            "fields": sweep.fields,
+            "command": command,
+            "baseline": baseline,
+            "identity": ours,
+        },
+    )
+
+
+def base_of(config: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """The run that a trial's values change: the sweep's, or another preset with the same fields overridden where it has them."""
+    if "preset" not in values:
+        return config.train
+    row = PRESETS[values["preset"]]
+    overridden = changes(config.train, PRESETS[config.preset])
+    known = flatten(to_json(row))
+    return with_fields(row, {key: value for key, value in overridden.items() if key in known and key != "model.name"})
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(values, indent=1).encode())

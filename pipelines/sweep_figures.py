@@ -1,0 +1,434 @@
+"""The charts of a sweep. See pipelines/sweep_report.py for their list, docs/mlflow.md for how each is read.
+
+    plot_parallel(read_sweep(Path("runs/sweep")), Path("parallel.png"))
+
+Lower is better throughout. Colours: the better a trial the darker; a star is the winner, a diamond the preset itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from pipelines.report import COLOURS, save_figure, short
+from pipelines.sweep_report import SweepResult, TrialResult
+
+STATUS_COLOURS = {
+    "finished": COLOURS[0],
+    "stopped": COLOURS[1],
+    "failed": COLOURS[5],
+    "running": COLOURS[2],
+    "pending": "0.7",
+}
+SHADES = colormaps["viridis"]
+SHUFFLES = 2000
+"""Of the trials' order, to see what chance explains."""
+
+
+class Scale:
+    """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        present = [value for value in values if value is not None]
+        self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
+        self.names = sorted({_text(value) for value in values}) if not self.numeric else []
+        low, high = (min(present), max(present)) if self.numeric else (0.0, 1.0)
+        self.log = self.numeric and low > 0 and high / low >= 4
+        self._low, self._high = (math.log(low), math.log(high)) if self.log else (float(low), float(high))
+
+    def __call__(self, value: Any) -> float | None:
+        """None for a number that the trial does not have."""
+        if not self.numeric:
+            return self._even(self.names.index(_text(value)))
+        if value is None:
+            return None
+        at = math.log(value) if self.log else float(value)
+        return 0.5 if self._high == self._low else (at - self._low) / (self._high - self._low)
+
+    def beside(self, values: Sequence[Any], index: int) -> float | None:
+        """The place of a value, a little beside it where several trials share it, so that no line hides another."""
+        place = self(values[index])
+        same = [i for i, value in enumerate(values) if _text(value) == _text(values[index])]
+        apart = min(0.008, 0.05 / len(same))
+        return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
+
+    def ticks(self, values: Sequence[Any]) -> list[tuple[float, str]]:
+        """Places and labels: the values themselves where they are few, else five along the axis."""
+        if not self.numeric:
+            return [(self._even(i), name) for i, name in enumerate(self.names)]
+        distinct = sorted({value for value in values if value is not None})
+        if len(distinct) > 6:
+            spread = np.linspace(self._low, self._high, 5)
+            distinct = [math.exp(at) if self.log else float(at) for at in spread]
+        return [(self(value) or 0.0, _text(value)) for value in distinct]
+
+    def _even(self, index: int) -> float:
+        return 0.5 if len(self.names) == 1 else index / (len(self.names) - 1)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def plot_parallel(sweep: SweepResult, path: Path) -> Path:
+    """Parallel coordinates: a line for each trial through its values, and through its best figure on the last axis."""
+    trials = sweep.scored[::-1]  # the best is drawn last, on top
+    columns = [(name, [trial.values.get(name) for trial in trials]) for name in sweep.fields]
+    figure = Figure(figsize=(max(7.0, 1.9 * (len(columns) + 1) + 1.5), 5), layout="constrained")
+    axes = figure.add_subplot()
+    bits = [trial.best or 0.0 for trial in trials]
+    shade = _shades(bits)
+    scales = [Scale(values) for _, values in columns]
+    low, high = min(bits), max(bits)
+    for number, trial in enumerate(trials):
+        heights = [scale.beside(values, number) for scale, (_, values) in zip(scales, columns, strict=True)]
+        heights.append(0.5 if high == low else (bits[number] - low) / (high - low))
+        at = [i for i, height in enumerate(heights) if height is not None]
+        first = trial is sweep.scored[0]
+        axes.plot(
+            at,
+            [height for height in heights if height is not None],
+            linestyle="-" if trial.status == "finished" else "--",
+            color=SHADES(shade(bits[number])),
+            linewidth=3.2 if first else 1.5,
+            alpha=1.0 if first else 0.85,
+            marker="o",
+            markersize=6 if first else 3.5,
+        )
+    for column, (scale, (_, values)) in enumerate(zip(scales, columns, strict=True)):
+        _rule(axes, column, scale.ticks(values))
+    spread = [(0.5, f"{low:.4f}")] if high == low else [(i / 4, f"{low + i / 4 * (high - low):.4f}") for i in range(5)]
+    _rule(axes, len(columns), spread)
+    names = [_wrapped(name) + ("\n(log)" if s.log else "") for s, name in zip(scales, sweep.fields, strict=True)]
+    axes.set_xticks(range(len(columns) + 1), [*names, f"best\n{_wrapped(sweep.unit, ' ')}"], fontsize=9)
+    axes.tick_params(axis="x", length=0, pad=8)
+    axes.set_yticks([])
+    axes.set_xlim(-0.25, len(columns) + 0.45)
+    axes.set_ylim(-0.05, 1.05)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_title(
+        f"{sweep.name}: {_count(trials)}, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
+    )
+    handles = [
+        Line2D([], [], color="0.3", label="trained to its end"),
+        Line2D([], [], color="0.3", linestyle="--", label="stopped early, or under way"),
+    ]
+    axes.legend(handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)
+    _colour_bar(figure, axes, shade, sweep.unit)
+    return save_figure(figure, path)
+
+
+def _rule(axes: Axes, at: float, ticks: Sequence[tuple[float, str]]) -> None:
+    """A vertical axis with its labels."""
+    axes.axvline(at, color="0.55", linewidth=1, zorder=0)
+    for height, label in ticks:
+        axes.plot([at - 0.02, at + 0.02], [height, height], color="0.4", linewidth=1)
+        axes.annotate(
+            label,
+            (at + 0.035, height),
+            fontsize=8,
+            va="center",
+            color="0.15",
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8},
+            zorder=5,
+        )
+
+
+def plot_fields(sweep: SweepResult, path: Path) -> Path:
+    """The best figure of each trial against each swept field, by itself."""
+    trials, fields = sweep.scored, sweep.fields
+    across = min(3, max(1, len(fields)))
+    down = -(-len(fields) // across) or 1
+    figure = Figure(figsize=(4.1 * across + 0.6, 3.5 * down + 0.5), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
+    shade = _shades([trial.best or 0.0 for trial in trials])
+    for axes, name in zip(panels, fields, strict=False):
+        values = [trial.values.get(name) for trial in trials]
+        scale = Scale(values)
+        for trial, value in zip(trials[::-1], values[::-1], strict=True):
+            if value is None and scale.numeric:
+                continue
+            at = value if scale.numeric else scale.names.index(_text(value))
+            axes.plot(
+                at,
+                trial.best,
+                _marker(sweep, trial),
+                markersize=13 if trial is trials[0] else 7,
+                color=SHADES(shade(trial.best or 0.0)),
+                markerfacecolor="none" if trial.status != "finished" else None,
+                markeredgewidth=1.6,
+            )
+        if scale.log:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+            axes.set_xticks([value for value in _few(values)], [_text(value) for value in _few(values)])
+        elif scale.numeric and len({*values}) <= 6:
+            axes.set_xticks(_few(values), [_text(value) for value in _few(values)])
+        elif not scale.numeric:
+            axes.set_xticks(range(len(scale.names)), scale.names)
+            axes.set_xlim(-0.5, len(scale.names) - 0.5)
+        axes.tick_params(axis="x", labelsize=8, rotation=30 if not scale.numeric and len(scale.names) > 3 else 0)
+        axes.set_xlabel(f"{name}{' (log)' if scale.log else ''}", fontsize=9)
+        axes.grid(alpha=0.25)
+    for axes in panels[len(fields) :]:
+        axes.set_visible(False)
+    for row in range(down):
+        panels[row * across].set_ylabel(f"best {sweep.unit}", fontsize=9)
+    figure.suptitle(f"{sweep.name}: best figure against each swept field, lower is better", fontsize=11)
+    handles = [
+        Line2D([], [], color="0.3", marker="*", markersize=12, linestyle="", label=f"the best, trial {trials[0].id}"),
+        Line2D([], [], color="0.3", marker="o", linestyle="", label="trained to its end"),
+        Line2D(
+            [], [], color="0.3", marker="o", markerfacecolor="none", linestyle="", label="stopped early, or under way"
+        ),
+    ]
+    if any(trial.baseline for trial in trials):
+        handles.append(Line2D([], [], color="0.3", marker="D", linestyle="", label="the preset itself"))
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=min(4, 2 * across), frameon=False)
+    return save_figure(figure, path)
+
+
+def _few(values: Sequence[Any]) -> list[Any]:
+    """Up to six of the values, the ends among them, none close to another on a logarithmic axis."""
+    distinct = sorted({value for value in values if value is not None})
+    if len(distinct) < 3 or distinct[0] <= 0:
+        return distinct
+    room = math.log(distinct[-1] / distinct[0]) / 6
+    kept = [distinct[0]]
+    for value in distinct[1:-1]:
+        if math.log(value / kept[-1]) > room and math.log(distinct[-1] / value) > room:
+            kept.append(value)
+    return [*kept, distinct[-1]]
+
+
+def _marker(sweep: SweepResult, trial: TrialResult) -> str:
+    return "*" if trial is sweep.scored[0] else "D" if trial.baseline else "o"
+
+
+def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float] | None:
+    """Share of the variance of the trials' ranks that a field alone explains, and the share that 95 of 100 random orders of the
+    trials stay below. A number counts by a parabola in its rank, so that a best value in the middle counts too; anything else by
+    the means of its groups. None where the field does not vary.
+    """
+    texts = [_text(value) for value in values]
+    if len(set(texts)) < 2 or len(values) < 3:
+        return None
+    if Scale(values).numeric and len(set(texts)) > 2 and None not in values:
+        places = ranks(np.array(values, dtype=np.float64))
+        design = np.stack([np.ones(len(values)), places, places**2], axis=1)
+    else:
+        names = sorted(set(texts))
+        design = np.array([[float(text == name) for name in names] for text in texts])
+    basis = np.linalg.svd(design, full_matrices=False)
+    strong = basis.S / basis.S[0] > 1e-9
+    directions = basis.U[:, strong]
+    centred = ranks(figures) - (len(values) - 1) / 2
+    total = float(centred @ centred)
+    if total == 0:
+        return None
+    generator = np.random.default_rng(0)
+    orders = np.stack([centred, *(generator.permutation(centred) for _ in range(SHUFFLES))])
+    shares = ((orders @ directions) ** 2).sum(
+        1
+    ) / total  # the ranks' mean is zero, and the constant is among the directions
+    return float(shares[0]), float(np.quantile(shares[1:], 0.95))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """0 for the lowest; equals share their mean rank."""
+    order = np.sort(values)
+    return (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") - 1) / 2
+
+
+def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | None], int, float]:
+    """For each field what it explains and what chance would; of how many trials; and the tokens at which these are compared, which
+    each of them has reached: a trial that was stopped early has no other figure that is like the others'.
+    """
+    trials = [trial for trial in sweep.scored if trial.points]
+    if not trials:
+        return dict.fromkeys(sweep.fields), 0, 0.0
+    reached = min(trial.points[-1].tokens for trial in trials)
+    reached = max(reached, max(trial.points[0].tokens for trial in trials))
+    compared = [(trial, figure) for trial in trials if (figure := trial.at(reached)) is not None]
+    figures = np.array([figure for _, figure in compared])
+    shares = {name: explained([trial.values.get(name) for trial, _ in compared], figures) for name in sweep.fields}
+    return shares, len(compared), reached
+
+
+def plot_importance(sweep: SweepResult, path: Path) -> Path:
+    """How much of the order of the trials each field explains by itself, against what chance would."""
+    shares, count, tokens = importances(sweep)
+    fields = sorted(sweep.fields, key=lambda name: (shares[name] or (-1.0, 0.0))[0])
+    figure = Figure(figsize=(8, 1.9 + 0.55 * len(fields)), layout="constrained")
+    axes = figure.add_subplot()
+    for row, name in enumerate(fields):
+        share = shares[name]
+        if share is None:
+            axes.annotate("does not vary, or too few trials", (0.01, row), va="center", fontsize=9, color="0.4")
+            continue
+        value, chance = share
+        axes.barh(row, value, color=COLOURS[0] if value > chance else "0.7", height=0.55)
+        axes.plot([chance, chance], [row - 0.38, row + 0.38], color=COLOURS[5], linewidth=2)
+        axes.annotate(f"{value:.0%}", (value, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(fields)), fields, fontsize=9)
+    axes.set_ylim(-0.6, len(fields) - 0.4)
+    axes.set_xlim(0, 1.08)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.set_xlabel(
+        f"share of the order of {count} trials that the field alone explains, at {short(tokens)} tokens", fontsize=9
+    )
+    few = f": {count} trials are few, take it as a hint" if count < 10 * len(fields) else ""
+    axes.set_title(f"{sweep.name}: importance of each field{few}", fontsize=11)
+    axes.grid(axis="x", alpha=0.25)
+    handles = [
+        Patch(color=COLOURS[0], label="more than chance"),
+        Patch(color="0.7", label="no more than chance"),
+        Line2D([], [], color=COLOURS[5], linewidth=2, label="95 of 100 random orders stay below"),
+    ]
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+    return save_figure(figure, path)
+
+
+def plot_curves(sweep: SweepResult, path: Path) -> Path:
+    """The figure over the tokens read, a curve for each trial; a cross where it was stopped early."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.add_subplot()
+    trials = [trial for trial in sweep.scored if trial.points][::-1]
+    shade = _shades([trial.best or 0.0 for trial in sweep.scored])
+    low, high = _shown([p.value for trial in trials for p in trial.points], [t.best or 0.0 for t in trials])
+    longest = max((trial.points[-1].tokens for trial in trials), default=0.0)
+    named: list[tuple[float, float]] = []
+    for trial in trials:
+        first = trial is sweep.scored[0]
+        colour = SHADES(shade(trial.best or 0.0))
+        tokens, bits = [p.tokens for p in trial.points], [p.value for p in trial.points]
+        axes.plot(tokens, bits, "-o", color=colour, linewidth=3 if first else 1.3, markersize=5 if first else 3)
+        if trial.status in ("stopped", "failed"):
+            axes.plot(tokens[-1], bits[-1], "x", color=STATUS_COLOURS[trial.status], markersize=9, markeredgewidth=2.2)
+        steps = {each.get("step") for each in trial.exploited}
+        copied = [p for p in trial.points if p.step in steps]
+        axes.plot([p.tokens for p in copied], [p.value for p in copied], "v", color=COLOURS[3], markersize=9)
+        if not any(abs(tokens[-1] - x) < 0.05 * longest and abs(bits[-1] - y) < 0.02 * (high - low) for x, y in named):
+            named.append((tokens[-1], bits[-1]))
+            axes.annotate(
+                trial.id, (tokens[-1], bits[-1]), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center"
+            )
+    axes.set_ylim(low, high)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.set_xlabel("tokens read in training")
+    axes.set_ylabel(sweep.unit)
+    axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
+    axes.grid(alpha=0.25)
+    handles = [
+        Line2D(
+            [], [], color=STATUS_COLOURS["stopped"], marker="x", linestyle="", markeredgewidth=2, label="stopped early"
+        )
+    ]
+    if any(trial.status == "failed" for trial in trials):
+        handles.append(Line2D([], [], color=STATUS_COLOURS["failed"], marker="x", linestyle="", label="failed"))
+    if any(trial.exploited for trial in trials):
+        handles.append(
+            Line2D([], [], color=COLOURS[3], marker="v", linestyle="", label="goes on from a copy of a better one")
+        )
+    axes.legend(handles=handles, fontsize=9, framealpha=0.9)
+    _colour_bar(figure, axes, shade, f"best {sweep.unit}")
+    return save_figure(figure, path)
+
+
+def _shown(values: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
+    """Limits that hold all the best figures, and of the rest what does not press these together."""
+    if not values:
+        return 0.0, 1.0
+    low = min(values)
+    high = min(max(values), max(max(best), float(np.quantile(values, 0.9))))
+    room = 0.05 * ((high - low) or 1.0)
+    return low - room, high + room
+
+
+def plot_timeline(sweep: SweepResult, path: Path) -> Path:
+    """When each trial ran, how it ended, and after how many tokens."""
+    ran = sorted((trial for trial in sweep.trials if trial.spans), key=lambda trial: (trial.spans[0], trial.id))
+    waiting = [trial for trial in sweep.trials if not trial.spans]
+    figure = Figure(figsize=(9.5, 1.8 + 0.33 * max(3, len(ran) + len(waiting))), layout="constrained")
+    axes = figure.add_subplot()
+    began = ran[0].spans[0][0] if ran else 0.0
+    ended = max((trial.spans[-1][1] for trial in ran), default=60.0)
+    size, unit = (60.0, "minutes") if ended - began < 3 * 3600 else (3600.0, "hours")
+    whole = max(ended - began, 1.0) / size
+    for row, trial in enumerate([*ran, *waiting]):
+        colour = STATUS_COLOURS.get(trial.status, "0.7")
+        for start, stop in trial.spans:
+            width = max((stop - start) / size, whole / 300)
+            axes.barh(row, width, left=(start - began) / size, height=0.62, color=colour)
+        for each in trial.exploited:
+            at = next((p.time for p in trial.points if p.step == each.get("step")), None)
+            if at is not None:
+                axes.plot((at - began) / size, row, "v", color=COLOURS[3], markersize=7, markeredgecolor="white")
+        end = (trial.spans[-1][1] - began) / size if trial.spans else 0.0
+        best = f", {trial.best:.4f}" if trial.best is not None else ""
+        told = f"{short(trial.tokens)} tokens{best}" if trial.status != "failed" else f"failed: {trial.reason[:60]}"
+        axes.annotate(
+            told, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color="0.25"
+        )
+    first = sweep.scored[0].id if sweep.scored else None
+    labels = [f"★ {trial.id}" if trial.id == first else trial.id for trial in [*ran, *waiting]]
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, whole * 1.28)
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.set_xlabel(f"{unit} since the first trial's first figure")
+    axes.set_ylabel("trial")
+    counts = {status: sum(trial.status == status for trial in sweep.trials) for status in STATUS_COLOURS}
+    handles: list[Any] = [
+        Patch(color=STATUS_COLOURS[status], label=f"{status}: {number}") for status, number in counts.items() if number
+    ]
+    if any(trial.exploited for trial in sweep.trials):
+        handles.append(Line2D([], [], color=COLOURS[3], marker="v", linestyle="", label="goes on from a copy"))
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=6, frameon=False)
+    axes.set_title(f"{sweep.name}: when trials ran; beside each, what it read and its best {sweep.unit}", fontsize=11)
+    axes.grid(axis="x", alpha=0.25)
+    return save_figure(figure, path)
+
+
+def _shades(values: Sequence[float]) -> Normalize:
+    """From a trial's figure to the colour map: the worst half shares its lightest end, so that the best can be told apart."""
+    low, high = min(values), max(values)
+    top = max(float(np.quantile(values, 0.8)), low + 1e-9)
+    return Normalize(low, max(min(high, top) + 0.15 * (top - low), low + 1e-9), clip=True)
+
+
+def _colour_bar(figure: Figure, axes: Axes, shade: Normalize, label: str) -> None:
+    if shade.vmax is None or shade.vmin is None or shade.vmax - shade.vmin < 1e-6:
+        return
+    bar = figure.colorbar(ScalarMappable(shade, SHADES), ax=axes, pad=0.02, aspect=30, extend="max")
+    bar.set_label(f"{label} (dark: better)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _count(trials: Sequence[TrialResult]) -> str:
+    return f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
+
+
+def _wrapped(name: str, at: str = ".") -> str:
+    """A long name on two lines."""
+    if len(name) < 16 or at not in name:
+        return name
+    head, _, tail = name.rpartition(at)
+    return f"{head}{'.' if at == '.' else ''}\n{tail}"

@@ -1,0 +1,30 @@
+"""Sends a run's figures to MLflow, from rank 0 alone, without ever holding up the loop. The only package that imports mlflow.
+
+    tracker = Tracker.start(TrackingConfig(), root, run_folder, "demo-rec", params, tags, dataset, resume_step=0)
+    tracker.log({"train/bits_per_token": 5.1}, step=10)      # one line in <run>/metrics.jsonl, and into the queue: microseconds
+    tracker.finish("FINISHED")                               # waits, within bounds, until all of it is sent
+
+One thread empties the queue, in order, and tries again while the server is silent. `<run>/mlflow_run.json` says which run in
+MLflow this is: the same command continues it. A resumed run sends what MLflow lacks of metrics.jsonl and nothing that it has:
+after any number of kills every metric has every step once. (A step that was sent before the kill keeps its first value.)
+"""
+
+from pipelines.tracking.client import UI_ENVIRONMENT, ui_command
+from pipelines.tracking.config import DatasetInfo, Status, TrackingConfig, TrackingError, tracking_uri
+from pipelines.tracking.mlflow_run import RUN_KEY
+from pipelines.tracking.reading import StoredRun, read_run
+from pipelines.tracking.tracker import Tracker
+
+__all__ = [
+    "RUN_KEY",
+    "UI_ENVIRONMENT",
+    "DatasetInfo",
+    "Status",
+    "StoredRun",
+    "Tracker",
+    "TrackingConfig",
+    "TrackingError",
+    "read_run",
+    "tracking_uri",
+    "ui_command",
+]

@@ -1,0 +1,65 @@
+"""How MLflow is reached: its import, its sqlite file, its pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from pathlib import Path
+
+from pipelines.tracking.config import TrackingConfig, tracking_uri
+
+REQUEST_SECONDS = 8
+"""A single request to a server gets no longer than this; the thread asks again."""
+
+
+def load_mlflow() -> None:
+    """Import MLflow such that no request of it can take minutes and nothing of it talks."""
+    settings = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_SECONDS),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    import mlflow  # noqa: F401
+
+    if "MLFLOW_LOGGING_LEVEL" not in os.environ:
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # each failure reaches us as an exception too
+
+
+def make_database(path: Path) -> None:
+    """Make MLflow's tables in a file of another name, and give it its name when all are there: making them takes seconds, and
+    MLflow never recovers from a kill in the middle of it. Of two processes that do this at once, the first wins.
+    """
+    if path.exists():
+        return
+    from mlflow import MlflowClient
+
+    temporary = path.absolute().with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+UI_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""For the process of `ui_command`: without these it calls home, and starts seven workers that nothing of ours uses."""
+
+
+def ui_command(root: Path, port: int = 5000) -> list[str]:
+    """The command that serves MLflow's pages on the runs below ``root``, to this machine alone."""
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
+    command += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

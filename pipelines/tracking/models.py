@@ -1,0 +1,143 @@
+"""Checkpoints as MLflow's LoggedModels, at their steps and with their validation figures, and the best of them in the registry.
+
+A LoggedModel says where the checkpoint is (tag `checkpoint`) and copies none of it: a run's checkpoints are gigabytes, and most
+are removed while it trains. The best one alone has files, those of `pipelines.export`: it is what the registry hands out.
+Each is looked up by the tag `step` before it is made, so that kills, resumes and requests that are sent again make none twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.provenance import mask
+from pipelines.tracking.client import REQUEST_SECONDS
+
+BEST = "best"
+"""The alias of the registered model's version that has the best validation figure."""
+SLOWEST_UPLOAD = 2e6
+"""Bytes a second: a request that uploads a file may take as long as this needs."""
+VALUE_LENGTH = 500
+"""MLflow's limit for a LoggedModel's params."""
+
+
+@dataclass
+class Models:
+    """The LoggedModels of one run. Only the tracker's thread calls it."""
+
+    client: Any
+    server: bool
+    run_id: str
+    name: str
+    params: Mapping[str, Any]
+    _experiment: str = ""
+    _by_step: dict[int, Any] | None = None
+    _outputs: set[str] = field(default_factory=set)
+    """Ids of the models that the run lists as its own."""
+
+    def log(self, step: int, tags: Mapping[str, Any], points: Sequence[Any]) -> None:
+        """Make the model of a step, or complete it. ``points``: the run's validation metrics of that step, as MLflow has them."""
+        from mlflow.entities import LoggedModelOutput, Metric
+
+        model = self._known().get(step)
+        if model is not None and str(model.status) == "READY" and model.model_id in self._outputs:
+            return
+        try:
+            if model is None:
+                params = {key: mask(value)[:VALUE_LENGTH] for key, value in self.params.items()}
+                model = self.client.create_logged_model(
+                    self._experiment,
+                    name=f"{plain(self.name)}-step-{step}",
+                    source_run_id=self.run_id,
+                    tags={"step": str(step), **{key: mask(value) for key, value in tags.items()}},
+                    params=params,
+                    model_type="throughline",
+                )
+            if model.model_id not in self._outputs:
+                self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step)])
+            own = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model.model_id) for p in points]
+            if own:
+                self.client.log_batch(self.run_id, metrics=own)
+            self._known()[step] = self.client.finalize_logged_model(model.model_id, "READY")
+            self._outputs.add(model.model_id)
+        except Exception:
+            self._by_step = None  # what was sent may have arrived: look before sending it again
+            raise
+
+    def register(self, step: int, folder: Path, name: str) -> None:
+        """Upload the folder as the files of a step's model, and make that the best version of the registered model ``name``."""
+        from mlflow.exceptions import MlflowException
+
+        model = self._known().get(step)
+        if model is None:
+            raise FileNotFoundError(f"there is no model of step {step} to register")
+        name = plain(name)
+        try:
+            self.client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        versions = self.client.search_model_versions(f"name = '{name}'")
+        version = next((version for version in versions if version.tags.get("model_id") == model.model_id), None)
+        if version is None:
+            with long_requests(max((path.stat().st_size for path in folder.rglob("*") if path.is_file()), default=0)):
+                self.client.log_model_artifacts(model.model_id, str(folder))
+            # A server takes a model by its id alone. Without one, MLflow would look an id up in its default database.
+            source = f"models:/{model.model_id}" if self.server else model.artifact_location
+            tags = {"step": str(step), "run": self.name, "model_id": model.model_id}
+            version = self.client.create_model_version(
+                name, source, run_id=self.run_id, tags=tags, model_id=model.model_id
+            )
+        self.client.set_registered_model_alias(name, BEST, version.version)
+
+    def remove_doubles(self) -> None:
+        """A request that timed out, and was sent again, can have been answered twice: keep the model that the run lists."""
+        found: dict[int, list[Any]] = {}
+        self._known()
+        for model in self._all():
+            found.setdefault(int(model.tags["step"]), []).append(model)
+        for models in found.values():
+            models.sort(key=lambda model: (model.model_id not in self._outputs, model.creation_timestamp))
+            for model in models[1:]:
+                self.client.delete_logged_model(model.model_id)
+
+    def _known(self) -> dict[int, Any]:
+        if self._by_step is None:
+            run = self.client.get_run(self.run_id)
+            self._experiment = run.info.experiment_id
+            self._outputs = {output.model_id for output in (run.outputs.model_outputs if run.outputs else [])}
+            models = sorted(self._all(), key=lambda model: model.model_id in self._outputs)
+            self._by_step = {int(model.tags["step"]): model for model in models}
+        return self._by_step
+
+    def _all(self) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self.client.search_logged_models(
+                [self._experiment], f"source_run_id = '{self.run_id}'", page_token=token
+            )
+            yield from (model for model in page if model.tags.get("step", "").isdigit())
+            if not (token := page.token):
+                return
+
+
+def plain(name: str) -> str:
+    """The name without the characters that MLflow allows in no model's name."""
+    return re.sub(r"[/:.%\"']", "-", name)
+
+
+@contextmanager
+def long_requests(size: int) -> Iterator[None]:
+    """Let a request take as long as so many bytes may need."""
+    key = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    before = os.environ.get(key, str(REQUEST_SECONDS))
+    os.environ[key] = str(max(int(before), int(size / SLOWEST_UPLOAD)))
+    try:
+        yield
+    finally:
+        os.environ[key] = before

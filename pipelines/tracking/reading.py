@@ -1,0 +1,69 @@
+"""Reads runs back from MLflow, for those whose folder is not at hand.
+
+run = read_run(TrackingConfig(uri="http://host:5000"), Path("runs"), "0123…")
+run.params, run.records, run.children
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.metrics_file import Record
+from pipelines.provenance import first_cause, mask
+from pipelines.tracking.client import load_mlflow
+from pipelines.tracking.config import TrackingConfig, tracking_uri
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as MLflow has it."""
+
+    id: str
+    name: str
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    records: tuple[Record, ...]
+    """The figures asked for, in the order of their steps."""
+    children: tuple[str, ...]
+    """Ids of the runs below it."""
+
+
+def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[str]) -> StoredRun:
+    """The run with these of its figures.
+
+    Raises:
+        ValueError: MLflow has no such run, or there is no MLflow.
+        ConnectionError: it does not answer.
+    """
+    where = mask(tracking_uri(config, root))
+    if not config.uri and not (root / "mlflow.db").exists():
+        raise ValueError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
+    load_mlflow()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
+    try:
+        run = client.get_run(run_id)
+        found: dict[tuple[int, int], dict[str, float]] = {}
+        for key in sorted(set(run.data.metrics) & set(keys)):
+            for point in client.get_metric_history(run_id, key):
+                found.setdefault((point.step, point.timestamp), {})[key] = point.value
+        below = client.search_runs(
+            [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=1000
+        )
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise ValueError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
+        raise ConnectionError(f"MLflow at {where} does not answer ({first_cause(error)})") from None
+    return StoredRun(
+        id=run_id,
+        name=run.info.run_name or run_id,
+        params=run.data.params,
+        tags=run.data.tags,
+        records=tuple(Record(step, time, metrics) for (step, time), metrics in sorted(found.items())),
+        children=tuple(child.info.run_id for child in below),
+    )

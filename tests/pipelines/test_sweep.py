@@ -1,0 +1,356 @@
+"""Sweeps as their folders tell them: equal cost, early stopping, kills, populations, budgets. Trials run here, one by one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import cli, conducting, tune
+from pipelines import train as training
+from pipelines.checkpoint import Checkpoint
+from pipelines.conducting import Conductor, Job
+from pipelines.config import flatten, to_json
+from pipelines.dotted import as_preset, presets_with, read_run, with_fields, words
+from pipelines.population import choose
+from pipelines.presets import PRESETS
+from pipelines.session import work
+from pipelines.stopping import Stop, Stopped
+from pipelines.sweep import Sweep, Trial
+from pipelines.world import World
+from tests.pipelines.conftest import TINY
+from tests.small_corpus import contents
+from tune_spaces import combine
+from tune_spaces.drawing import fields
+
+
+class Killed(Exception):
+    """As if by SIGKILL: nothing is said to anyone."""
+
+
+class Here:
+    """A sweep in this process: like pipelines.tune, less Ray and MLflow."""
+
+    def __init__(self, words: list[str], kill_at: int = -1) -> None:
+        self.config = tune.read_command(words)
+        flat = {"preset": self.config.preset, **flatten(to_json(self.config.train))}
+        domains = combine(self.config.space, flat)
+        tune.check(self.config, domains)
+        self.sweep = Sweep(self.config, fields(domains))
+        baseline = conducting.baseline_values(self.sweep, flat)
+        tune.open_folder(self.sweep, "command", baseline or {})
+        self.said: list[str] = []
+        self.conductor = Conductor(self.sweep, domains, say=self.said.append)
+        if not self.sweep.trials:
+            self.conductor.plan(baseline)
+        self.conductor.save_plan()
+        self.conductor.restore()
+        self._steps_left = kill_at
+
+    def run(self) -> Sweep:
+        while job := self.conductor.next():
+            self.conductor.ended(job.trial, *self._train(job))
+        return self.sweep
+
+    def _train(self, job: Job) -> tuple[Any, str]:
+        stop = Stop(job.run.folder).asked
+        until = tune.Until(stop, job.until - conducting.newest_step(job.run)) if job.until < job.run.steps else stop
+
+        def asked() -> bool:
+            self._steps_left -= 1
+            if self._steps_left == 0:
+                raise Killed
+            self.conductor.watch(job.trial)
+            return until()
+
+        try:
+            work(job.run, World.alone(), lambda figures: None, asked)
+        except Stopped:
+            return "stopped", ""
+        except ValueError as error:
+            return "failed", cli.sentence(error)
+        return "finished", ""
+
+
+Make = Callable[..., Here]
+
+
+@pytest.fixture
+def here(store: Path, tmp_path: Path) -> Make:
+    def make(space: str, *extra: str, name: str = "sweep", kill_at: int = -1) -> Here:
+        tiny = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name]
+        return Here([space, *TINY[1:], *tiny, *extra], kill_at)
+
+    return make
+
+
+GRID = ("optim.lr=1e-3,1e-2+model.states=2,4", "--search", "grid", "--scheduler", "none", "--model.dropout", "0")
+
+
+def test_a_grid_and_the_preset_itself(here: Make) -> None:
+    sweep = here(*GRID).run()
+    assert [trial.values for trial in sweep.trials.values()] == [
+        {"optim.lr": 0.002, "model.states": 4},  # small-rec's rate, and what TINY says of the states
+        *({"optim.lr": lr, "model.states": states} for lr in (1e-3, 1e-2) for states in (2, 4)),
+    ]
+    for trial in sweep.trials.values():
+        saved = json.loads((sweep.place(trial) / "trial.json").read_text())
+        assert saved == json.loads(json.dumps(vars(trial))) and saved["status"] == "finished"
+        assert (trial.steps, trial.tokens) == (20, 20 * 4 * 32) and trial.baseline == (trial.id == "000")
+        checkpoint = Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000020")
+        assert checkpoint.meta["validation"]["bits_per_token"] == (trial.last or {})["bits_per_token"]
+        assert checkpoint.meta["config"]["optim"]["lr"] == trial.values["optim.lr"]
+    best = sweep.best()
+    assert best and best.best == min(
+        (t.best for t in sweep.trials.values() if t.best), key=lambda b: b["bits_per_token"]
+    )
+
+
+def test_killed_at_random_steps_it_ends_with_the_same_figures(here: Make) -> None:
+    calm = here(*GRID, name="calm").run()
+    rng = random.Random(4)
+    kills = 0
+    while True:
+        try:
+            killed = here(*GRID, name="killed", kill_at=rng.randrange(1, 25)).run()
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 4
+    for trial in calm.trials.values():
+        other = killed.trials[trial.id]
+        assert (other.values, other.status, other.best, other.last) == (
+            trial.values,
+            "finished",
+            trial.best,
+            trial.last,
+        )
+        ours, theirs = (contents(sweep.place(trial) / "checkpoints" / "step-00000020") for sweep in (killed, calm))
+        assert {name: data for name, data in ours.items() if name.endswith(".safetensors")} == {
+            name: data for name, data in theirs.items() if name.endswith(".safetensors")
+        }
+    assert finished(here(*GRID, name="killed").run()) == finished(calm)  # once more: there is nothing to do
+
+
+def finished(sweep: Sweep) -> list[Any]:
+    return [(trial.id, trial.values, trial.status, trial.last) for trial in sweep.trials.values()]
+
+
+ASHA = ("optim.lr=1e-7,1e-6,1e-5,3e-3,1e-2", "--search", "grid", "--validate-every", "2", "--rung-tokens", "512")
+
+
+def test_asha_stops_bad_trials_early_and_says_why(here: Make) -> None:
+    sweep = here(*ASHA).run()
+    stopped = [trial for trial in sweep.trials.values() if trial.status == "stopped"]
+    assert {trial.values["optim.lr"] for trial in stopped} >= {1e-7, 1e-6, 1e-5}
+    for trial in stopped:
+        assert trial.steps == 4 and "asha stopped it at step 4 (512 tokens)" in trial.reason
+        assert Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000004").step == 4  # it saved first
+    baseline = sweep.trials["000"]
+    assert baseline.baseline and baseline.status == "finished"
+    best = sweep.best()
+    assert best and best.values["optim.lr"] >= 2e-3
+    decided = [event["trial"] for event in sweep.events() if event.get("decision") == "stop"]
+    assert decided == [trial.id for trial in stopped]
+
+
+def test_asha_killed_keeps_its_decisions(here: Make) -> None:
+    with pytest.raises(Killed):
+        here(*ASHA, kill_at=28).run()
+    again = here(*ASHA)
+    before = [event for event in again.sweep.events() if event["event"] == "result"]
+    over = {trial.id: (trial.status, trial.last) for trial in again.sweep.trials.values() if trial.over}
+    sweep = again.run()
+    assert over and all((sweep.trials[name].status, sweep.trials[name].last) == state for name, state in over.items())
+    events = [event for event in sweep.events() if event["event"] == "result"]
+    assert events[: len(before)] == before
+    assert len({(event["trial"], event["step"]) for event in events}) == len(events)  # none counts twice
+
+
+def test_optuna_goes_on_where_it_was(here: Make) -> None:
+    pytest.importorskip("optuna")
+    words = (
+        "lr+states",
+        "--search",
+        "optuna",
+        "--scheduler",
+        "none",
+        "--samples",
+        "4",
+        "--baseline",
+        "no",
+        "--steps",
+        "10",
+    )
+    calm = here(*words, name="calm").run()
+    with pytest.raises(Killed):
+        here(*words, name="killed", kill_at=25).run()
+    assert finished(here(*words, name="killed").run()) == finished(calm)
+
+
+PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validate-every", "5")
+
+
+def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str, int, bool, float]] = []
+    take_over = conducting.take_over
+
+    def look(source: Path, target: Path, step: int) -> None:
+        take_over(source, target, step)
+        theirs, ours = (Checkpoint.open(root / f"step-{step:08d}") for root in (source, target))
+        assert ours.weights().keys() == theirs.weights().keys()
+        state, other = ours.lanes(0, 4)[0], theirs.lanes(0, 4)[0]
+        same = all(state[name].equal(other[name]) for name in other) and any("states" in name for name in state)
+        same &= all(ours.weights()[name].equal(value) for name, value in theirs.weights().items())
+        same &= str(ours.optimizer()) == str(theirs.optimizer())
+        seen.append((target.parent.name, source.parent.name, step, same, 0.0))
+
+    monkeypatch.setattr(conducting, "take_over", look)
+    sweep = here(*PBT).run()
+    assert [(step, same) for _, _, step, same, _ in seen] == [(5, True), (10, True), (15, True)]
+    assert all(trial.status == "finished" and trial.steps == 20 for trial in sweep.trials.values())
+    for name, source, step, *_ in seen:
+        trial = sweep.trials[name]
+        noted = next(each for each in trial.exploited if each["step"] == step)
+        assert noted["from"] == source
+        later = Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000020")  # it went on with the new rate
+        assert (
+            later.meta["config"]["optim"]["lr"] == trial.values["optim.lr"] == trial.exploited[-1]["values"]["optim.lr"]
+        )
+
+
+def test_a_population_killed_makes_the_same_choices(here: Make) -> None:
+    calm = here(*PBT, name="calm").run()
+    rng, kills = random.Random(1), 0
+    while True:
+        try:
+            killed = here(*PBT, name="killed", kill_at=rng.randrange(1, 20)).run()
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 3
+    assert [(t.exploited, t.values, t.last) for t in killed.trials.values()] == [
+        (t.exploited, t.values, t.last) for t in calm.trials.values()
+    ]
+
+
+def test_who_takes_over_from_whom() -> None:
+    domains = combine("optim.lr=1e-4..1e-1", {"preset": "demo-rec", "optim.lr": 1e-3})
+    values = {str(i): {"optim.lr": 10.0**-i} for i in range(1, 9)}
+    exploits = choose({str(i): float(i) for i in range(1, 9)}, values, domains, seed=0, step=10)
+    assert [exploit.trial for exploit in exploits] == ["7", "8"] and {exploit.source for exploit in exploits} <= {
+        "1",
+        "2",
+    }
+    assert all(exploit.values["optim.lr"] != values[exploit.source]["optim.lr"] for exploit in exploits)
+    assert choose({"1": 1.0}, values, domains, seed=0, step=10) == []
+
+
+@pytest.mark.parametrize(("equal", "steps"), [("tokens", [20, 40, 10]), ("steps", [20, 20, 20])])
+def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
+    trials = here("data.segment_length=32,16,64", "--search", "grid", "--equal", equal)
+    runs = [trials.sweep.run_of(trial) for trial in trials.sweep.trials.values()]
+    assert [run.steps for run in runs] == steps
+    wide = here("model.d_model=16,64", "--search", "grid", "--equal", "flops", name="wide")
+    small, large = (wide.sweep.run_of(trial) for trial in wide.sweep.trials.values())
+    flops = [run.steps * run.tokens_per_step * wide.sweep.flops_per_token(run) for run in (small, large)]
+    assert large.steps < small.steps and flops[1] == pytest.approx(flops[0], rel=0.5 / large.steps)
+
+
+def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
+    sweep = here(*GRID, "--tokens", "4000").run()
+    tokens = sum(trial.tokens for trial in sweep.trials.values())
+    assert 4000 <= tokens < 4000 + 2 * 128
+    cut = [trial for trial in sweep.trials.values() if trial.status == "stopped"]
+    assert len(cut) == 1 and cut[0].reason == "the sweep's budget of 4,000 tokens is spent"
+    some = here(*GRID, "--trials", "4").run()
+    assert [trial.status for trial in some.trials.values()] == [*["finished"] * 4, "pending"]
+    assert all(trial.status == "finished" for trial in here(*GRID).run().trials.values())
+
+
+def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
+    sweep = here("optim.lr=1e38,1e-3", "--search", "grid", "--scheduler", "none", "--optim.clip", "0").run()
+    assert [trial.status for trial in sweep.trials.values()] == ["finished", "failed", "finished"]
+    assert "the loss became" in sweep.trials["001"].reason
+
+
+def test_the_winners_command_and_file_repeat_it(here: Make, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = here(*GRID).run()
+    best = sweep.best()
+    assert best and best.last and tune.finish(sweep, here(*GRID).conductor) == 0
+    assert "by" in capsys.readouterr().out
+    saved = json.loads((sweep.folder / "best.json").read_text())
+    assert (saved["trial"], saved["values"], saved["step"]) == (best.id, best.values, best.best and best.best["step"])
+    training.main([str(sweep.folder / "best.json"), "--run", "from-file", "--num-workers", "0"])
+    typed = saved["command"].split()
+    assert typed[:4] == ["python", "-m", "pipelines.train", "small-rec"]
+    training.main([*typed[3:], "--num-workers", "0"])
+    for name in ("from-file", "sweep-best"):
+        found = Checkpoint.open(Path(sweep.config.train.root) / name / "checkpoints" / "step-00000020")
+        assert found.meta["validation"]["bits_per_token"] == best.last["bits_per_token"]
+
+
+@pytest.mark.parametrize("name", ["small-rec", "pg19-memorizing-64k", "pg19-feedback-fixed-skip", "study-xl"])
+def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: Path) -> None:
+    preset = PRESETS[name]
+    other = with_fields(
+        preset, {"optim.betas": [0.8, 0.99], "steps": 7, "tracking.experiment": "a b", "model.dropout": 0.1}
+    )
+    assert cli.parse_preset(PRESETS, [name, *words(other, preset)], "") == other
+    file = tmp_path / "some.json"
+    file.write_text(json.dumps(as_preset(other)))
+    assert presets_with([str(file)])[str(file)] == other == read_run(to_json(other), "here")
+
+
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "some.json"
+    file.write_text('{"run": "a", "model": {"name": "rec"}, "stepz": 3}')
+    with pytest.raises(ValueError, match=r"some.json is not a run's config of this version .*stepz"):
+        presets_with([str(file)])
+    with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
+        with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ([], "name a space first"),
+        (["--samples", "3"], "name a space first"),
+        (["lr", "--preset", "small-rek"], "unknown preset 'small-rek': did you mean 'small-rec'"),
+        (["lr", "--sampels", "3"], "unknown option --sampels: did you mean --samples"),
+        (["lr", "--samples", "0"], "samples is 0"),
+        (["lr", "--metric", "accuracy"], "metric"),
+        (["lr", "--validate-every", "0"], "no trial would ever be validated"),
+        (
+            ["lr", "--tokens", "500"],
+            "a budget of 500 tokens ends before the first trial's first figure, after 1,280 tokens",
+        ),
+        (["lr", "--rung-tokens", "99999"], "nothing would be stopped"),
+        (["window", "--scheduler", "pbt"], "model.window cannot change in the middle of a run"),
+        (["lr+states", "--scheduler", "pbt"], "model.states cannot change in the middle of a run"),
+        (["lr", "--data.corpus", "pg20"], "pg20"),
+    ],
+)
+def test_bad_input_is_one_sentence(command: list[str], sentence: str, store: Path, tmp_path: Path) -> None:
+    rest = [*TINY[1:], "--data.store", str(store), "--root", str(tmp_path / "runs")]
+    with pytest.raises(ValueError, match=sentence):
+        tune.main([*command[:1], *rest, *command[1:]] if command[:1] == ["lr"] or command[1:] else command)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> None:
+    here("lr")
+    with pytest.raises(
+        ValueError, match="runs/sweep holds another sweep, with space=lr, and this command says states: choose"
+    ):
+        here("states")
+    with pytest.raises(ValueError, match="holds another sweep, with steps=20, and this command says 10"):
+        here("lr", "--steps", "10")
+    (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="other holds something else than a sweep"):
+        here("lr", name="other")
+    assert Trial("000", {}).told() == "the preset"

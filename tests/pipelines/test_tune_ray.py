@@ -1,0 +1,128 @@
+"""Sweeps on real Ray Train workers, tracked in MLflow's sqlite file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import tune
+from pipelines.metrics_file import read_records
+from tests.pipelines.conftest import TINY
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+TRACKED = ["--tracking.backend", "mlflow", "--tracking.system-metrics", "off"]
+Command = Callable[..., list[str]]
+
+
+@pytest.fixture
+def command(store: Path, tmp_path: Path) -> Command:
+    def make(space: str, *extra: str, name: str = "sweep") -> list[str]:
+        place = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name]
+        return [space, *TINY[1:], *place, "--num-workers", "1", *extra]
+
+    return make
+
+
+def trials(root: Path, name: str = "sweep") -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((root / "runs" / name / "trials").glob("*/trial.json"))]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_two_at_a_time_with_one_parent_and_all_children_in_mlflow(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--search",
+        "grid",
+        "--num-cpus",
+        "2",
+        "--optim.clip",
+        "0",
+        "--validate-every",
+        "2",
+        "--rung-tokens",
+        "512",
+    ]
+    words += ["--steps", "60", *TRACKED]
+    assert tune.main(command("optim.lr=1e-8,1e38,4e-3", *words)) == 0
+    out = capsys.readouterr().out
+    assert "at once 2 trials of 1 worker each: 2 CPUs hold 2" in out and "best: trial" in out
+    ended = {trial["id"]: trial for trial in trials(tmp_path)}
+    assert [trial["status"] for trial in ended.values()] == ["finished", "stopped", "failed", "finished"]
+    assert "asha stopped it" in ended["001"]["reason"] and "the loss became" in ended["002"]["reason"]
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    runs = {
+        run.info.run_name: run for run in client.search_runs([e.experiment_id for e in client.search_experiments()])
+    }
+    parent = runs.pop("sweep")
+    assert (
+        parent.info.status == "FINISHED"
+        and parent.data.tags["best.trial"]
+        == json.loads((tmp_path / "runs" / "sweep" / "best.json").read_text())["trial"]
+    )
+    assert sorted(runs) == [f"sweep/trials/{name}" for name in ended]
+    statuses = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+    for name, trial in ended.items():
+        run = runs[f"sweep/trials/{name}"]
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.info.status == statuses[trial["status"]]
+        assert run.data.tags.get("trial.reason", "") == trial["reason"]
+        expected = {
+            (record.step, key, value)
+            for record in read_records(tmp_path / "runs" / "sweep" / "trials" / name / "metrics.jsonl")
+            for key, value in record.metrics.items()
+            if key.endswith("bits_per_token")
+        }
+        points = [
+            (point.step, key, point.value)
+            for key in run.data.metrics
+            if key.endswith("bits_per_token")
+            for point in client.get_metric_history(run.info.run_id, key)
+        ]
+        assert len(points) == len(set(points)) and set(points) == expected  # none lost, none twice
+
+    before = trials(tmp_path)
+    assert tune.main(command("optim.lr=1e-8,1e38,4e-3", *words)) == 0  # there is nothing to do
+    assert trials(tmp_path) == before
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_workers_that_do_not_fit_together_take_turns_or_are_refused(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--concurrent", "4"]
+    with pytest.raises(
+        ValueError, match="a trial takes 2 CPUs, one for each of its workers, and there is 1: it could never"
+    ):
+        tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "1"))
+    assert not (tmp_path / "runs" / "sweep").exists()
+    assert tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "2")) == 0
+    assert "at once 1 trial of 2 workers each: 2 CPUs hold 1" in capsys.readouterr().out
+    assert [trial["status"] for trial in trials(tmp_path)] == ["finished", "finished"]
+    assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
+
+
+def test_asked_to_stop_a_sweep_saves_and_goes_on(command: Command, tmp_path: Path) -> None:
+    words = ["--search", "grid", "--scheduler", "none", "--steps", "150", "--num-cpus", "1", "--baseline", "no"]
+    argv = [sys.executable, "-m", "pipelines.tune", *command("optim.lr=1e-3,2e-3", *words)]
+    first = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    checkpoints = tmp_path / "runs" / "sweep" / "trials" / "000" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.glob("step-*")) and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGTERM)
+    out, _ = first.communicate(timeout=60)
+    assert first.returncode == 75 and "the same command goes on from here" in out
+    assert {trial["status"] for trial in trials(tmp_path)} <= {"pending", "finished"}

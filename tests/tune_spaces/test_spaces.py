@@ -1,0 +1,141 @@
+"""Spaces around presets: what they draw, what fits, and what they refuse in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from pipelines.config import flatten, to_json
+from pipelines.dotted import with_fields
+from pipelines.presets import PRESETS
+from recur_models.block_recurrent import Cell
+from recur_models.gates import Gate
+from tune_spaces import SPACES, Rule, Searcher, combine, draw, grid
+from tune_spaces.drawing import fields
+
+
+def values(preset: str, **changed: Any) -> dict[str, Any]:
+    return {"preset": preset, **flatten(to_json(PRESETS[preset])), **changed}
+
+
+TOGETHER = "lr+states+window+gate"
+
+
+@pytest.mark.parametrize(
+    "space", ["lr", "states", "window", "gate", "optimizer", "schedule", "segment", "size", TOGETHER]
+)
+def test_every_draw_is_a_run_and_depends_on_seed_and_number_alone(space: str) -> None:
+    base = PRESETS["small-rec"]
+    domains = combine(space, values("small-rec"))
+    drawn = [draw(domains, seed=0, index=i) for i in range(30)]
+    assert drawn == [draw(domains, seed=0, index=i) for i in reversed(range(30))][::-1]
+    assert drawn != [draw(domains, seed=1, index=i) for i in range(30)]
+    for some in drawn:
+        assert list(some) == fields(domains)
+        run = with_fields(base, some)  # checks that the window divides the segment, and so on
+        assert flatten(to_json(run)) == flatten(to_json(base)) | some
+
+
+def test_any_window_of_a_combination_divides_any_segment() -> None:
+    domains = combine("window+segment+states", values("small-rec"))
+    whole = grid(domains, points=3)
+    assert len(whole) >= 16 and len({str(some) for some in whole}) == len(whole)
+    for some in whole:
+        with_fields(PRESETS["small-rec"], some)
+
+
+def test_the_gate_space_has_the_six_cells_of_the_paper() -> None:
+    found = {(some["model.gate"], some["model.cell"]) for some in grid(combine("gate", values("demo-rec")), points=1)}
+    assert found == {(gate, cell) for gate in get_args(Gate) for cell in get_args(Cell)}
+
+
+def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
+    found = grid(combine("optim.lr=1e-4..1e-2+optim.clip=0.5,1", values("demo-rec")), points=3)
+    assert [some["optim.lr"] for some in found] == [1e-4, 1e-4, 1e-3, 1e-3, 1e-2, 1e-2]
+    assert [some["optim.clip"] for some in found] == [0.5, 1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("space", "preset", "sentence"),
+    [
+        ("stats", "small-rec", "unknown space 'stats': did you mean 'states'"),
+        ("states", "small-slide", "varies model.states, which small-slide does not have"),
+        ("gate", "small-xl", "varies model.gate, which small-xl does not have"),
+        ("model.stats=4,8", "small-rec", "has no field 'model.stats'.*did you mean 'model.states'"),
+        ("model.states=4..8", "small-rec", "does not give values of model.states"),
+        ("model.states=four", "small-rec", "does not give values of model.states"),
+        ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
+        ("lr+optimizer", "small-rec", "varies optim.lr twice"),
+        ("rec-table-5", "small-rec", "holds 0 stores"),
+    ],
+)
+def test_what_does_not_fit_is_refused(space: str, preset: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        combine(space, values(preset))
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"), [("rec-table-1", 14), ("rec-table-3-window", 6), ("rec-table-3-states", 5), ("rec-table-4", 12)]
+)
+def test_the_papers_tables_are_rows_of_presets(table: str, rows: int) -> None:
+    found = grid(combine(table, values("pg19-rec-fixed-skip")), points=1)
+    assert len(found) == rows and {some["preset"] for some in found} <= set(PRESETS)
+    if table == "rec-table-1":
+        assert len(grid(combine(table, values("github-rec-fixed-skip")), points=1)) == 11
+
+
+def test_table_5_takes_every_store_of_the_folder(tmp_path: Path) -> None:
+    for name in ("512", "4000"):
+        (tmp_path / name / "pg19" / "train").mkdir(parents=True)
+        (tmp_path / name / "pg19" / "train" / "manifest.json").touch()
+    found = combine("rec-table-5", values("pg19-rec-fixed-skip", **{"data.store": str(tmp_path)}))
+    assert sorted(found["data.store"].categories) == [str(tmp_path / "4000"), str(tmp_path / "512")]
+
+
+def test_every_space_says_what_it_is_about() -> None:
+    assert all(space.about for space in SPACES.values())
+
+
+def test_asha_stops_the_worse_at_a_rung_and_replayed_decides_the_same() -> None:
+    results = [("a", 10, 3.0), ("b", 10, 2.0), ("c", 10, 5.0), ("b", 30, 1.5), ("d", 10, 1.0), ("d", 30, 1.9)]
+
+    def decisions() -> list[bool]:
+        rule = Rule("asha", least=10, most=90, reduction=3)
+        for trial in "abcd":
+            rule.add(trial)
+        return [rule.result(*result) for result in results]
+
+    assert decisions() == [False, False, True, False, False, True] == decisions()
+
+
+def test_median_stops_what_is_worse_than_the_others() -> None:
+    rule = Rule("median", least=10, most=90)
+    for trial in "abc":
+        rule.add(trial)
+    assert [rule.result(trial, 10, value) for trial, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_optuna_suggests_the_same_again_when_its_calls_are_repeated() -> None:
+    pytest.importorskip("optuna")
+    domains = combine(TOGETHER, values("small-rec"))
+
+    def suggested() -> list[dict[str, Any]]:
+        searcher, found = Searcher("optuna", domains, seed=3), []
+        for i in range(14):
+            found.append(searcher.suggest(str(i)))
+            searcher.result(str(i), 10, found[-1]["optim.lr"])
+            searcher.complete(str(i), 10, None if i == 2 else found[-1]["optim.lr"])
+        return found
+
+    assert suggested() == suggested()
+
+
+def test_bohb_without_its_packages_says_what_to_install() -> None:
+    with pytest.raises(ValueError, match="pip install hpbandster ConfigSpace"):
+        Searcher("bohb", combine("lr", values("small-rec")), seed=0)

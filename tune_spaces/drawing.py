@@ -1,0 +1,125 @@
+"""Trials from domains: a grid, independent draws, or what Optuna or BOHB suggests.
+
+    grid(domains, points=3)             every combination; a range becomes so many points
+    draw(domains, seed=0, index=3)      a pure function: the fourth draw of this seed, whatever was drawn before
+    searcher = Searcher("optuna", domains, seed=0); searcher.suggest("003"); searcher.complete("003", 5.1)
+
+All return flat values, joint keys taken apart: ``{"model.gate": "fixed", "model.cell": "skip"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from ray import tune
+from ray.tune.search.sample import Categorical, Float
+
+METRIC = "value"
+
+
+def expand(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Take joint keys apart; three significant digits are enough for a number with decimals."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        fields = key.split(",")
+        flat |= dict(zip(fields, value if len(fields) > 1 else (value,), strict=True))
+    return {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in flat.items()}
+
+
+def fields(domains: Mapping[str, Any]) -> list[str]:
+    """The dotted names that are varied."""
+    return [field for key in domains for field in key.split(",")]
+
+
+def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
+    """The draw of this number, each key from a stream of its own."""
+    return expand(
+        {
+            key: domain.sample(random_state=random.Random(f"{seed}/{index}/{key}").getrandbits(32))
+            for key, domain in domains.items()
+        }
+    )
+
+
+def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
+    """Every combination, the last key varying fastest."""
+    axes = [_points(domain, points) for domain in domains.values()]
+    return [expand(dict(zip(domains, values, strict=True))) for values in product(*axes)]
+
+
+def _points(domain: Any, points: int) -> list[Any]:
+    if isinstance(domain, Categorical):
+        return list(domain.categories)
+    assert isinstance(domain, Float) and domain.lower is not None and domain.upper is not None
+    if points == 1:
+        return [math.sqrt(domain.lower * domain.upper)]
+    ratio = domain.upper / domain.lower
+    return [domain.lower * ratio ** (i / (points - 1)) for i in range(points)]
+
+
+class Searcher:
+    """Ray Tune's OptunaSearch or TuneBOHB. Categories go through it as labels, because theirs must be plain values.
+
+    Its state is a pure function of the seed and of the calls that were made: replaying these restores it.
+    """
+
+    def __init__(self, name: str, domains: Mapping[str, Any], seed: int) -> None:
+        self._domains = domains
+        space = {
+            key: tune.choice([str(i) for i in range(len(domain))]) if isinstance(domain, Categorical) else domain
+            for key, domain in domains.items()
+        }
+        for talker in (
+            "optuna",
+            "ray.tune.search.optuna.optuna_search",
+            "hpbandster",
+            "ray.tune.search.bohb.bohb_search",
+        ):
+            logging.getLogger(talker).setLevel(logging.ERROR)
+        with contextlib.suppress(ImportError):
+            if name == "optuna":
+                import optuna
+                from ray.tune.search.optuna import OptunaSearch
+
+                optuna.logging.set_verbosity(optuna.logging.ERROR)
+                self._search: Any = OptunaSearch(space=space, metric=METRIC, mode="min", seed=seed)
+                return
+            import ConfigSpace  # noqa: F401  # pyright: ignore
+            import hpbandster  # noqa: F401  # pyright: ignore
+            from ray.tune.search.bohb import TuneBOHB
+
+            self._search = TuneBOHB(space=space, metric=METRIC, mode="min", seed=seed)
+            return
+        packages = {"optuna": "optuna", "bohb": "hpbandster ConfigSpace"}[name]
+        raise ValueError(
+            f"--search {name} needs packages that are not installed: pip install {packages}, or --search random"
+        )
+
+    def suggest(self, trial: str) -> dict[str, Any]:
+        values = self._search.suggest(trial)
+        return expand(
+            {
+                key: domain.categories[int(values[key])] if isinstance(domain, Categorical) else float(values[key])
+                for key, domain in self._domains.items()
+            }
+        )
+
+    def result(self, trial: str, time: int, value: float) -> None:
+        self._search.on_trial_result(trial, self._told(time, value))
+
+    def complete(self, trial: str, time: int, value: float | None) -> None:
+        """``value`` None: it failed."""
+        if value is None:
+            self._search.on_trial_complete(trial, None, error=True)
+        else:
+            self._search.on_trial_complete(trial, self._told(time, value))
+
+    @staticmethod
+    def _told(time: int, value: float) -> dict[str, Any]:
+        return {METRIC: value, "training_iteration": time, "hyperband_info": {"budget": time}}

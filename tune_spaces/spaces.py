@@ -1,0 +1,165 @@
+"""Named search spaces: dotted keys of a run's config → ray.tune domains, made around the values of a preset.
+
+    combine("lr+states", values)                         named spaces, joined by +
+    combine("optim.lr=1e-4..1e-2+model.states=16,32", values)     a range on a logarithmic scale, a list
+
+``values`` is the preset flattened (`{"optim.lr": 0.002, "model.name": "rec", …}`), with its name under ``preset``. A key may join
+fields that only make sense together: ``"model.gate,model.cell"`` takes pairs. A space whose fields the preset does not have is
+refused, so that no senseless trial is drawn: a state count where there are no states, for example.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from ray import tune
+from ray.tune.search.sample import Categorical
+
+from tune_spaces.tables import TABLES
+
+Values = Mapping[str, Any]
+Domains = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a sweep varies."""
+
+    about: str
+    """One line for --help."""
+    needs: tuple[str, ...]
+    """Fields that the preset must have."""
+    domains: Callable[[Values], Domains]
+
+
+def lr(values: Values) -> Domains:
+    rate = values["optim.lr"]
+    return {"optim.lr": tune.loguniform(rate / 10, rate * 10)}
+
+
+def states(values: Values) -> Domains:
+    return {"model.states": tune.choice(_around(values["model.states"], (0.25, 0.5, 1, 2)))}
+
+
+def window(values: Values) -> Domains:
+    """Those that divide the segment."""
+    length = values["data.segment_length"]
+    windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
+    return {"model.window": tune.choice([size for size in windows if length % size == 0 and length >= 2 * size])}
+
+
+def gate(values: Values) -> Domains:
+    return {"model.gate,model.cell": tune.choice(list(product(("fixed", "lstm"), ("dual", "single", "skip"))))}
+
+
+def optimizer(values: Values) -> Domains:
+    """Each with rates of its own: adafactor's are relative to the size of a parameter."""
+    rates: dict[str, tuple[float, ...]] = {"adamw": (3e-4, 1e-3, 3e-3), "adafactor": (0.003, 0.01, 0.03)}
+    own = values["optim.lr"]
+    rates[values["optim.name"]] = tuple(float(f"{rate:.3g}") for rate in (own / 3, own, own * 3))
+    return {"optim.name,optim.lr": tune.choice([(name, rate) for name, some in rates.items() for rate in some])}
+
+
+def schedule(values: Values) -> Domains:
+    """`final` only where it counts: for the cosine."""
+    final, warmup = values["schedule.final"], values["schedule.warmup"]
+    shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
+    return {
+        "schedule.name,schedule.final": tune.choice(shapes),
+        "schedule.warmup": tune.choice(_around(warmup, (0.5, 1, 2))),
+    }
+
+
+def segment(values: Values) -> Domains:
+    """Multiples of four windows, so that any window of the space `window` divides them; or of the preset's."""
+    length, size = values["data.segment_length"], values["model.window"]
+    lengths = _around(length, (0.5, 1, 2, 4))
+    fitting = [new for new in lengths if new % (2 * size) == 0] or [new for new in lengths if new % size == 0]
+    return {"data.segment_length": tune.choice(fitting)}
+
+
+def size(values: Values) -> Domains:
+    """Width, heads and MLP together: half, the same, double."""
+    fields = ("model.d_model", "model.heads", "model.mlp_dim")
+    sizes = [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]
+    return {",".join(fields): tune.choice(list(dict.fromkeys(sizes)))}
+
+
+SPACES: dict[str, Space] = {
+    "lr": Space("learning rate, a tenth to ten times the preset's", ("optim.lr",), lr),
+    "states": Space("state vectors, a quarter to double", ("model.states",), states),
+    "window": Space("window, a quarter to double, where it divides the segment", ("model.window",), window),
+    "gate": Space("gate and configuration, the six cells", ("model.gate", "model.cell"), gate),
+    "optimizer": Space("AdamW and Adafactor, with rates of their own", ("optim.name", "optim.lr"), optimizer),
+    "schedule": Space("shape of the learning rate, and warm-up", ("schedule.name",), schedule),
+    "segment": Space("segment length, half to four times", ("data.segment_length", "model.window"), segment),
+    "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
+    **{name: Space(table.about, (), table.domains) for name, table in TABLES.items()},
+}
+
+
+def combine(text: str, values: Values) -> Domains:
+    """The domains of spaces joined by +. Raises ValueError, in a sentence, for what is unknown or does not fit the preset."""
+    domains: Domains = {}
+    for part in re.split(r"\+(?=[a-z])", text):
+        found = _inline(part, values) if "=" in part else _named(part, values)
+        taken = {field for key in domains for field in key.split(",")}
+        for key, domain in found.items():
+            if again := taken & set(key.split(",")):
+                raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
+            if isinstance(domain, Categorical) and not len(domain):
+                raise ValueError(f"the space {part!r} has no value that fits {values['preset']}: vary something else")
+        domains |= found
+    return domains
+
+
+def _named(name: str, values: Values) -> Domains:
+    if name not in SPACES:
+        near = difflib.get_close_matches(name, SPACES, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"unknown space {name!r}: {meant}(known: {', '.join(SPACES)}; or a field, as in optim.lr=1e-4..1e-2)"
+        )
+    for field in SPACES[name].needs:
+        if field not in values:
+            raise ValueError(
+                f"the space {name!r} varies {field}, which {values['preset']} does not have (its model is "
+                f"{values['model.name']}): choose another preset or space"
+            )
+    return SPACES[name].domains(values)
+
+
+def _inline(part: str, values: Values) -> Domains:
+    """`field=low..high`, on a logarithmic scale, or `field=a,b,c`."""
+    field, _, written = part.partition("=")
+    field = field.strip().replace("-", "_")
+    if field not in values:
+        near = difflib.get_close_matches(field, [key for key in values if key != "preset"], n=1)
+        raise ValueError(
+            f"{values['preset']} has no field {field!r}, which the space {part!r} varies"
+            + (f": did you mean {near[0]!r}?" if near else ": python -m pipelines.train PRESET --help lists the fields")
+        )
+    kind = type(values[field])
+    try:
+        if ".." in written:
+            low, high = (float(end) for end in written.split(".."))
+            if kind is not float or not 0 < low < high:
+                raise ValueError
+            return {field: tune.loguniform(low, high)}
+        if kind not in (int, float, str):
+            raise ValueError
+        return {field: tune.choice(list(dict.fromkeys(kind(word.strip()) for word in written.split(","))))}
+    except ValueError:
+        raise ValueError(
+            f"the space {part!r} does not give values of {field} (a {kind.__name__}, {values[field]} in {values['preset']}): write "
+            "field=a,b,c, or field=low..high for a positive number with decimals"
+        ) from None
+
+
+def _around(value: int, factors: tuple[float, ...]) -> list[int]:
+    return list(dict.fromkeys(max(1, round(value * factor)) for factor in factors))

@@ -1,0 +1,72 @@
+"""The papers' tables as sweeps over whole presets: a row is a preset, and fields given on the command line override it in all rows.
+
+    python -m pipelines.tune rec-table-3-window --search grid --data.store runs/store
+
+A row is a value of the pseudo-field ``preset``. Table 5 varies the store instead: ``data.store`` names a folder of stores, one for
+each vocabulary, prepared from the same corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper."""
+
+    about: str
+    domains: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def _corpus(values: Mapping[str, Any]) -> str:
+    """Whose rows: those of the preset's corpus, PG-19's otherwise."""
+    prefix = values["preset"].partition("-")[0]
+    return prefix if prefix in ("arxiv", "github") else "pg19"
+
+
+def _rows(*names: str, pg19_alone: bool = True) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    def domains(values: Mapping[str, Any]) -> dict[str, Any]:
+        corpus = "pg19" if pg19_alone else _corpus(values)
+        left_out = ("feedback", "memorizing") if corpus == "github" else ("-",)  # the paper's table has a dash there
+        return {"preset": tune.choice([f"{corpus}-{name}" for name in names if not name.startswith(left_out)])}
+
+    return domains
+
+
+def _stores(values: Mapping[str, Any]) -> dict[str, Any]:
+    folder, corpus = Path(values["data.store"]), values["data.corpus"]
+    found = sorted(path for path in folder.glob("*") if (path / corpus / "train" / "manifest.json").exists())
+    if len(found) < 2:
+        raise ValueError(
+            f"{folder} holds {len(found)} stores of {corpus}, and Table 5 compares vocabularies: prepare the corpus with several "
+            f"tokenizers, each with a --store of its own below {folder}"
+        )
+    return {"data.store": tune.choice([str(path) for path in found])}
+
+
+MODELS = (
+    *(f"xl-{window}" for window in (512, 1024, 2048)),
+    *(f"slide-{layers}L" for layers in (12, 13)),
+    *(f"rec-{gate}-{cell}" for gate, cell in product(("fixed", "lstm"), ("dual", "single", "skip"))),
+    *("feedback-lstm-single", "feedback-fixed-skip", "memorizing-64k"),
+)
+WINDOWS = [f"{model}-window-{size}" for model in ("rec-fixed-skip", "slide-12L") for size in (128, 256, 512)]
+STATES = [f"rec-fixed-skip-states-{count}" for count in (128, 256, 512, 1024, 2048)]
+SCALES = [
+    f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
+]
+
+TABLES: dict[str, Table] = {
+    "rec-table-1": Table("block-recurrent, Table 1: the models", _rows(*MODELS, pg19_alone=False)),
+    "rec-table-3-window": Table("block-recurrent, Table 3a: windows", _rows(*WINDOWS)),
+    "rec-table-3-states": Table("block-recurrent, Table 3b: states", _rows(*STATES)),
+    "rec-table-4": Table("block-recurrent, Table 4: scales", _rows(*SCALES)),
+    "rec-table-5": Table("block-recurrent, Table 5: vocabularies, a store each", _stores),
+}
