@@ -206,7 +206,7 @@ class Conductor:
 
     def _start(self, trial: Trial, until: int) -> Job:
         self._rule.add(trial.id)
-        trial.status = "running"
+        trial.status, trial.recorded = "running", False
         Stop(self.sweep.place(trial)).clear()
         self.sweep.save(trial)
         self._busy.add(trial.id)

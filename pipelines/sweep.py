@@ -128,6 +128,8 @@ class Trial:
     last: dict[str, Any] | None = None
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
+    recorded: bool = False
+    """Whether MLflow has all of it, its end included."""
 
     @property
     def over(self) -> bool:
