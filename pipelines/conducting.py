@@ -209,6 +209,7 @@ class Conductor:
         trial.status, trial.recorded = "running", False
         Stop(self.sweep.place(trial)).clear()
         self.sweep.save(trial)
+        self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
         self._busy.add(trial.id)
         self._tails[trial.id] = Tail(self.sweep.place(trial) / "metrics.jsonl", seen=0)
         return Job(trial, self._run(trial), until)
