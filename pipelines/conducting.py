@@ -328,7 +328,8 @@ class Conductor:
             return
         whole = {key: value for key, value in figures.items() if value is not None}
         values = {trial.id: trial.values for trial in members}
-        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step)
+        preset = [trial.id for trial in members if trial.baseline]
+        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step, keep=preset)
         self.sweep.note(
             event="generation", step=step, exploits=[asdict(exploit) for exploit in exploits], time=time.time()
         )

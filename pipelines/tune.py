@@ -14,7 +14,8 @@ beside those of Ray Train, kill a stopped trial's workers without a checkpoint, 
 Here a trial's driver is a thread, which holds no CPU, so that no number of CPUs can deadlock; workers that are done take the next
 trial; a stopped trial saves first.
 
-Exit status: 0 the sweep is over; 2 a user's error; 75 asked to stop, and saved: the same command goes on.
+Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same command
+goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, worker_log
 from pipelines.session import Run, start_tracker, work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
-from pipelines.sweep import BUDGET, Sweep, SweepConfig, Trial, open_folder, write_json
+from pipelines.sweep import BUDGET, FREE, Sweep, SweepConfig, Trial, open_folder, write_json
 from pipelines.tracking import Tracker
 from pipelines.world import World
 from tune_spaces import SPACES, combine
@@ -312,6 +313,13 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         raise ValueError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
+    for name in fields(domains):
+        if any(name == free or name.startswith(f"{free}.") for free in FREE):
+            raise ValueError(f"{name} does not change what a trial learns: vary something else")
+        if name == "steps" and config.equal != "steps":
+            raise ValueError(
+                f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
+            )
     if config.scheduler == "pbt":
         check_perturbable(fields(domains))
         if config.search not in ("random", "grid"):
@@ -572,8 +580,8 @@ def finish(sweep: Sweep, conductor: Conductor) -> int:
     if spent := conductor.out_of_budget():
         print(f"{spent}: {len(left)} trials are not done; the same command with a larger budget goes on with them")
     if best is None or best.best is None:
-        print("no trial has a figure: see the reasons above, and the logs below trials/")
-        return 0
+        print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
+        return 1
     run = sweep.run_of(best)
     command = winner_command(sweep, best)
     values = {"trial": best.id, "values": best.values, **best.best, "metric": sweep.config.metric, "command": command}
