@@ -84,8 +84,8 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=Tr
 class ExportConfig:
     """What is exported, and where to."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of a run (its newest checkpoint is taken) or of a checkpoint."""
+    run: tyro.conf.Positional[str]
+    """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint."""
     output: Path
     """The folder to make; it must not exist yet."""
     store: str = ""

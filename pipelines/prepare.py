@@ -139,7 +139,9 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
         tokenizer = _tokenizer(asked, config, scans, console)
         for split in splits:
             check_type(tokenizer, scans[split])
-        plans = {split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
+        plans = {
+            split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits
+        }
         manifests = {split: _finished(config, plan) for split, plan in plans.items()}
         _check_other_splits(config, tokenizer)
         if config.overwrite:

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from data_prep.manifest import MissingSplit
 from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines import loop
-from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
+from pipelines.run_place import RECORDS, RunPlace
 from pipelines.saving import Saver
 from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
@@ -48,11 +47,11 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     Raises a ValueError in one sentence when they do not fit the config.
     """
     data = config.data
-    train_store = SegmentStore.open(data.store, data.corpus, "train")
+    train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
     validation_store, warnings = None, []
     if config.validate_every:
         try:
-            validation_store = SegmentStore.open(data.store, data.corpus, "validation")
+            validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
         except MissingSplit:
             warnings.append(
                 f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation"
@@ -65,9 +64,9 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    resume, complaints = newest_for_all(config.folder / "checkpoints", world or World.alone())
+    resume, complaints = newest_for_all(config.place, world or World.alone())
     if resume is not None:
-        check_resumable(resume.meta["config"], config, config.folder)
+        check_resumable(resume.meta["config"], config, config.place.place)
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )
@@ -75,17 +74,18 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     return Run(train_store, validation_store, resume, warnings)
 
 
-def newest_for_all(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
+def newest_for_all(run: RunPlace, world: World) -> tuple[Checkpoint | None, list[str]]:
     """The newest good checkpoint by rank 0's reading, and what it has passed over."""
-    found, complaints = checkpoints.newest(root) if world.rank == 0 else (None, [])
+    found, complaints = run.newest() if world.rank == 0 else (None, [])
     step = world.first(found.step if found else -1)
+    token = world.first(token_of(found.folder.name) if found else -1)
     if world.rank == 0 or step < 0:
         return found, complaints
     try:
-        return Checkpoint.open(checkpoints.folder_of(root, step)), []
+        return run.open_checkpoint(name_of(step, token)), []
     except CheckpointError as error:
         raise CheckpointError(
-            f"rank 0 goes on from step {step}, but {error}: is {root} shared by all workers?"
+            f"rank 0 goes on from step {step}, but {error}: is {run.place} shared by all workers?"
         ) from None
 
 
@@ -96,8 +96,12 @@ def work(
     asked_to_stop: Callable[[], bool],
 ) -> None:
     """What each process of a run does: open, track (rank 0), train. Raises Stopped when it was asked to, and has saved."""
+    run, log = config.place, f"logs/worker-{world.rank}.log"
     fence = hold(config.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    with fence if world.rank == 0 else nullcontext():
+    published = (*RECORDS, log) if world.rank == 0 else (log,)
+    with fence if world.rank == 0 else nullcontext(), run.published(*published):
+        if world.rank == 0:
+            run.fetch(*RECORDS)
         _work(config, world, report, asked_to_stop)
 
 
@@ -108,7 +112,7 @@ def _work(
     asked_to_stop: Callable[[], bool],
 ) -> None:
     run = open_run(config, world)
-    saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes)
+    saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, config.place)
     resume_step = run.resume.step if run.resume else 0
     if world.rank == 0:
         for warning in run.warnings:
@@ -118,7 +122,7 @@ def _work(
     tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
     status = "FAILED"
     try:
-        with Heartbeat(config.folder, world, config.hang_seconds) as heart:
+        with Heartbeat(config.place, world, config.hang_seconds) as heart:
             loop.train(
                 config,
                 world,
@@ -146,7 +150,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     manifest = run.train_store.manifest
     return Tracker.start(
         config.tracking,
-        root=Path(config.root).absolute(),
+        root=config.folder.parent,
         run_folder=config.folder,
         run_name=config.run,
         params=flatten(to_json(config)),
