@@ -189,7 +189,9 @@ def find_run(text: str | Path) -> tuple[RunPlace, str]:
     """The run at a path or URI, and the checkpoint's name where that is what it names. Raises CheckpointError where nothing is."""
     place = Place.parse(text)
     if not place.is_dir():
-        raise CheckpointError(f"{text if place.is_local else place} does not exist: name a run or a checkpoint")
+        raise CheckpointError(
+            f"{text if place.is_local else place} does not exist: name the folder of a run or of a checkpoint"
+        )
     if (place / "checkpoint.json").exists():
         return RunPlace(place.parent.parent), place.name
     return RunPlace(place), ""

@@ -82,8 +82,9 @@ def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
 
 
 def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
-    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     prepare(make_config(store=bucket("store")))
     store = SegmentStore.open(bucket("store"), "text", "train", cache="none")
     monkeypatch.setattr(stores, "REMOTE_BYTES", 1)
@@ -95,7 +96,7 @@ def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_atomically(bytes(data))
-    for cache in ("none", ""):
+    for cache in ("none", str(tmp_path / "cache")):
         with pytest.raises(StoreError, match=r"s3://books/.*/part-00001\.arrow is damaged in record batch 0"):
             SegmentStore.open(bucket("store"), "text", "train", cache=cache).verify()
 
