@@ -81,9 +81,10 @@ class Training:
     def save(self, step: int) -> Path:
         state = {f"state/{name}": tensor for name, tensor in self.state.items()}
         own: dict[str, Any] = {"rng/cpu": torch.get_rng_state()}
-        return self.saver.save(
+        folder = self.saver.save(
             step, model=self.model, optimizer=self.optimizer, per_lane=state, per_process=own, meta={}
         )
+        return Path(folder)
 
 
 def main(argv: list[str]) -> None:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,12 @@ MOMENTS = {
     "pruning": ("pipelines.saving", "prune"),
 }
 """Kinds of moments, and the function that is then at work."""
+BUCKET_MOMENTS = {
+    "upload to the bucket": ("pipelines.saving", "upload"),
+    "commit to the bucket": ("pipelines.saving", "Saver._commit_to_bucket"),
+    "pruning the bucket": ("pipelines.saving", "prune_bucket"),
+}
+"""The same of a run in a bucket alone."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class Trap:
                 threading.Timer(self.milliseconds / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
         before_call(Heartbeat, "beat", note)
-        module, name = MOMENTS[self.moment]
+        module, name = {**MOMENTS, **BUCKET_MOMENTS}[self.moment]
         owner: Any = __import__(module, fromlist=["_"])
         *path, last = name.split(".")
         for part in path:
@@ -127,7 +133,18 @@ CONTEXT.set_forkserver_preload(["benchmarks.killing", "pipelines.train", "mlflow
 class Group:
     """The processes of one start of a training command."""
 
-    def __init__(self, words: Sequence[str], workers: int, log: Path, traps: dict[int, Trap] | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        workers: int,
+        log: Path,
+        traps: dict[int, Trap] | None = None,
+        environments: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        """
+        Args:
+            environments: variables of each process, as of machines that differ.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -137,6 +154,7 @@ class Group:
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "MASTER_PORT": port}
             settings = {key: str(value) for key, value in world.items()} if workers > 1 else {}
             settings |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            settings |= environments[rank] if environments else {}
             arguments = (list(words), settings, (traps or {}).get(rank), str(log) if rank == 0 else f"{log}-{rank}")
             self.processes.append(CONTEXT.Process(target=_train, args=arguments))
         for process in self.processes:

@@ -5,7 +5,8 @@
 `--source` is in the layout of PG-19; `--copies` repeats it under other ids. The preparation is the command's own function: it
 reads, scans, tokenizes, writes, syncs and writes the manifest, with two Ray workers that a small preparation has started before
 ("Ray already up"). The bare processes have read their texts and loaded their tokenizer when their time begins, share the documents
-evenly by size, and call `encode` document by document. Both in turn, `--rounds` times; the ratio is that of the medians.
+evenly by size, and call `encode` document by document. Both in turn, `--rounds` times; the ratio is that of the medians. Beside it
+stands the ratio of the CPU seconds of all processes (Ray's own included), which other work on the machine disturbs less.
 
 With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers_data.txt, datatrove's tokenization and
 `datasets.map` with two processes are run in the same turns on the same text and the same Hugging Face tokenizer.
@@ -25,6 +26,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from benchmarks.machine import describe
 from data_prep.corpora.pg19 import Pg19
@@ -63,8 +66,9 @@ texts = [open(path, encoding="utf-8", newline="").read() for path in sys.stdin.r
 tokenizer.encode(texts[0][:10000])
 print(loading, flush=True)
 sys.stdin.readline()
+start = time.process_time()
 tokens = sum(len(tokenizer.encode(text)) for text in texts)
-print(tokens, flush=True)
+print(tokens, time.process_time() - start, flush=True)
 """
 """One bare process: paths on the first line of its input; begins at the second."""
 
@@ -81,8 +85,8 @@ def repeat(source: Path, copies: int, target: Path) -> Path:
     return target
 
 
-def bare(paths: list[Path], tokenizer: str) -> tuple[float, int]:
-    """Seconds and tokens of two bare processes."""
+def bare(paths: list[Path], tokenizer: str) -> tuple[float, int, float]:
+    """Seconds, tokens and CPU seconds of two bare processes."""
     halves: list[list[Path]] = [[], []]
     sizes = [0, 0]
     for path in sorted(paths, key=lambda path: -path.stat().st_size):
@@ -105,23 +109,33 @@ def bare(paths: list[Path], tokenizer: str) -> tuple[float, int]:
         assert process.stdin
         process.stdin.write("\n")
         process.stdin.flush()
-    tokens = sum(int(process.stdout.readline()) for process in processes if process.stdout)
+    answers = [process.stdout.readline().split() for process in processes if process.stdout]
     seconds = time.perf_counter() - start
     for process in processes:
         process.communicate()
     print(f"  (its tokenizer was loaded in {loading:.2f} s, not counted)")
-    return seconds, tokens
+    return seconds, sum(int(tokens) for tokens, _ in answers), sum(float(cpu) for _, cpu in answers)
 
 
-def whole(source: Path, tokenizer: str, store: Path) -> tuple[float, int]:
-    """Seconds and tokens of a preparation into a new store, the Ray session being up."""
+def whole(source: Path, tokenizer: str, store: Path) -> tuple[float, int, float]:
+    """Seconds, tokens and CPU seconds of a preparation into a new store, the Ray session being up."""
     config = PrepareConfig(Pg19(source=str(source)), store=str(store), tokenizer=tokenizer, num_workers=2)
-    start = time.perf_counter()
+    before, start = cpu_seconds(), time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         manifests = prepare(config)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
     shutil.rmtree(store)
-    return seconds, sum(manifest.totals.tokens for manifest in manifests.values())
+    return seconds, sum(manifest.totals.tokens for manifest in manifests.values()), cpu
+
+
+def cpu_seconds() -> float:
+    """Of this process and all below it: Ray and its workers."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def main(argv: list[str]) -> None:
@@ -148,17 +162,23 @@ def main(argv: list[str]) -> None:
                 for name in ("datatrove", "datasets")
             }
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        cpus: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(config.rounds):
             for name, run in contenders.items():
-                taken, tokens = run()
+                taken, tokens, cpu = run()
                 seconds[name].append(taken)
-                print(f"  {name:18} {taken:7.2f} s  {size / 1e6 / taken:7.2f} MB/s  {tokens:,} tokens", flush=True)
+                cpus[name].append(cpu)
+                rate = f"{size / 1e6 / taken:7.2f} MB/s"
+                print(f"  {name:18} {taken:7.2f} s  {rate}  {tokens:,} tokens  {cpu:6.2f} s of CPU", flush=True)
         rates = {name: size / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
+        best = {name: min(taken) for name, taken in seconds.items()}
+        median = {name: statistics.median(cpu) for name, cpu in cpus.items()}
         for name, rate in rates.items():
-            print(f"{name:18} {rate:7.2f} MB/s, {rate / rates['bare']:.3f} of bare")
+            ratios = f"{rate / rates['bare']:.3f} of bare (the best runs: {best['bare'] / best[name]:.3f}"
+            print(f"{name:18} {rate:7.2f} MB/s, {ratios}; by CPU seconds: {median['bare'] / median[name]:.3f})")
 
 
-def peer(name: str, config: BenchConfig, source: Path, output: Path) -> tuple[float, int]:
+def peer(name: str, config: BenchConfig, source: Path, output: Path) -> tuple[float, int, float]:
     """Seconds and tokens of another preparation, measured in its own process after its imports."""
     shutil.rmtree(output, ignore_errors=True)
     done = subprocess.run(
@@ -168,7 +188,7 @@ def peer(name: str, config: BenchConfig, source: Path, output: Path) -> tuple[fl
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    return result["seconds"], result["tokens"]
+    return result["seconds"], result["tokens"], float("nan")
 
 
 if __name__ == "__main__":

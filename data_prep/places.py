@@ -141,7 +141,7 @@ class Place:
             start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
             found = [
                 Listed(Place(self.root, info.path), info.path[start:], info.size or 0, not info.is_file)
-                for info in self._filesystem.get_file_info(selector)
+                for info in self.filesystem.get_file_info(selector)
             ]
         return sorted(found, key=lambda listed: listed.name)
 
@@ -150,14 +150,14 @@ class Place:
         with self._named():
             if self.is_local:
                 return pa.OSFile(os.fsencode(self.path), "rb")
-            return self._filesystem.open_input_stream(self.path, compression=None)
+            return self.filesystem.open_input_stream(self.path, compression=None)
 
     def open_random(self) -> pa.NativeFile:
         """The file for reading at any place: memory-mapped where it is local. Raises FileNotFoundError."""
         with self._named():
             if self.is_local:
                 return pa.memory_map(os.fsencode(self.path))
-            return self._filesystem.open_input_file(self.path)
+            return self.filesystem.open_input_file(self.path)
 
     def read_bytes(self) -> bytes:
         with self.open_stream() as stream:
@@ -182,7 +182,7 @@ class Place:
         if self.is_local:
             stream = pa.OSFile(os.fsencode(self.path), "wb")
         else:
-            stream = self._filesystem.open_output_stream(self.path, compression=None)
+            stream = self.filesystem.open_output_stream(self.path, compression=None)
         try:
             with stream:
                 yield stream
@@ -207,8 +207,8 @@ class Place:
         """Make the folder and those above it. An object store has no folders and needs none."""
         if self.is_local:
             os.makedirs(self.path, exist_ok=True)
-        elif self._filesystem.type_name not in ("s3", "gcs", "abfs"):
-            self._filesystem.create_dir(self.path, recursive=True)
+        elif self.filesystem.type_name not in ("s3", "gcs", "abfs"):
+            self.filesystem.create_dir(self.path, recursive=True)
 
     def delete(self) -> None:
         """Remove a file, or a folder and all that is in it; nothing happens where there is none."""
@@ -220,13 +220,14 @@ class Place:
             return
         kind = self._info().type
         if kind == pyarrow.fs.FileType.Directory:
-            self._filesystem.delete_dir(self.path)
+            self.filesystem.delete_dir(self.path)
         elif kind != pyarrow.fs.FileType.NotFound:
-            self._filesystem.delete_file(self.path)
+            self.filesystem.delete_file(self.path)
 
     @property
-    def _filesystem(self) -> pyarrow.fs.FileSystem:
-        return _open(self.root)[0]
+    def filesystem(self) -> pyarrow.fs.FileSystem:
+        """The file system that `path` is in."""
+        return pyarrow.fs.LocalFileSystem() if self.is_local else _open(self.root)[0]
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -237,7 +238,7 @@ class Place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
 
     def _info(self) -> pyarrow.fs.FileInfo:
-        return self._filesystem.get_file_info(self.path)
+        return self.filesystem.get_file_info(self.path)
 
     def _uri(self, credentials: bool, query: bool) -> str:
         if self.is_local:

@@ -20,13 +20,13 @@ import pyarrow as pa
 from data_prep.documents import Corpus, Scanned, reread
 from data_prep.manifest import ChecksummedSink, DocumentEntry, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers import Tokenizer, is_lossless, token_dtype
+from data_prep.tokenizers import Tokenizer, token_dtype
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
 
-SAMPLE_CHARACTERS = 8192
-"""Of some documents so much is encoded and decoded, to see whether the tokenizer is lossless."""
+SAMPLE_TOKENS = 2048
+"""Of some documents so many are decoded, to see whether the tokenizer is lossless."""
 
 MAGIC = b"ARROW1\0\0"
 """How an Arrow IPC file begins; the schema follows."""
@@ -43,7 +43,7 @@ class PartPlan:
     fingerprint: str
     """Digest of the documents, the tokenizer and the parameters: a committed part with another one is made anew."""
     sample_every: int
-    """Of every so-manieth document of the split the beginning is decoded again."""
+    """Of every so-manieth document of the split the first tokens are decoded again."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class PartResult:
     part: PartEntry
     documents: tuple[DocumentEntry, ...]
     lossless: bool
-    """Whether decoding gave back the sampled beginnings of texts."""
+    """Whether the sampled documents decode to what they were."""
 
     def to_json(self) -> bytes:
         documents = [list(asdict(document).values()) for document in self.documents]
@@ -137,7 +137,7 @@ def write_part(
             tokens = tokenizer.encode(document.text)
             index = plan.first_document + len(documents)
             if lossless and index % plan.sample_every == 0:
-                lossless = is_lossless(tokenizer, [document.text[:SAMPLE_CHARACTERS]])
+                lossless = begins_with(document.text, tokenizer, tokens[:SAMPLE_TOKENS], len(tokens))
             del document  # before the next one is read
             batch, row = part.add(index, tokens)
             documents.append(
@@ -147,6 +147,18 @@ def write_part(
             )  # fmt: skip
             del tokens
     return staged, PartResult(plan.fingerprint, part.entry(plan.name), tuple(documents), lossless)
+
+
+def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:
+    """Whether a text's first tokens, of `total`, read as its beginning; all of them, as the whole."""
+    if isinstance(text, bytes):
+        text = text[: 4 * SAMPLE_TOKENS].decode(errors="replace")
+    found = tokenizer.decode(tokens)
+    if len(tokens) == total:
+        return found == text
+    # The last token may end within a character, of at most four bytes, which then reads as U+FFFD.
+    whole = found.rstrip("\ufffd")
+    return text.startswith(found) or (bool(whole) and len(found) - len(whole) < 4 and text.startswith(whole))
 
 
 class PartWriter:

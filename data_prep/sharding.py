@@ -25,7 +25,8 @@ from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 K = TypeVar("K")
 T = TypeVar("T")
 SCAN_BYTES = 16 << 20
-"""Text that one task scans; less where the corpus is small, so that workers can share it."""
+"""Text that one task scans; less where the corpus is small, so that each worker gets some tasks."""
+SCAN_TASKS = 4
 
 Done = Callable[[int, int], None]
 """Told of finished work: documents, bytes of text."""
@@ -80,7 +81,8 @@ def scan_splits(
     corpus: Corpus, sources: Mapping[str, Sequence[Source]], num_workers: int, done: Done
 ) -> dict[str, SplitScan]:
     """Read every document of some splits once. Raises CorpusError for one that cannot be read."""
-    limit = max(1, min(SCAN_BYTES, sum(s.bytes for listed in sources.values() for s in listed) // 32))
+    size = sum(source.bytes for listed in sources.values() for source in listed)
+    limit = max(1, min(SCAN_BYTES, size // (SCAN_TASKS * max(num_workers, 1))))
     runs = {split: group_by_bytes((s.bytes for s in listed), limit) for split, listed in sources.items()}
     found: dict[tuple[str, int], ScannedGroup] = {}
 

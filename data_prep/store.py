@@ -4,14 +4,16 @@
     store.tokens(document=3, start=0, stop=1024)        # uint16 [1024], zero-copy
 
 Every record batch is checked against its checksum when it is first touched. A store is cheap to open: every process opens
-its own. It is a local folder or any URI that pyarrow.fs opens (places.py); local files are memory-mapped, of others the record
-batches that were used last are kept.
+its own. It is a local folder or any URI that pyarrow.fs opens (places.py). Files are memory-mapped; those of a bucket are first
+fetched into a cache on this machine's disk (cache.py). Without a cache the record batches that were used last are kept in memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from data_prep.cache import SegmentCache
 from data_prep.document_table import Documents, read_table
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
 from data_prep.places import Place
@@ -26,7 +29,10 @@ from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 
 REMOTE_BYTES = 512 << 20
-"""Tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
+"""Without a cache, tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of a disk that cannot hold a cache."""
 
 VIEWS = 1 << 16
 """Documents of a local store whose views are kept."""
@@ -41,8 +47,12 @@ class SegmentStore:
         place: where it was opened; `SegmentStore.open(store.place)` opens it again, in another process for instance.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, documents: Documents) -> None:
+    def __init__(
+        self, place: Place, manifest: Manifest, documents: Documents, cache: SegmentCache | None = None
+    ) -> None:
         self.place, self.manifest = place, manifest
+        self._cache = None if place.is_local else cache
+        self._copies: dict[int, Path] = {}  # parts that are read from the cache
         self.lengths = documents.tokens
         self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length)
         self._part, self._batch, self._row = (documents.column(name) for name in ("part", "batch", "row"))
@@ -51,8 +61,13 @@ class SegmentStore:
         self._documents: dict[int, np.ndarray] = {}
 
     @classmethod
-    def open(cls, store: str | Path | Place, corpus: str | None = None, split: str | None = None) -> SegmentStore:
+    def open(
+        cls, store: str | Path | Place, corpus: str | None = None, split: str | None = None, *, cache: str = ""
+    ) -> SegmentStore:
         """Open `<store>/<corpus>/<split>`, or the folder of a split.
+
+        Args:
+            cache: folder for the segment files of a store in a bucket, `none`, or nothing for the user's cache folder.
 
         Raises:
             MissingSplit: no such split.
@@ -68,7 +83,7 @@ class SegmentStore:
         manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
         documents = read_table(folder, manifest.table)
         check_parts(folder, manifest)
-        return cls(folder, dataclasses.replace(manifest, documents=documents), documents)
+        return cls(folder, dataclasses.replace(manifest, documents=documents), documents, SegmentCache.of(cache))
 
     @property
     def folder(self) -> str:
@@ -121,7 +136,7 @@ class SegmentStore:
             self._forget()
         first = int(self._row[document]) * self.manifest.segment_length
         values = batch[first : first + int(self.lengths[document])]
-        if self.place.is_local:  # views of mapped files cost little memory
+        if self._mapped:  # views of mapped files cost little memory
             if len(self._documents) >= VIEWS:
                 self._documents.clear()
             self._documents[document] = values
@@ -129,15 +144,31 @@ class SegmentStore:
             self._batches.move_to_end(key)
         return values
 
+    @property
+    def _mapped(self) -> bool:
+        return self.place.is_local or self._cache is not None
+
     def _forget(self) -> None:
         """Drop the record batches that were not used for longest, where they take memory."""
-        while not self.place.is_local and len(self._batches) > 1:
+        while not self._mapped and len(self._batches) > 1:
             if sum(batch.nbytes for batch in self._batches.values()) <= REMOTE_BYTES:
                 return
             self._batches.popitem(last=False)
 
     def _read_batch(self, part: int, batch: int) -> np.ndarray:
-        """All token slots of a verified record batch, as one flat array."""
+        """All token slots of a verified record batch, as one flat array. A damaged file of the cache is fetched once more."""
+        try:
+            return self._read_verified(part, batch)
+        except StoreError:
+            copy = self._copies.pop(part, None)
+            if copy is None:
+                raise
+        print(f"warning: {copy} in the cache is damaged: fetching it again", file=sys.stderr, flush=True)
+        copy.unlink(missing_ok=True)
+        self._parts.pop(part, None)
+        return self._read_verified(part, batch)
+
+    def _read_verified(self, part: int, batch: int) -> np.ndarray:
         entry = self.manifest.parts[part]
         block = entry.batches[batch]
         data = self._read(self._open_part(part), block.offset, block.bytes)
@@ -150,7 +181,7 @@ class SegmentStore:
         """The open file of a part, whose schema and footer were verified when it was opened."""
         if part not in self._parts:
             entry = self.manifest.parts[part]
-            file = (self.place / entry.name).open_random()
+            file = self._place_of(part).open_random()
             end = entry.batches[-1].offset + entry.batches[-1].bytes
             frame = xxhash.xxh3_64(self._read(file, 0, entry.batches[0].offset))
             frame.update(self._read(file, end, entry.bytes - end))
@@ -158,6 +189,24 @@ class SegmentStore:
                 raise StoreError(f"{self.folder}/{entry.name} is damaged in its Arrow schema or footer: {REMEDY}")
             self._parts[part] = file
         return self._parts[part]
+
+    def _place_of(self, part: int) -> Place:
+        """Where to read a part: its local copy, or where it stands."""
+        entry = self.manifest.parts[part]
+        place = self.place / entry.name
+        if self._cache:
+            try:
+                copy = self._cache.file(place, entry)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                told = f"{self._cache.folder} ({error.strerror})"
+                print(f"warning: no cache in {told}: reading {self.folder} without", file=sys.stderr, flush=True)
+                self._cache = copy = None
+            if copy:
+                self._copies[part] = copy
+                return Place.parse(copy)
+        return place
 
     @staticmethod
     def _read(file: pa.NativeFile, offset: int, size: int) -> pa.Buffer:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from torch import Tensor
 from data_prep.store import SegmentStore
 
 SCHEMA = 1
+NAME = re.compile(r"step-(\d+)(\.[0-9a-f]+)?")
+"""Name of a checkpoint's folder; in a bucket with the token of the start that made it."""
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 """Endings of files that may hold pickled objects, which run code when they are read."""
 
@@ -144,12 +147,23 @@ def lanes_file(start: int, stop: int, lanes: int) -> str:
 
 def folder_of(root: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
-    return root / f"step-{step:08d}"
+    return root / name_of(step)
+
+
+def name_of(step: int, token: int = -1) -> str:
+    """Name of a checkpoint's folder."""
+    return f"step-{step:08d}" + (f".{token:08x}" if token >= 0 else "")
+
+
+def token_of(name: str) -> int:
+    """The token in the name of a checkpoint's folder; -1 where there is none."""
+    token = name.partition(".")[2]
+    return int(token, 16) if token else -1
 
 
 def folders(root: Path) -> list[Path]:
     """The folders of checkpoints, good or not, the newest first."""
-    return sorted((path for path in root.glob("step-*") if path.name[5:].isdigit()), key=step_of, reverse=True)
+    return sorted((path for path in root.glob("step-*") if NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
 def glance_all(root: Path) -> list[Checkpoint]:
@@ -162,18 +176,29 @@ def glance_all(root: Path) -> list[Checkpoint]:
 
 
 def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+    match = NAME.fullmatch(folder.name)
+    assert match, folder
+    return int(match[1])
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest good checkpoint in a folder, as `newest_of`."""
+    return newest_of(root, (partial(Checkpoint.open, folder) for folder in folders(root)))
+
+
+def newest_of(root: object, opening: Iterable[Callable[[], Checkpoint]]) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
+
+    Args:
+        root: where they are.
+        opening: opens each of them, the newest first.
 
     Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
     """
     complaints: list[str] = []
-    for folder in folders(root):
+    for open_one in opening:
         try:
-            return Checkpoint.open(folder), complaints
+            return open_one(), complaints
         except PickledError:
             raise
         except CheckpointError as error:

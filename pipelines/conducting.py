@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from data_prep.places import Place
 from pipelines import checkpoint as checkpoints
 from pipelines.config import TrainConfig
 from pipelines.metrics_file import parse_record
@@ -211,7 +212,7 @@ class Conductor:
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
         self._busy.add(trial.id)
-        self._tails[trial.id] = Tail(self.sweep.place(trial) / "metrics.jsonl", seen=0)
+        self._tails[trial.id] = Tail(Place.parse(self.sweep.place(trial)) / "metrics.jsonl")
         return Job(trial, self._run(trial), until)
 
     def _run(self, trial: Trial) -> TrainConfig:

@@ -14,6 +14,7 @@ import tyro
 
 from data_prep.places import Place, without_credentials
 from pipelines.provenance import mask
+from pipelines.run_place import RunPlace
 from pipelines.saving import CheckpointConfig
 from pipelines.tracking import TrackingConfig
 from recur_models import (
@@ -34,7 +35,10 @@ class DataConfig:
     """Which segment store is read, and how it is laid out in lanes."""
 
     store: str = "runs/store"
-    """Folder that `pipelines.prepare` wrote."""
+    """Folder that `pipelines.prepare` wrote, or a URI such as s3://bucket/store."""
+    cache: str = ""
+    """Folder of each machine for the segment files of a store in a bucket; by default throughline/segments in the user's cache
+    folder, and at most 64 GiB; none keeps nothing on the disk."""
     corpus: str = "python-source"
     """Corpus in that store."""
     lanes: int = 8
@@ -117,7 +121,8 @@ class TrainConfig:
     run: str = ""
     """Name of the run and of its folder below `root`; by default the preset's."""
     root: str = "runs"
-    """Folder of all runs; MLflow's sqlite file and artifacts stand here too."""
+    """Folder of all runs, where MLflow's sqlite file and artifacts stand too; or a URI such as s3://bucket/runs, for machines that
+    share no folder."""
     steps: int = 1000
     """Optimizer steps in all."""
     seed: int = 0
@@ -178,13 +183,20 @@ class TrainConfig:
     def located(self) -> TrainConfig:
         """The same run with whole paths: workers have working directories of their own."""
         store = Place.parse(self.data.store).text
-        root = str(Path(self.root).expanduser().absolute())
-        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store))
+        root, cache = Place.parse(self.root).text, self.data.cache
+        if cache not in ("", "none"):
+            cache = str(Path(cache).expanduser().absolute())
+        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store, cache=cache))
+
+    @property
+    def place(self) -> RunPlace:
+        """Where the run is."""
+        return RunPlace(Place.parse(self.root) / self.run, trains=True)
 
     @property
     def folder(self) -> Path:
-        """The run's own folder."""
-        return Path(self.root).absolute() / self.run
+        """The run's own folder; for a run in a bucket its working folder on this machine."""
+        return self.place.folder
 
     @property
     def workers(self) -> list[int]:
@@ -220,6 +232,7 @@ MEANING_FREE = (
     "hang_seconds",
     "allow_change",
     "data.store",
+    "data.cache",
 )
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 
@@ -233,6 +246,7 @@ def to_json(config: Any) -> dict[str, Any]:
         values["model"] = to_json(config.model)
         values["tracking"]["uri"] = mask(config.tracking.uri)
         values["data"]["store"] = without_credentials(config.data.store)
+        values["root"] = without_credentials(config.root)
     return values
 
 
@@ -244,7 +258,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def check_resumable(before: dict[str, Any], config: TrainConfig, place: Path) -> None:
+def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
     old, new = flatten(before), flatten(to_json(config))
     allowed = MEANING_FREE + config.allow_change

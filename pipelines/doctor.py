@@ -21,6 +21,7 @@ from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines import cli
 from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.run_place import RunPlace
 from pipelines.saving import best
 from recur_models import model_from_json
 
@@ -29,8 +30,8 @@ from recur_models import model_from_json
 class DoctorConfig:
     """Which run."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of a run."""
+    run: tyro.conf.Positional[str]
+    """Folder of a run, or its URI."""
     store: str = ""
     """Store that it was trained on, where it has moved."""
 
@@ -40,31 +41,34 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 
 def main(argv: list[str]) -> int:
     config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    root = config.run / "checkpoints"
-    if not config.run.is_dir():
-        near = difflib.get_close_matches(config.run.name, [path.name for path in config.run.parent.glob("*")], n=1)
-        hint = f": did you mean {config.run.parent / near[0]}?" if near else ""
-        raise CheckpointError(f"{config.run} does not exist{hint or ': name the folder of a run'}")
-    found, complaints = {}, []
-    for folder in checkpoints.folders(root):
+    run = RunPlace.parse(config.run)
+    if not run.exists():
+        near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)
+        hint = f": did you mean {cli.shown((run.place.parent / near[0]).recorded)}?" if near else ""
+        raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
+    found, complaints, names = {}, [], run.checkpoint_names()
+    for name in names:
         try:
-            found[checkpoints.step_of(folder)] = Checkpoint.open(folder)
+            found[checkpoints.step_of(Path(name))] = run.open_checkpoint(name)
         except CheckpointError as error:
             complaints.append(str(error))
     rows = [COLUMNS]
     first = next(iter(best(found)), None)
-    for folder in checkpoints.folders(root):
+    for folder in map(Path, names):
         step = checkpoints.step_of(folder)
         marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
         rows.append(row(folder, found.get(step), ", ".join(marks)))
-    rows += [(path.name, "unfinished", *[""] * (len(COLUMNS) - 2)) for path in sorted(root.glob(".step-*"))]
+    left = [file.name for file in run.checkpoints.list() if file.is_dir and file.name not in names]
+    rows += [(name, "unfinished", *[""] * (len(COLUMNS) - 2)) for name in left if name.lstrip(".").startswith("step-")]
     if len(rows) > 1:
         print(table(rows))
     if found:
         complaints += unfit(found[max(found)], config.store)
-        print(f"{cli.shown(config.run)} would go on from step {max(found):,}")
+        print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
     else:
-        complaints.append(f"{root} holds no checkpoint that can be used: train the run first, or restore one")
+        complaints.append(
+            f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"
+        )
     for complaint in complaints:
         print(f"wrong: {complaint}")
     return 2 if complaints else 0

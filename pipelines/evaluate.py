@@ -22,9 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from data_prep.manifest import StoreError
+from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines import cli, report
 from pipelines.checkpoint import Checkpoint, check_fits
+from pipelines.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.scoring import Clear, Evaluation, Score, has_states, score_split
 from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
 from pipelines.trained import find_checkpoint, model_of
@@ -38,8 +40,8 @@ UNIGRAM_TOKENS = 20_000_000
 class EvaluateConfig:
     """What is scored, on what."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs (their newest checkpoint is taken) or of checkpoints."""
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders or URIs of runs (their newest checkpoint is taken) or of checkpoints."""
     store: str = ""
     """Store to read; by default the one that each run was trained on."""
     corpus: str = ""
@@ -53,7 +55,7 @@ class EvaluateConfig:
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     output: str = ""
-    """Folder of the report; by default `reports/<names>` beside the first run."""
+    """Folder or URI of the report; by default `reports/<names>` beside the first run."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -142,7 +144,7 @@ def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentS
 
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    found = [find_checkpoint(path) for path in config.runs]
+    found, places = [find_checkpoint(path) for path in config.runs], [find_run(path)[0] for path in config.runs]
     stores = [open_store(checkpoint, config) for checkpoint in found]
     names = unique_names(found)
     for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
@@ -156,18 +158,17 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    folder = (
-        Path(config.output).absolute()
-        if config.output
-        else run_folder_of(found[0]).parent / "reports" / "-vs-".join(names)
-    )
-    paths = report.write_report(evaluations, folder, unigram=unigram)
-    track(config, found, evaluations, paths)
+    output = Place.parse(config.output) if config.output else places[0].place.parent / "reports" / "-vs-".join(names)
+    target = RunPlace(output)  # a bucket gets it from a working folder
+    paths = report.write_report(evaluations, target.folder, unigram=unigram)
+    target.publish(*(path.name for path in paths))
+    track(config, places, found, evaluations, paths)
 
     Console(width=max(Console().width, 120)).print(report.comparison_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line)
-    print(f"  report    {cli.shown(folder)}\n  look      {cli.shown(folder / 'cumulative.png')}, or make ui")
+    look = target.folder / "cumulative.png"
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:
@@ -199,22 +200,29 @@ def remarks(evaluations: list[Evaluation]) -> list[str]:
 
 
 def track(
-    config: EvaluateConfig, found: list[Checkpoint], evaluations: list[Evaluation], paths: Sequence[Path]
+    config: EvaluateConfig,
+    places: list[RunPlace],
+    found: list[Checkpoint],
+    evaluations: list[Evaluation],
+    paths: Sequence[Path],
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
     tracking = [tracking_of(checkpoint, config.tracking) for checkpoint in found]
-    for own, checkpoint, evaluation in zip(tracking, found, evaluations, strict=True):
-        run_folder = run_folder_of(checkpoint)
-        tracker = Tracker.attach(own, run_folder.parent, run_folder)
+    roots = [
+        root_of(place.folder, checkpoint.meta["config"]["run"]) for place, checkpoint in zip(places, found, strict=True)
+    ]
+    for own, place, root, evaluation in zip(tracking, places, roots, evaluations, strict=True):
+        place.fetch(*RECORDS)
+        tracker = Tracker.attach(own, root, place.folder)
         row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
             {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
-        tracker.finish()
+        tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first = evaluations[0]
     tracker = Tracker.start(
         tracking[0],
-        root=run_folder_of(found[0]).parent,
+        root=roots[0],
         run_folder=paths[0].parent,
         run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
         params={f"{evaluation.name}.checkpoint": evaluation.checkpoint for evaluation in evaluations},
@@ -231,11 +239,6 @@ def track(
     for path in paths:
         tracker.log_artifact(path)
     tracker.finish()
-
-
-def run_folder_of(checkpoint: Checkpoint) -> Path:
-    """The folder of the run that a checkpoint belongs to."""
-    return checkpoint.folder.absolute().parent.parent
 
 
 def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:

@@ -26,8 +26,8 @@ from pipelines.trained import find_checkpoint
 class ExportConfig:
     """What is exported, and where to."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of a run (its newest checkpoint is taken) or of a checkpoint."""
+    run: tyro.conf.Positional[str]
+    """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint."""
     output: Path
     """The folder to make; it must not exist yet."""
     store: str = ""

@@ -37,8 +37,8 @@ INCOMPLETE = 3
 class GenerateConfig:
     """What is continued, by which model, and how tokens are chosen."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
+    run: tyro.conf.Positional[str]
+    """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
     """Text file to continue (UTF-8)."""
     prompt: str = ""

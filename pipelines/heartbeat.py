@@ -1,6 +1,6 @@
 """Ends a run that hangs, and says which rank stood where.
 
-    with Heartbeat(config.folder, world, seconds=1800) as heart:
+    with Heartbeat(config.place, world, seconds=1800) as heart:
         heart.beat(step)                        # in the loop: an assignment
 
 A thread in each process writes every second, into `<run>/logs/heartbeat-<rank>.json`, the step and the line of the loop at which
@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from data_prep.places import Place
+from pipelines.run_place import RunPlace
 from pipelines.world import World
 
 HUNG_STATUS = 70
@@ -61,8 +63,8 @@ class Pulse:
 class Heartbeat:
     """The watch over one process's loop; the thread that makes it is the one that is watched."""
 
-    def __init__(self, run_folder: Path, world: World, seconds: float) -> None:
-        self._folder, self._world, self._seconds = run_folder / "logs", world, seconds
+    def __init__(self, run: RunPlace, world: World, seconds: float) -> None:
+        self._run, self._folder, self._world, self._seconds = run, run.folder / "logs", world, seconds
         self._step, self._moved = 0, time.monotonic()
         self._watched = threading.get_ident()
         self._over, self._period = threading.Event(), min(1.0, seconds / 5)
@@ -75,7 +77,8 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         if self._seconds:
             self._folder.mkdir(parents=True, exist_ok=True)
-            hang_file(self._folder.parent).unlink(missing_ok=True)
+            if self._world.rank == 0:
+                hang_file(self._run).delete()
             self._write()
             for task in (self._note, self._watch):
                 threading.Thread(target=task, name=f"heartbeat{task.__name__}", daemon=True).start()
@@ -135,7 +138,7 @@ class Heartbeat:
             pulse.told() for pulse in suspects + others
         )
         with contextlib.suppress(OSError):
-            hang_file(self._folder.parent).write_text(sentence)
+            hang_file(self._run).write_atomically(sentence.encode())
         print(f"error: {sentence}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):  # a stream without a file behind it
             faulthandler.dump_traceback(file=sys.stderr)
@@ -153,6 +156,8 @@ class Heartbeat:
             found = []
             for rank in range(self._world.size):
                 path = self._path(rank)
+                if not self._run.is_local and not path.exists():
+                    continue  # on another machine, whose own watch speaks for it
                 values: dict[str, Any] = json.loads(path.read_text())
                 found.append(Pulse(**{**values, "silent": max(0.0, now - path.stat().st_mtime)}))
             return found
@@ -160,9 +165,9 @@ class Heartbeat:
         return [Pulse(*here, "", time.monotonic() - self._moved)]
 
 
-def hang_file(run_folder: Path) -> Path:
+def hang_file(run: RunPlace) -> Place:
     """Where a process that ends itself leaves its sentence, for whoever started it."""
-    return run_folder / "logs" / "hang.txt"
+    return run.place / "logs" / "hang.txt"
 
 
 def where(frame: FrameType | None) -> str:

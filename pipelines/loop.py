@@ -187,7 +187,7 @@ def train(
                     "store": train_store.manifest.fingerprint,
                 },
             )
-            report({"step": done, "checkpoint": str(folder)})
+            report({"step": done, "checkpoint": folder})
         if leaving:
             saver.close()
             raise Stopped(done)

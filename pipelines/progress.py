@@ -1,5 +1,6 @@
 """Shows a run's progress by reading what rank 0 appends to the run's folder: figures in `metrics.jsonl`, messages in
-`logs/worker-0.log`. A bar on a terminal, else plain lines; the same whether the loop runs in this process or on another machine.
+`logs/worker-0.log`; where the run is in a bucket, what rank 0 publishes there. A bar on a terminal, else plain lines; the same
+whether the loop runs in this process or on another machine.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from data_prep.places import Place
 from pipelines.metrics_file import parse_record
 
 POLL_SECONDS = 0.5
+BUCKET_SECONDS = 3.0
 
 
 def worker_log(run_folder: Path, rank: int) -> Path:
@@ -34,10 +37,10 @@ def messages_into(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def show_progress(run_folder: Path, first_step: int, steps: int) -> Iterator[None]:
+def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
     """While the block runs, show each new record of the run's metrics and each new line of rank 0's messages."""
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(run_folder, first_step, steps, stop), daemon=True)
+    thread = threading.Thread(target=_watch, args=(run, first_step, steps, stop), daemon=True)
     thread.start()
     try:
         yield
@@ -46,11 +49,10 @@ def show_progress(run_folder: Path, first_step: int, steps: int) -> Iterator[Non
         thread.join()
 
 
-def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event) -> None:
+def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> None:
     console, began, latest = Console(), time.monotonic(), {}
-    metrics = Tail(run_folder / "metrics.jsonl", seen=0)
-    log = worker_log(run_folder, 0)
-    messages = Tail(log, seen=log.stat().st_size if log.exists() else 0)
+    metrics, messages = Tail(run / "metrics.jsonl"), Tail(run / "logs" / "worker-0.log")
+    messages.skip()
     columns = ("training", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
     with Progress(
@@ -75,24 +77,31 @@ def _watch(run_folder: Path, first_step: int, steps: int, stop: threading.Event)
                     )
             if finishing:
                 return
-            stop.wait(POLL_SECONDS)
+            stop.wait(POLL_SECONDS if run.is_local else BUCKET_SECONDS)
 
 
 class Tail:
     """The lines that are appended to a file."""
 
-    def __init__(self, path: Path, seen: int):
-        self.path, self.seen = path, seen
+    def __init__(self, place: Place):
+        self.place, self.seen = place, 0
+
+    def skip(self) -> None:
+        """Leave out what is there already."""
+        with contextlib.suppress(OSError):
+            self.seen = self.place.size()
 
     def lines(self) -> list[str]:
         """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""
         try:
-            with open(self.path, "rb") as file:
-                if file.seek(0, 2) < self.seen:
-                    self.seen = 0
+            size = self.place.size()
+            if size in (0, self.seen):
+                return []
+            self.seen = self.seen if size > self.seen else 0
+            with self.place.open_random() as file:
                 file.seek(self.seen)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # it is not there yet; or a bucket was silent for once
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.seen += len(whole)

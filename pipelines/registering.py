@@ -22,21 +22,21 @@ from data_prep.manifest import write_atomically
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint
 from pipelines.config import TrainConfig
+from pipelines.run_place import RunPlace
 from pipelines.saving import best
 from pipelines.tracking import Tracker, TrackingConfig
 
 
-def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any]) -> None:
-    """Tell MLflow of a checkpoint that is on the disk."""
-    folder = checkpoints.folder_of(config.folder / "checkpoints", step)
-    tracker.log_checkpoint(step, {"checkpoint": str(folder), "tokens": meta["tokens"], "model": config.model.name})
+def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any], place: str) -> None:
+    """Tell MLflow of a checkpoint that is complete, and where it is."""
+    tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
 
 
 def register_best(config: TrainConfig, tracker: Tracker) -> None:
     """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
-    checkpoint = best_checkpoint(config.folder)
+    checkpoint = best_checkpoint(config.place)
     if checkpoint and checkpoint.step != tracker.registered:
         _register(checkpoint, tracker, config.folder / ".exported", config.run)
 
@@ -65,11 +65,11 @@ def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
         write_atomically(done, json.dumps(wanted).encode())
 
 
-def best_checkpoint(run: Path) -> Checkpoint | None:
-    """Of the checkpoints that a run's folder holds, the one with the best validation figure of its own step."""
-    whole = {checkpoint.step: checkpoint for checkpoint in checkpoints.glance_all(run / "checkpoints")}
+def best_checkpoint(run: RunPlace) -> Checkpoint | None:
+    """Of the checkpoints that a run holds, the one with the best validation figure of its own step."""
+    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.glance_all())}
     steps = best(whole)
-    return whole[steps[0]] if steps else None
+    return run.open_checkpoint(whole[steps[0]].folder.name) if steps else None
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:

@@ -7,6 +7,9 @@
 Each process has such a thread. It writes the file of its own lanes into `.step-00000200.<token>.tmp` and beside it a note of its
 size and checksum. The thread of rank 0 writes the weights, waits for the notes of all the others, writes checkpoint.json, and
 renames the folder. The threads need no collective: these belong to the loop. One save at a time: the next one waits for it.
+
+Where the run is in a bucket, each thread uploads its file and note to `checkpoints/step-00000200.<token>/` there, and rank 0 the
+run's records and then checkpoint.json, which makes it a checkpoint. The bucket has no folder that could be renamed.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from data_prep.manifest import write_atomically
+from data_prep.places import Place
 from pipelines.checkpoint import (
     SCHEMA,
     Checkpoint,
@@ -39,9 +43,11 @@ from pipelines.checkpoint import (
     folder_of,
     folders,
     lanes_file,
+    name_of,
     step_of,
 )
 from pipelines.provenance import first_cause
+from pipelines.run_place import RECORDS, RunPlace, upload
 from pipelines.world import World
 
 PEER_SECONDS = 600.0
@@ -82,11 +88,20 @@ class Saver:
         config: CheckpointConfig,
         world: World,
         lanes: int,
-        on_disk: Callable[[int, Mapping[str, Any]], None] = lambda step, meta: None,
+        run: RunPlace | None = None,
+        on_disk: Callable[[int, Mapping[str, Any], str], None] = lambda step, meta, place: None,
     ) -> None:
-        """``on_disk`` is told, by rank 0's thread, of each checkpoint that is complete: its step and its checkpoint.json."""
+        """
+        Args:
+            root: folder of the checkpoints; of a run in a bucket, where files wait for their upload.
+            run: where the run is, if not in the folder of `root`.
+            on_disk: told, by rank 0's thread, of each checkpoint that is complete: its step, its checkpoint.json, and where it is.
+        """
         self._root, self._config, self._world, self._lanes, self._on_disk = root, config, world, lanes, on_disk
-        self._token = f"{world.first(secrets.randbits(31)):08x}"  # no process of an earlier start has it
+        self._run = run if run and not run.is_local else None
+        number = world.first(secrets.randbits(31))
+        self._token = f"{number:08x}"  # no process of an earlier start has it
+        self._number = number if self._run else -1
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
         self._own_files_done, self._give_up = threading.Event(), threading.Event()
@@ -95,6 +110,8 @@ class Saver:
         if world.rank == 0:
             for stale in root.glob(".step-*"):
                 shutil.rmtree(stale, ignore_errors=True)
+            if self._run:
+                _remove_unfinished(self._run)
 
     def save(
         self,
@@ -105,8 +122,8 @@ class Saver:
         per_lane: Mapping[str, Tensor],
         per_process: Mapping[str, Tensor],
         meta: Mapping[str, Any],
-    ) -> Path:
-        """Copy what belongs to the checkpoint of a step, and have it written. Returns the folder that it will be.
+    ) -> str:
+        """Copy what belongs to the checkpoint of a step, and have it written. Returns the folder or URI that it will be.
 
         Args:
             per_lane: of own lanes (first dimension: lane).
@@ -131,7 +148,9 @@ class Saver:
         self._give_up.clear()
         self._thread = threading.Thread(target=self._write, args=(step, copies, values), name="checkpoint", daemon=True)
         self._thread.start()
-        return folder_of(self._root, step)
+        if self._run:
+            return (self._run.checkpoints / name_of(step, self._number)).recorded
+        return str(folder_of(self._root, step))
 
     def check(self) -> None:
         """Raises SaveError when a save has failed since, and `on_failure` is "stop"."""
@@ -182,9 +201,16 @@ class Saver:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = {name: _write_file(folder / name, tensors) for name, tensors in files.items()}
+            target = self._target(step, folder)
+            if self._run:
+                for name in files:
+                    upload(folder / name, target / name)
+                    (folder / name).unlink()
+                with contextlib.suppress(OSError):  # another process of this machine has files in it
+                    folder.rmdir()
             if self._world.rank > 0:
                 for name, note in notes.items():
-                    _write_note(folder, name, note)
+                    _write_note(target, name, note)
         except Exception as error:  # whatever it is, the loop must hear of it
             self._failed(step, folder, error)
             return
@@ -192,11 +218,25 @@ class Saver:
             self._own_files_done.set()
         if self._world.rank == 0:
             try:
-                self._commit(step, folder, values, notes | self._notes_of_the_others(folder))
+                target = self._target(step, folder)
+                values["files"] = notes | self._notes_of_the_others(target)
+                values["digest"] = digest_json(values)
+                data = json.dumps(values, indent=1).encode()
+                if self._run:
+                    self._commit_to_bucket(self._run, target, data)
+                    place = target.recorded
+                else:
+                    self._commit(step, folder, data)
+                    place = str(folder_of(self._root, step))
+                self._on_disk(step, values, place)
             except Exception as error:
                 self._failed(step, folder, error)
 
-    def _notes_of_the_others(self, folder: Path) -> dict[str, Any]:
+    def _target(self, step: int, folder: Path) -> Place:
+        """Where the files of a checkpoint come together."""
+        return self._run.checkpoints / name_of(step, self._number) if self._run else Place.parse(folder)
+
+    def _notes_of_the_others(self, folder: Place) -> dict[str, Any]:
         """Size and checksum of the files of all other ranks, as they arrive."""
         deadline = time.monotonic() + PEER_SECONDS
         others = range(1, self._world.size)
@@ -204,28 +244,36 @@ class Saver:
         notes: dict[str, Any] = {}
         while missing := [name for name in waited if name not in notes]:
             if self._give_up.is_set() or time.monotonic() > deadline:
-                raise SaveError(f"{missing[0]} was not written; is {self._root} shared by all workers?")
+                raise SaveError(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
             for name in missing:
                 note = _read_note(folder, name)
                 if note and "failed" in note:
                     raise SaveError(note["failed"])
                 if note:
                     notes[name] = note
-            self._give_up.wait(0.01)
+            self._give_up.wait(0.01 if folder.is_local else 0.2)
         return notes
 
-    def _commit(self, step: int, folder: Path, values: dict[str, Any], files: Mapping[str, Any]) -> None:
+    def _commit_to_bucket(self, run: RunPlace, target: Place, data: bytes) -> None:
+        run.publish(*RECORDS)  # a resumed run finds there the curve up to its checkpoint
+        for file in target.list():
+            if file.name.endswith(".note"):
+                file.place.delete()
+        (target / "checkpoint.json").write_atomically(data)
+        try:
+            prune_bucket(run, target.name, self._config)
+        except OSError as error:
+            print(f"warning: older checkpoints could not be removed: {error}", file=sys.stderr, flush=True)
+
+    def _commit(self, step: int, folder: Path, data: bytes) -> None:
         for note in folder.glob(".*.note"):
             note.unlink()
-        values["files"] = files
-        values["digest"] = digest_json(values)
-        write_atomically(folder / "checkpoint.json", json.dumps(values, indent=1).encode())
+        write_atomically(folder / "checkpoint.json", data)
         final = folder_of(self._root, step)
         if final.exists():  # the same step again after falling back: the new one takes its place
             remove(final)
         os.rename(folder, final)
         _sync(self._root)
-        self._on_disk(step, values)
         try:
             prune(self._root, step, self._config)
         except OSError as error:
@@ -237,13 +285,17 @@ class Saver:
             f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
             "cause, and repeat the command"
         )
+        target = self._target(step, folder)
         if self._world.rank == 0:
+            with contextlib.suppress(OSError):
+                if self._run:
+                    _remove_from_bucket(target)
             shutil.rmtree(folder, ignore_errors=True)
         else:
             name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
             (folder / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
-                _write_note(folder, name, {"failed": str(told)})
+                _write_note(target, name, {"failed": str(told)})
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
             print(f"warning: {self._error}", file=sys.stderr, flush=True)
 
@@ -260,11 +312,52 @@ def prune(root: Path, newest: int, config: CheckpointConfig) -> None:
             whole[step_of(folder)] = Checkpoint.glance(folder)
         except CheckpointError:
             continue  # its place is not taken from one that is whole
-    kept = set(list(whole)[: config.keep]) | {s for s in whole if config.keep_every and s % config.keep_every == 0}
-    kept |= set(best(whole)[: config.keep_best])
+    kept = _kept(whole, config)
     for folder in older:
         if step_of(folder) not in kept and step_of(folder) in whole:
             remove(folder)
+
+
+def prune_bucket(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
+    """The same for a run in a bucket, where other starts may have made a checkpoint of the same step."""
+    whole: dict[int, Checkpoint] = {}
+    older = [name for name in run.checkpoint_names() if step_of(Path(name)) <= step_of(Path(newest))]
+    older.sort(key=lambda name: name != newest)  # stable: the newest first, then the others
+    chosen: dict[int, str] = {}
+    for name in older:
+        try:
+            meta = json.loads((run.checkpoints / name / "checkpoint.json").read_bytes())
+            if meta["digest"] == digest_json(meta):
+                whole.setdefault(step_of(Path(name)), Checkpoint(Path(name), meta))
+                chosen.setdefault(step_of(Path(name)), name)
+        except (ValueError, KeyError, TypeError, OSError):
+            continue
+    kept = _kept(dict(sorted(whole.items(), reverse=True)), config)
+    for name in older:
+        step = step_of(Path(name))
+        replaced = name != newest and step == step_of(Path(newest))  # the same step again after falling back
+        if replaced or (step in whole and (step not in kept or chosen[step] != name)):
+            _remove_from_bucket(run.checkpoints / name)
+
+
+def _remove_from_bucket(folder: Place) -> None:
+    """Remove a checkpoint such that no half of it is ever taken for one."""
+    (folder / "checkpoint.json").delete()
+    folder.delete()
+
+
+def _kept(whole: Mapping[int, Checkpoint], config: CheckpointConfig) -> set[int]:
+    """The steps that are kept, of checkpoints given from the newest on."""
+    kept = set(list(whole)[: config.keep]) | {s for s in whole if config.keep_every and s % config.keep_every == 0}
+    return kept | set(best(whole)[: config.keep_best])
+
+
+def _remove_unfinished(run: RunPlace) -> None:
+    """Remove what a killed start has left of its uploads. One that lives on unseen finds its files gone, and its save fails."""
+    finished = set(run.checkpoint_names())
+    for file in run.checkpoints.list():
+        if file.name.startswith("step-") and file.name not in finished:
+            file.place.delete()
 
 
 def best(checkpoints: Mapping[int, Checkpoint]) -> list[int]:
@@ -295,13 +388,13 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"bytes": size, "xxh3": digest}
 
 
-def _write_note(folder: Path, name: str, note: Mapping[str, Any]) -> None:
-    write_atomically(folder / f".{name}.note", json.dumps(note).encode())
+def _write_note(folder: Place, name: str, note: Mapping[str, Any]) -> None:
+    (folder / f".{name}.note").write_atomically(json.dumps(note).encode())
 
 
-def _read_note(folder: Path, name: str) -> dict[str, Any] | None:
+def _read_note(folder: Place, name: str) -> dict[str, Any] | None:
     try:
-        return json.loads((folder / f".{name}.note").read_text("utf-8"))
+        return json.loads((folder / f".{name}.note").read_bytes())
     except FileNotFoundError:
         return None
 

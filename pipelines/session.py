@@ -11,19 +11,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from data_prep.manifest import MissingSplit
 from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines import loop
-from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of
 from pipelines.config import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
 from pipelines.registering import note_checkpoint, register_best
+from pipelines.run_place import RECORDS, RunPlace, root_of
 from pipelines.saving import Saver
 from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
@@ -50,11 +49,11 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     Raises a ValueError in one sentence when they do not fit the config.
     """
     data = config.data
-    train_store = SegmentStore.open(data.store, data.corpus, "train")
+    train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
     validation_store, warnings = None, []
     if config.validate_every:
         try:
-            validation_store = SegmentStore.open(data.store, data.corpus, "validation")
+            validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
         except MissingSplit:
             warnings.append(
                 f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation"
@@ -67,9 +66,9 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    resume, complaints = newest_for_all(config.folder / "checkpoints", world or World.alone())
+    resume, complaints = newest_for_all(config.place, world or World.alone())
     if resume is not None:
-        check_resumable(resume.meta["config"], config, config.folder)
+        check_resumable(resume.meta["config"], config, config.place.place)
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )
@@ -77,17 +76,18 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     return Run(train_store, validation_store, resume, warnings)
 
 
-def newest_for_all(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
+def newest_for_all(run: RunPlace, world: World) -> tuple[Checkpoint | None, list[str]]:
     """The newest good checkpoint by rank 0's reading, and what it has passed over."""
-    found, complaints = checkpoints.newest(root) if world.rank == 0 else (None, [])
+    found, complaints = run.newest() if world.rank == 0 else (None, [])
     step = world.first(found.step if found else -1)
+    token = world.first(token_of(found.folder.name) if found else -1)
     if world.rank == 0 or step < 0:
         return found, complaints
     try:
-        return Checkpoint.open(checkpoints.folder_of(root, step)), []
+        return run.open_checkpoint(name_of(step, token)), []
     except CheckpointError as error:
         raise CheckpointError(
-            f"rank 0 goes on from step {step}, but {error}: is {root} shared by all workers?"
+            f"rank 0 goes on from step {step}, but {error}: is {run.place} shared by all workers?"
         ) from None
 
 
@@ -98,8 +98,12 @@ def work(
     asked_to_stop: Callable[[], bool],
 ) -> None:
     """What each process of a run does: open, track (rank 0), train. Raises Stopped when it was asked to, and has saved."""
+    run, log = config.place, f"logs/worker-{world.rank}.log"
     fence = hold(config.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    with fence if world.rank == 0 else nullcontext():
+    published = (*RECORDS, log) if world.rank == 0 else (log,)
+    with fence if world.rank == 0 else nullcontext(), run.published(*published):
+        if world.rank == 0:
+            run.fetch(*RECORDS)
         _work(config, world, report, asked_to_stop)
 
 
@@ -120,8 +124,10 @@ def _work(
     status, saver = "FAILED", None
     try:
         on_disk = {"on_disk": partial(note_checkpoint, tracker, config)} if tracker else {}
-        saver = Saver(config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, **on_disk)
-        with Heartbeat(config.folder, world, config.hang_seconds) as heart:
+        saver = Saver(
+            config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, config.place, **on_disk
+        )
+        with Heartbeat(config.place, world, config.hang_seconds) as heart:
             loop.train(
                 config,
                 world,
@@ -152,7 +158,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     manifest = run.train_store.manifest
     tracker = Tracker.start(
         config.tracking,
-        root=Path(config.root).absolute(),
+        root=root_of(config.folder, config.run),
         run_folder=config.folder,
         run_name=config.run,
         params=flatten(to_json(config)),
@@ -175,9 +181,10 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
         run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
     )
     if resume_step:  # those of which MLflow was not told before the run was killed
-        for checkpoint in reversed(checkpoints.glance_all(config.folder / "checkpoints")):
+        for checkpoint in reversed(config.place.glance_all()):
             if checkpoint.step <= resume_step:
-                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta)
+                place = config.place.checkpoints / checkpoint.folder.name
+                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, place.recorded)
     return tracker
 
 

@@ -10,6 +10,7 @@ The command then ends with exit status 75, "try again later": the same command g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,10 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from data_prep.places import Place
+
 STOPPED_STATUS = 75
 """Exit status of a command that was asked to stop, has saved, and can be repeated (EX_TEMPFAIL of sysexits.h)."""
 RESIZE = "resize"
 """What the file holds when the run is to be started again at once with more workers."""
+BUCKET_SECONDS = 3.0
+"""How often a process looks for the file where the run is in a bucket."""
 AGAIN_SECONDS = 2.0
 """A second signal after so long ends the process at once; before, it is the same one, which a launcher has passed on."""
 
@@ -39,26 +44,34 @@ class Stopped(Exception):
 class Stop:
     """Whether a run was asked to stop."""
 
-    def __init__(self, run_folder: Path) -> None:
-        self.file = run_folder / "stop"
+    def __init__(self, run: Path | Place) -> None:
+        self.file = Place.parse(run) / "stop"
         self.signalled = False
+        self._found, self._looked = False, 0.0
 
     def asked(self) -> bool:
-        return self.signalled or self.file.exists()
+        """Looks at a folder each time, into a bucket every few seconds."""
+        now = time.monotonic()
+        if self.file.is_local or now - self._looked > BUCKET_SECONDS:
+            self._looked = now
+            with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
+                self._found = self.file.exists()
+        return self.signalled or self._found
 
     def ask(self, why: str = "stop") -> None:
         """Ask the processes of the run, on whichever machine they are."""
-        self.file.write_text(why)
+        self.file.write_atomically(why.encode())
 
     def reason(self) -> str:
         """What the file says; empty when there is none."""
         try:
-            return self.file.read_text().strip() or "stop"
+            return self.file.read_bytes().decode().strip() or "stop"
         except OSError:
             return ""
 
     def clear(self) -> None:
-        self.file.unlink(missing_ok=True)
+        self.file.delete()
+        self._found = False
 
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:

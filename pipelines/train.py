@@ -17,7 +17,7 @@ import json
 import logging
 import math
 import os
-import shutil
+import shlex
 import sys
 import threading
 import time
@@ -27,7 +27,6 @@ import torch
 
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines import cli, readiness
 from pipelines.config import TrainConfig, to_json
 from pipelines.dotted import presets_with
@@ -35,6 +34,7 @@ from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.registering import register_best
+from pipelines.run_place import RECORDS
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
 from pipelines.world import World, join_torchrun
@@ -61,9 +61,14 @@ def describe(config: TrainConfig, run: Run) -> int:
         f"vocabulary {run.train_store.vocab_size:,}\n"
         f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
         f"= {tokens:,} tokens, {tokens / max(totals.tokens, 1):.2f} epochs\n"
-        f"  into    {cli.shown(config.folder)}",
+        f"  into    {_shown(config)}",
         flush=True,
     )
+    if not config.place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
+        print(
+            f"  MLflow    stays on the machine of rank 0, in {config.folder.parent}: --tracking.uri names a server",
+            flush=True,
+        )
     return parameters
 
 
@@ -81,27 +86,27 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     use_gpu = config.use_gpu == "yes" or (
         config.use_gpu == "auto" and gpus >= config.workers[0] * config.placement.gpus
     )
-    scratch = config.folder / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = config.place.place / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
+    scratch.delete()
     attempt = failures = 0
     with stop.on_signals():  # after Ray's own
         while True:
             workers = as_many_as_fit(config, use_gpu, settled=attempt > 0)
-            before, error = newest_step(config), fit(config, workers, use_gpu, attempt, stop)
+            before, error = config.place.newest_step(), fit(config, workers, use_gpu, attempt, stop)
             attempt += 1
             if error is None or stop.signalled:
-                if stop.reason() != RESIZE or newest_step(config) >= config.steps:
+                if stop.reason() != RESIZE or config.place.newest_step() >= config.steps:
                     break
                 print("there is room for more workers: starting again", flush=True)
             else:
-                failures = 1 if newest_step(config) > before else failures + 1
+                failures = 1 if config.place.newest_step() > before else failures + 1
                 if isinstance(error, USER_ERRORS) or failures > config.max_failures:
                     raise error
                 print(f"{why(config, error)}: starting again from the newest checkpoint", file=sys.stderr, flush=True)
             stop.clear()
-    shutil.rmtree(scratch, ignore_errors=True)
-    if newest_step(config) < config.steps:
-        raise Stopped(newest_step(config))
+    scratch.delete()
+    if (step := config.place.newest_step()) < config.steps:
+        raise Stopped(step)
 
 
 def check_machines(config: TrainConfig) -> None:
@@ -128,8 +133,9 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         logging.disable(logging.INFO)  # Ray says every report; what we say is printed
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
+        config.place.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
         with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
-            work(config, world, ray.train.report, Stop(config.folder).asked)
+            work(config, world, ray.train.report, Stop(config.place.place).asked)
 
     trainer = TorchTrainer(
         worker,
@@ -142,7 +148,8 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         ),
         run_config=RunConfig(
             name=f"{config.run}-{attempt}",
-            storage_path=str(config.folder / ".ray"),
+            storage_path=(config.place.place / ".ray").path,
+            storage_filesystem=None if config.place.is_local else config.place.place.filesystem,
             failure_config=FailureConfig(max_failures=0),
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
@@ -200,15 +207,10 @@ def room(config: TrainConfig, use_gpu: bool) -> int:
     return int(min(free.get(name, 0) / amount for name, amount in config.placement.worker(use_gpu).items()))
 
 
-def newest_step(config: TrainConfig) -> int:
-    """By the names of the folders."""
-    return max(map(checkpoints.step_of, checkpoints.folders(config.folder / "checkpoints")), default=0)
-
-
 def why(config: TrainConfig, error: BaseException) -> str:
     """Why the workers ended, in one line."""
     with contextlib.suppress(OSError):
-        return f"the workers hung ({hang_file(config.folder).read_text()})"
+        return f"the workers hung ({hang_file(config.place).read_bytes().decode()})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
     return f"a worker died ({lines[0] if lines else type(error).__name__})"
 
@@ -220,12 +222,12 @@ def main(argv: list[str]) -> int:
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
+        config.place.fetch(*RECORDS)
         tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
         register_best(config, tracker)
         tracker.finish()
-        print(
-            f"nothing to do: {cli.shown(config.folder)} has been trained to step {run.resume.step:,}\n{_next(config)}"
-        )
+        config.place.publish(*RECORDS)
+        print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
         with hold(config.folder, "another training run"):
@@ -244,7 +246,7 @@ def train_beside(config: TrainConfig) -> int:
     run = open_run(config)
     if run.resume is None or run.resume.step < config.steps:
         try:
-            train_here(config, Stop(config.folder))
+            train_here(config, Stop(config.place.place))
         except Stopped:
             return STOPPED_STATUS
     return 0
@@ -253,10 +255,11 @@ def train_beside(config: TrainConfig) -> int:
 def start(config: TrainConfig, run: Run) -> None:
     """Train in this process or on Ray, showing progress."""
     write_atomically(config.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+    config.place.publish("config.json")
     resume_step = run.resume.step if run.resume else 0
-    stop = Stop(config.folder)
+    stop = Stop(config.place.place)
     stop.clear()
-    with show_progress(config.folder, resume_step, config.steps):
+    with show_progress(config.place.place, resume_step, config.steps):
         try:
             (train_here if config.num_workers == 0 else train_on_ray)(config, stop)
         finally:
@@ -272,10 +275,14 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
         work(config, World.current(device), lambda figures: None, stop.asked)
 
 
+def _shown(config: TrainConfig) -> str:
+    return cli.shown(config.place.place.recorded)
+
+
 def _next(config: TrainConfig) -> str:
     return (
-        f"  result    {cli.shown(config.folder / 'checkpoints')}\n"
-        f"  evaluate  python -m pipelines.evaluate {cli.shown(config.folder)}\n"
+        f"  result    {cli.shown(config.place.checkpoints.recorded)}\n"
+        f"  evaluate  python -m pipelines.evaluate {shlex.quote(_shown(config))}\n"
         f"  look      make ui"
     )
 

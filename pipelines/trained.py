@@ -16,8 +16,8 @@ import numpy as np
 
 from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
-from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint, CheckpointError
+from pipelines.run_place import find_run
 from recur_models import RecurrentModel, model_from_json
 
 
@@ -55,8 +55,8 @@ class Trained:
     """What stands before a text's first token."""
 
 
-def load(path: Path, store: str = "") -> Trained:
-    """The model and tokenizer at this path.
+def load(path: str | Path, store: str = "") -> Trained:
+    """The model and tokenizer at this path or URI.
 
     Raises:
         CheckpointError: there is no model, or it is damaged.
@@ -69,27 +69,26 @@ def load(path: Path, store: str = "") -> Trained:
 
         disable_progress_bar()
         wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
-        return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(path), wrapped.config.bos_token_id)
+        return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
     checkpoint = find_checkpoint(path)
     tokenizer = tokenizer_of(checkpoint, store)
     return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer))
 
 
-def is_exported(path: Path) -> bool:
+def is_exported(path: str | Path) -> bool:
     """Whether `pipelines.export` made this folder."""
     try:
-        return json.loads((path / "config.json").read_text("utf-8")).get("model_type") == "throughline"
+        return json.loads((Path(path) / "config.json").read_text("utf-8")).get("model_type") == "throughline"
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at this path: a checkpoint's folder, or the newest good one of a run's folder."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path} does not exist: name the folder of a run or of a checkpoint")
-    if (path / "checkpoint.json").exists():
-        return Checkpoint.open(path)
-    found, complaints = checkpoints.newest(path / "checkpoints")
+def find_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder."""
+    run, name = find_run(path)
+    if name:
+        return Checkpoint.open(Path(path).expanduser()) if run.is_local else run.open_checkpoint(name)
+    found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
     if found is None:

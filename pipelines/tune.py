@@ -296,6 +296,11 @@ def _option(argv: Sequence[str], name: str) -> str:
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
     run, every = config.train, config.train.validate_every
+    if not run.place.is_local:
+        raise ValueError(
+            f"--root is {run.place.place.parent}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
+            "(its store can)"
+        )
     if config.metric.startswith("validation/") and not 0 < every <= run.steps:
         raise ValueError(
             f"validate_every is {every} and steps {run.steps}, so that no trial would ever be validated: choose --validate-every "

@@ -46,8 +46,8 @@ CUTS = Cuts(
     r"\S(?=[ \n])", characters=1 << 16
 )  # Python's \s has all characters of Unicode's White_Space, and a few more
 
-RELEASED = {"b8ee17fb74d600977c022969928ab805": "cade03f6c6d086cfff69203fc1b82e47"}
-"""GPT-2's own files: checksum of their bytes, and fingerprint. Both were checked once, as a test does again."""
+RELEASED = ("b8ee17fb74d600977c022969928ab805", "cade03f6c6d086cfff69203fc1b82e47", 50_257)
+"""GPT-2's own files: checksum of their bytes, fingerprint, and ids. They were checked once, as a test does again."""
 
 FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 """Names of the two files: Hugging Face's, and OpenAI's."""
@@ -67,8 +67,8 @@ class GPT2Tokenizer:
 
     def __init__(
         self,
-        vocab: dict[str, int],
-        merges: list[tuple[str, str]],
+        vocab: dict[str, int] | None,
+        merges: list[tuple[str, str]] | None,
         name: str = "gpt2",
         *,
         check: bool = True,
@@ -76,20 +76,23 @@ class GPT2Tokenizer:
     ) -> None:
         """
         Args:
-            vocab: id of each token, in the letters of `byte_letters`.
-            merges: pairs of tokens, the first to be merged first.
+            vocab: id of each token, in the letters of `byte_letters`; None where it is to be read from `files` when it is needed.
+            merges: pairs of tokens, the first to be merged first; likewise.
             check: whether to prove that the ids are Hugging Face's (a second for 50,000 merges).
             files: what `vocab` and `merges` were read from, if files they were.
 
         Raises TokenizerError where the two do not make a byte-level BPE.
         """
-        self.name, self.vocab, self.merges, self._files = name, vocab, merges, files
-        self._pieces = max(vocab.values(), default=-1) + 1
+        self.name, self._files = name, files
+        if vocab is not None and merges is not None:
+            self.vocab, self.merges = vocab, merges
+        if files and is_released(files):
+            _, self.fingerprint, self._pieces = RELEASED
+        else:
+            self.fingerprint = digest({"kind": "gpt2", "vocab": digest(self.vocab), "merges": digest(self.merges)})
+            self._pieces = max(self.vocab.values(), default=-1) + 1
+            self._check(check and self.fingerprint != RELEASED[1])
         self.vocab_size = self._pieces + 1
-        released = RELEASED.get(xxhash.xxh3_128_hexdigest(b"".join(files))) if files else None
-        self.fingerprint = released or digest({"kind": "gpt2", "vocab": digest(vocab), "merges": digest(merges)})
-        if not released:
-            self._check(check and self.fingerprint not in RELEASED.values())
 
     def _check(self, prove: bool) -> None:
         name, vocab, merges, letters = self.name, self.vocab, self.merges, byte_letters()
@@ -123,7 +126,19 @@ class GPT2Tokenizer:
     def from_files(cls, vocab: Path | Place, merges: Path | Place, name: str, *, check: bool = True) -> GPT2Tokenizer:
         """Raises TokenizerError where one is malformed, or the two do not belong together."""
         files = (vocab.read_bytes(), merges.read_bytes())
+        if is_released(files):
+            return cls(None, None, name, files=files)
         return cls(read_vocab(files[0], vocab), read_merges(files[1], merges), name, check=check, files=files)
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        assert self._files
+        return read_vocab(self._files[0], Path(FILES[0][0]))
+
+    @cached_property
+    def merges(self) -> list[tuple[str, str]]:
+        assert self._files
+        return read_merges(self._files[1], Path(FILES[0][1]))
 
     @property
     def _tokens(self) -> list[str]:
@@ -176,6 +191,11 @@ class GPT2Tokenizer:
             "vocab.json": json.dumps(vocab, ensure_ascii=False, indent=0).encode(),
             "merges.txt": "\n".join(lines).encode(),
         }
+
+
+def is_released(files: tuple[bytes, bytes]) -> bool:
+    """Whether these are GPT-2's own two files."""
+    return xxhash.xxh3_128_hexdigest(b"".join(files)) == RELEASED[0]
 
 
 def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:

@@ -83,7 +83,7 @@ def test_a_run_and_its_export_write_the_same(run: Path, tmp_path: Path, capsys: 
 
 def test_generation_is_the_model_read_anew_each_time(run: Path) -> None:
     ours = trained.load(run)
-    config = GenerateConfig(run, max_new_tokens=25, temperature=0)
+    config = GenerateConfig(str(run), max_new_tokens=25, temperature=0)
     prompt = list(b"Once upon a time")
     found = list(generate.generate(ours, prompt, config, seed=0))
     ids = [ours.bod_id, *prompt]

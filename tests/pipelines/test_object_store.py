@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,30 +20,12 @@ from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main as train
 from tests.pipelines.conftest import TINY
-from tests.s3_server import ENVIRONMENT, s3_server
+from tests.s3_server import ENVIRONMENT
 from tests.small_corpus import contents
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield endpoint
-
-
-@pytest.fixture
-def bucket(endpoint: str, request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """URIs in this test's own folder of the bucket."""
-
-    def uri(name: str) -> str:
-        return f"s3://books/{request.node.name}/{name}?endpoint_override={endpoint}&scheme=http"
-
-    return uri
 
 
 def upload(folder: Path, uri: str) -> None:
@@ -100,10 +82,11 @@ def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
 
 
 def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
-    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     prepare(make_config(store=bucket("store")))
-    store = SegmentStore.open(bucket("store"), "text", "train")
+    store = SegmentStore.open(bucket("store"), "text", "train", cache="none")
     monkeypatch.setattr(stores, "REMOTE_BYTES", 1)
     text = store.tokenizer().decode(store.tokens(0, 0, 40))
     for document in range(len(store.lengths)):
@@ -113,8 +96,9 @@ def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_atomically(bytes(data))
-    with pytest.raises(StoreError, match=r"s3://books/.*/part-00001\.arrow is damaged in record batch 0"):
-        SegmentStore.open(bucket("store"), "text", "train").verify()
+    for cache in ("none", str(tmp_path / "cache")):
+        with pytest.raises(StoreError, match=r"s3://books/.*/part-00001\.arrow is damaged in record batch 0"):
+            SegmentStore.open(bucket("store"), "text", "train", cache=cache).verify()
 
 
 def test_credentials_in_a_uri_are_in_no_record(

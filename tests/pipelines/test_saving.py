@@ -39,7 +39,7 @@ class Trained:
         self.optimizer.step()
 
     def save(self, step: int) -> Path:
-        return self.saver.save(
+        folder = self.saver.save(
             step,
             model=self.model,
             optimizer=self.optimizer,
@@ -47,6 +47,7 @@ class Trained:
             per_process={"nats": torch.tensor(0.5)},
             meta={"validation": {"step": step, "bits_per_token": self.bits[step]} if step in self.bits else None},
         )
+        return Path(folder)
 
     def obstruct(self, step: int) -> Path:
         """A file where the folder of this step's checkpoint would be made."""

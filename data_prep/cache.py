@@ -1,0 +1,111 @@
+"""Segment files of a store in a bucket, kept on this machine's disk: each is fetched once, whoever of its processes needs it.
+
+    file = SegmentCache.of(None).file(place, entry)         # ~/.cache/throughline/segments, or $XDG_CACHE_HOME/…
+
+A file is named by its checksum, so that nothing in the cache is ever out of date, and stores share what they have in common. It is
+checked as a whole while it arrives, and its record batches once more when they are first read from the disk (store.py). Where the
+folder would grow beyond `most_bytes`, the files that were used longest ago are removed first; one that a process reads stays
+readable to it. The folder can be removed at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from data_prep.manifest import PartEntry
+from data_prep.places import TEMPORARY, Place
+
+MOST_BYTES = 64 << 30
+CHUNK = 4 << 20
+ABANDONED_SECONDS = 3600
+"""A file that was not written to for so long was left by a process that was killed while it fetched."""
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for all of Throughline."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "throughline"
+
+
+@dataclass(frozen=True)
+class SegmentCache:
+    """A folder of this machine."""
+
+    folder: Path
+    most_bytes: int = MOST_BYTES
+
+    @staticmethod
+    def of(text: str | None) -> SegmentCache | None:
+        """The cache that an option names: a folder, `none`, or nothing for the default."""
+        if text == "none":
+            return None
+        return SegmentCache(Path(text).expanduser().absolute() if text else cache_folder() / "segments")
+
+    def file(self, place: Place, entry: PartEntry) -> Path | None:
+        """The local copy of a part, fetched if need be. None where what is in the bucket is not what the manifest says.
+
+        Raises OSError where the bucket cannot be read, or the disk is full.
+        """
+        path = self.folder / f"{entry.xxh3}-{entry.bytes}.arrow"
+        if not self._touch(path, entry):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._alone(entry.xxh3[:2]):
+                if not self._touch(path, entry) and not self._fetch(place, entry, path):
+                    return None
+        return path
+
+    def _touch(self, path: Path, entry: PartEntry) -> bool:
+        """Whether the file is there; it is then the one that was used last."""
+        try:
+            if path.stat().st_size == entry.bytes:
+                os.utime(path)
+                return True
+        except OSError:
+            pass
+        return False
+
+    def _fetch(self, place: Place, entry: PartEntry, path: Path) -> bool:
+        self._make_room(entry.bytes)
+        staged = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+        checksum = xxhash.xxh3_64()
+        try:
+            with place.open_stream() as stream, open(staged, "wb") as file:
+                while data := stream.read(CHUNK):
+                    checksum.update(data)
+                    file.write(data)
+            if checksum.hexdigest() != entry.xxh3:
+                return False
+            os.replace(staged, path)  # not synced: what a power cut damages is fetched again
+        finally:
+            staged.unlink(missing_ok=True)
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was used longest ago, and what a process left that was killed while it fetched."""
+        with self._alone("room"):
+            files = []
+            for path in self.folder.iterdir():
+                with contextlib.suppress(OSError):
+                    files.append((path.stat().st_mtime, path.stat().st_size, path))
+            filled = sum(bytes for _, bytes, _ in files) + size
+            for modified, bytes, path in sorted(files):
+                left = path.name.endswith(TEMPORARY) and modified < time.time() - ABANDONED_SECONDS
+                if left or (filled > self.most_bytes and path.suffix == ".arrow"):
+                    path.unlink(missing_ok=True)
+                    filled -= bytes
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Only one process of this machine at a time. The lock ends with its process."""
+        with open(self.folder / f".{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

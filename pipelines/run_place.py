@@ -1,0 +1,233 @@
+"""Where a run is: a folder, or a place in a bucket with a working folder on each machine that trains or reads it.
+
+    run = RunPlace.parse("s3://bucket/runs/mine")
+    run.folder                                        # where this machine's processes write and read files
+    run.publish("metrics.jsonl")                      # from the working folder to the bucket
+    run.fetch("metrics.jsonl")                        # and back; nothing stays here that is not there
+    run.open_checkpoint("step-00000200.0badc0de")     # through a verified copy in the working folder
+
+Where the run is a folder, that is its working folder, and nothing is copied. In a bucket it looks the same:
+
+    <run>/config.json  metrics.jsonl  mlflow_run.json  logs/  stop
+    <run>/checkpoints/step-00000200.0badc0de/…        files of all ranks; checkpoint.json is written last (saving.py)
+
+A folder without checkpoint.json is an upload that was not finished: it is no checkpoint. Its name ends in a token of the start that
+made it, so that a process of an earlier start, which may live on unseen, can spoil nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from data_prep.cache import cache_folder
+from data_prep.places import Place
+from pipelines import checkpoint as checkpoints
+from pipelines.checkpoint import Checkpoint, CheckpointError
+from pipelines.lock import hold
+
+RECORDS = ("metrics.jsonl", "mlflow_run.json")
+"""What rank 0 needs to go on with the curve, besides a checkpoint."""
+PUBLISH_SECONDS = 10.0
+"""How often a growing file is published again."""
+UNUSED_SECONDS = 3600.0
+COMMITTED = re.compile(r"(step-\d+(?:\.[0-9a-f]+)?)/checkpoint\.json")
+
+_publishing = threading.Lock()  # so that an older state of a file never follows a newer one
+_published: dict[Path, tuple[int, int]] = {}
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """A run's folder, or its place in a bucket."""
+
+    place: Place
+    trains: bool = False
+    """Whether this is a process that trains the run: others have another working folder, so as not to replace what it writes."""
+
+    @staticmethod
+    def parse(text: str | Path | Place) -> RunPlace:
+        """For a process that reads the run. Raises PlaceError for a URI that nothing here opens; looks at no file."""
+        return RunPlace(Place.parse(text))
+
+    @property
+    def is_local(self) -> bool:
+        return self.place.is_local
+
+    @property
+    def folder(self) -> Path:
+        """The working folder on this machine. Those of runs beside each other are beside each other."""
+        if self.is_local:
+            return Path(self.place.path)
+        parent = self.place.parent
+        root = f"{parent.name or 'root'}-{xxhash.xxh3_64_hexdigest(parent.recorded.encode())[:8]}"
+        return cache_folder() / ("runs" if self.trains else "read") / root / self.place.name
+
+    @property
+    def checkpoints(self) -> Place:
+        return self.place / "checkpoints"
+
+    def exists(self) -> bool:
+        return self.place.is_dir()
+
+    # Files
+
+    def publish(self, *names: str) -> None:
+        """Copy files of the working folder that have changed since. Raises OSError where the bucket cannot be written."""
+        if self.is_local:
+            return
+        with _publishing:
+            for name in names:
+                path = self.folder / name
+                with contextlib.suppress(FileNotFoundError):
+                    state = (path.stat().st_size, path.stat().st_mtime_ns)
+                    if _published.get(path) != state:
+                        upload(path, self.place / name)
+                        _published[path] = state
+
+    def fetch(self, *names: str) -> None:
+        """Bring files of the working folder to what the bucket has; those that it has not are removed."""
+        if self.is_local:
+            return
+        for name in names:
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                download(self.place / name, path)
+            except FileNotFoundError:
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def published(self, *names: str) -> Iterator[None]:
+        """Publish files while the block runs, every few seconds, and at its end."""
+        if self.is_local:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._publish_until, args=(over, names), name="publish", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _publish_until(self, over: threading.Event, names: Sequence[str]) -> None:
+        told = False
+        while True:
+            last = over.wait(PUBLISH_SECONDS)
+            try:
+                self.publish(*names)
+                told = False
+            except OSError as error:
+                if not told:
+                    print(f"warning: {self.place} cannot be written ({error}): later", file=sys.stderr, flush=True)
+                told = True
+            if last:
+                return
+
+    # Checkpoints
+
+    def checkpoint_names(self) -> list[str]:
+        """Checkpoints, good or not, the newest first; in a bucket those whose upload was finished."""
+        if self.is_local:
+            return [folder.name for folder in checkpoints.folders(self.folder / "checkpoints")]
+        found = (COMMITTED.fullmatch(file.name) for file in self.checkpoints.list(recursive=True))
+        names = [match[1] for match in found if match]
+        return sorted(names, key=lambda name: (checkpoints.step_of(Path(name)), name), reverse=True)
+
+    def glance_all(self) -> list[Checkpoint]:
+        """The checkpoints that are complete by their records, the newest first; those of a bucket are not here to be opened."""
+        folder = self.folder / "checkpoints"
+        if self.is_local:
+            return checkpoints.glance_all(folder)
+        found = []
+        for name in self.checkpoint_names():
+            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+                meta = json.loads((self.checkpoints / name / "checkpoint.json").read_bytes())
+                if meta["digest"] == checkpoints.digest_json(meta):
+                    found.append(Checkpoint(folder / name, meta))
+        return found
+
+    def newest_step(self) -> int:
+        """By the names of checkpoints; 0 where there is none."""
+        return max((checkpoints.step_of(Path(name)) for name in self.checkpoint_names()), default=0)
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
+
+        Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
+        """
+        opening = (partial(self.open_checkpoint, name) for name in self.checkpoint_names())
+        return checkpoints.newest_of(self.checkpoints, opening)
+
+    def open_checkpoint(self, name: str) -> Checkpoint:
+        """A verified checkpoint; one of a bucket through a copy in the working folder, which is made anew where it is damaged.
+        Copies that nobody has opened for an hour are removed when another one is made.
+
+        Raises CheckpointError naming what is wrong.
+        """
+        folder = self.folder / "checkpoints" / name
+        if self.is_local:
+            return Checkpoint.open(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with hold(folder.parent / ".fetching", "another process", patience=3600):
+            with contextlib.suppress(CheckpointError):
+                found = Checkpoint.open(folder)
+                os.utime(folder)
+                return found
+            for other in checkpoints.folders(folder.parent):
+                if other == folder or other.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                    shutil.rmtree(other, ignore_errors=True)
+            for file in (self.checkpoints / name).list():
+                if not file.is_dir and not file.name.startswith("."):
+                    folder.mkdir(exist_ok=True)
+                    download(file.place, folder / file.name)
+            return Checkpoint.open(folder)
+
+
+def root_of(folder: Path, run: str) -> Path:
+    """The folder of all runs, which holds MLflow's file, by a run's folder and name: a trial is called <sweep>/trials/<id>."""
+    parts = Path(run).parts
+    return folder.parents[len(parts) - 1] if folder.parts[-len(parts) :] == parts else folder.parent
+
+
+def find_run(text: str | Path) -> tuple[RunPlace, str]:
+    """The run at a path or URI, and the checkpoint's name where that is what it names. Raises CheckpointError where nothing is."""
+    place = Place.parse(text)
+    if not place.is_dir():
+        raise CheckpointError(
+            f"{text if place.is_local else place} does not exist: name the folder of a run or of a checkpoint"
+        )
+    if (place / "checkpoint.json").exists():
+        return RunPlace(place.parent.parent), place.name
+    return RunPlace(place), ""
+
+
+def upload(path: Path, place: Place) -> None:
+    """Copy a file to a place, where it is whole or not there at all."""
+    with open(path, "rb") as file, place.writing() as stream:
+        while data := file.read(4 << 20):
+            stream.write(data)
+
+
+def download(place: Place, path: Path) -> None:
+    """Copy a file from a place. Raises FileNotFoundError."""
+    staged = path.with_name(f".{path.name}.fetching")
+    with place.open_stream() as stream, open(staged, "wb") as file:
+        while data := stream.read(4 << 20):
+            file.write(data)
+    staged.replace(path)

@@ -1,0 +1,124 @@
+"""Segment files of a store in a bucket on this machine's disk: fetched once, verified, made anew when damaged, and bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.cache import SegmentCache, cache_folder
+from data_prep.places import Place
+from data_prep.store import SegmentStore
+from pipelines.prepare import PrepareConfig, prepare
+from tests.s3_server import ENVIRONMENT, s3_server
+
+pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
+Open = Callable[..., SegmentStore]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield endpoint
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the parts that were fetched."""
+    names: list[str] = []
+    fetch = SegmentCache._fetch
+
+    def counted(self: SegmentCache, place: Place, *arguments: object) -> bool:
+        names.append(place.name)
+        time.sleep(0.02)
+        return fetch(self, place, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SegmentCache, "_fetch", counted)
+    return names
+
+
+@pytest.fixture
+def open_store(
+    endpoint: str, make_config: Callable[..., PrepareConfig], tmp_path: Path, request: pytest.FixtureRequest
+) -> Open:
+    uri = f"s3://books/{request.node.name}?endpoint_override={endpoint}&scheme=http"
+    prepare(make_config(store=uri))
+    return lambda cache="": SegmentStore.open(uri, "text", "train", cache=cache or str(tmp_path / "cache"))
+
+
+def all_tokens(store: SegmentStore) -> np.ndarray:
+    return np.concatenate([store.tokens(i, 0, length) for i, length in enumerate(store.lengths.tolist())])
+
+
+def test_each_part_is_fetched_once_whoever_needs_it(open_store: Open, fetched: list[str], tmp_path: Path) -> None:
+    expected = all_tokens(open_store("none"))
+    assert not fetched and not (tmp_path / "cache").exists()
+    stores = [open_store() for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:  # a lock of a file is as good between threads as between processes
+        found = list(pool.map(all_tokens, stores))
+    assert all(np.array_equal(tokens, expected) for tokens in found)
+    parts = stores[0].manifest.parts
+    assert len(parts) > 2 and sorted(fetched) == [part.name for part in parts]
+    assert not list((tmp_path / "cache").glob("*.tmp"))
+    assert np.array_equal(all_tokens(open_store()), expected) and len(fetched) == len(parts)
+
+
+@pytest.mark.parametrize("damage", ["a byte", "the footer", "truncated", "emptied"])
+def test_a_damaged_copy_is_fetched_again(
+    open_store: Open, fetched: list[str], tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = all_tokens(open_store())
+    count = len(fetched)
+    copy = sorted((tmp_path / "cache").glob("*.arrow"))[0]
+    data = bytearray(copy.read_bytes())
+    if damage in ("a byte", "the footer"):
+        data[len(data) // 2 if damage == "a byte" else -20] ^= 1
+    copy.write_bytes({"truncated": data[:100], "emptied": b""}.get(damage, data))
+    assert np.array_equal(all_tokens(open_store()), expected) and len(fetched) == count + 1
+    told = capfd.readouterr().err
+    assert ("in the cache is damaged: fetching it again" in told) == (damage in ("a byte", "the footer"))
+
+
+def test_the_folder_is_bounded_and_leftovers_go(open_store: Open, tmp_path: Path) -> None:
+    store = open_store()
+    sizes = [part.bytes for part in store.manifest.parts]
+    cache = SegmentCache(tmp_path / "small", most_bytes=max(sizes) * 2)
+    cache.folder.mkdir()
+    (cache.folder / "left.arrow.1.tmp").write_bytes(b"x")
+    os.utime(cache.folder / "left.arrow.1.tmp", (0, 0))
+    for part in store.manifest.parts:
+        assert cache.file(store.place / part.name, part)
+        assert sum(path.stat().st_size for path in cache.folder.glob("*.arrow")) <= cache.most_bytes
+    last = store.manifest.parts[-1]
+    assert (cache.folder / f"{last.xxh3}-{last.bytes}.arrow").exists() and not list(cache.folder.glob("*.tmp"))
+
+
+def test_a_disk_without_room_costs_the_cache_alone(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = all_tokens(open_store("none"))
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SegmentCache, "_fetch", full)
+    assert np.array_equal(all_tokens(open_store()), expected)
+    assert capfd.readouterr().err.count("no cache in") == 1
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "throughline" and SegmentCache.of("") == SegmentCache(
+        tmp_path / "throughline" / "segments"
+    )
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "throughline"
+    assert SegmentCache.of("none") is None

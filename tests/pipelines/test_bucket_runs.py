@@ -1,0 +1,267 @@
+"""Runs in an object store, over a real S3 API, on machines that share no folder: each process has a cache folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
+from data_prep.places import Place
+from pipelines import run_place, saving
+from pipelines.checkpoint import CheckpointError
+from pipelines.doctor import main as doctor
+from pipelines.evaluate import main as evaluate
+from pipelines.export import main as export
+from pipelines.generate import main as generate
+from pipelines.heartbeat import Heartbeat
+from pipelines.presets import PRESETS
+from pipelines.run_place import RunPlace
+from pipelines.stopping import STOPPED_STATUS
+from pipelines.train import main as train
+from pipelines.trained import find_checkpoint
+from tests.s3_server import ENVIRONMENT
+from tests.small_corpus import contents
+
+pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
+ROOT = Path(__file__).parents[2]
+Bucket = Callable[[str], str]
+WORDS = [*MODELS["rec fixed:skip"], *TINY, "--steps", "12", "--tracking.backend", "none", "--run", "mine"]
+
+
+def publish(folder: Path, uri: str) -> str:
+    for name, data in contents(folder).items():
+        (Place.parse(uri) / name).write_atomically(data)
+    return uri
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def calm(made: Path, tmp_path: Path) -> Path:
+    """The same run in a folder, which nothing disturbs."""
+    train([*WORDS, "--data.store", str(made), "--root", str(tmp_path / "calm")])
+    return tmp_path / "calm" / "mine"
+
+
+@pytest.fixture
+def words(made: Path, bucket: Bucket) -> list[str]:
+    return [*WORDS, "--data.store", publish(made, bucket("store")), "--root", bucket("runs")]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Go on as on another machine."""
+    return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+
+
+def local_copy(run: RunPlace, folder: Path, step: int) -> Path:
+    """A run in a bucket as a folder, its checkpoint of a step under the name that it has in a folder."""
+    for file in run.place.list(recursive=True):
+        if not file.is_dir:
+            (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file.name).write_bytes(file.place.read_bytes())
+    for path in (folder / "checkpoints").glob(f"step-{step:08d}.*"):
+        path.rename(path.with_suffix(""))
+    return folder
+
+
+def test_a_run_in_a_bucket_is_the_run_in_a_folder(
+    words: list[str], calm: Path, bucket: Bucket, tmp_path: Path, machine: Callable[[str], None],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = RunPlace.parse(bucket("runs/mine"))
+    beat = Heartbeat.beat
+
+    def failing(self: Heartbeat, step: int | None = None) -> None:
+        if step == 8:
+            raise RuntimeError("the machine is gone")
+        beat(self, step)
+
+    monkeypatch.setattr(Heartbeat, "beat", failing)
+    with pytest.raises(RuntimeError):
+        train(words)
+    monkeypatch.setattr(Heartbeat, "beat", beat)
+    assert run.newest_step() == 6
+    machine("another")
+    train(words)
+    assert "resumes from step 6" in capfd.readouterr().out
+    found = local_copy(run, tmp_path / "copy", 12)
+    assert final_tensors(found, 12) == final_tensors(calm, 12) and curve(found) == curve(calm)
+    assert json.loads((found / "config.json").read_text())["run"] == "mine"
+    assert not [file.name for file in run.place.list(recursive=True) if file.name.endswith((".note", ".tmp"))]
+
+    machine("a third")
+    assert doctor([bucket("runs/mine")]) == 0
+    told = capfd.readouterr().out
+    assert "would go on from step 12" in told and "newest" in told
+    evaluate([bucket("runs/mine"), "--tracking.backend", "none"])
+    names = {file.name for file in Place.parse(bucket("runs/reports/mine")).list()}
+    assert {"report.json", "table.csv", "cumulative.png"} <= names
+    name = run.checkpoint_names()[0]
+    generate([bucket(f"runs/mine/checkpoints/{name}"), "--prompt", "ba", "--max-new-tokens", "3", "--seed", "0"])
+    export([bucket("runs/mine"), "--output", str(tmp_path / "exported")])
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+    assert not list(tmp_path.glob("s3*")) and not Path("s3:").exists()
+
+
+def test_old_checkpoints_go_and_others_starts_are_left(words: list[str], bucket: Bucket) -> None:
+    train([*words, "--checkpoint.keep", "2", "--checkpoint.keep-best", "0", "--checkpoint.keep-every", "6"])
+    run = RunPlace.parse(bucket("runs/mine"))
+    assert [int(name[5:13]) for name in run.checkpoint_names()] == [12, 9, 6]
+    assert {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)} == set(run.checkpoint_names())
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
+    words: list[str], bucket: Bucket, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(words)
+    run = RunPlace.parse(bucket("runs/mine"))
+    newest, before = run.checkpoint_names()[:2]
+    checkpoint = find_checkpoint(bucket("runs/mine"))
+    copy = checkpoint.folder / "model.safetensors"
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(bytes(data))
+    assert find_checkpoint(bucket("runs/mine")).folder.name == newest and copy.read_bytes() != bytes(data)
+
+    (run.checkpoints / newest / "model.safetensors").write_atomically(bytes(data))
+    shutil.rmtree(checkpoint.folder)
+    assert find_checkpoint(bucket("runs/mine")).folder.name == before
+    assert "passed over a checkpoint" in capfd.readouterr().err
+    assert doctor([bucket("runs/mine")]) == 2
+    train(words)  # goes on at the one before, and takes the damaged one's place
+    assert run.newest()[1] == [] and run.newest_step() == 12
+    with pytest.raises(CheckpointError, match=r"s3://books/.*/nothing does not exist"):
+        find_checkpoint(bucket("runs/nothing"))
+
+
+def test_what_was_not_uploaded_whole_is_no_checkpoint(
+    words: list[str], calm: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    machine: Callable[[str], None],
+) -> None:  # fmt: skip
+    """The bucket fails in the middle of the second checkpoint; another machine goes on at the first."""
+    uploads = 0
+
+    def failing(path: Path, place: Place) -> None:
+        nonlocal uploads
+        uploads += 1
+        if uploads > 5:
+            raise OSError(5, "the bucket is gone")
+        run_place.upload(path, place)
+
+    monkeypatch.setattr(saving, "upload", failing)
+    monkeypatch.setattr(saving.Saver, "_failed", lambda self, *_: setattr(self, "_error", saving.SaveError("failed")))
+    with pytest.raises(saving.SaveError):
+        train(words)
+    monkeypatch.undo()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    run = RunPlace.parse(bucket("runs/mine"))
+    folders = {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)}
+    assert len(folders) == 2 and run.newest_step() == 3
+    machine("another")
+    train(words)
+    assert final_tensors(local_copy(run, tmp_path / "copy", 12), 12) == final_tensors(calm, 12)
+    assert {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)} == set(run.checkpoint_names())
+
+
+def test_asked_to_stop_through_the_bucket(words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Place.parse(bucket("runs/mine")) / "stop"
+    beats = []
+
+    def beat(self: object, step: int | None = None) -> None:
+        beats.append(step)
+        if step == 4:
+            stop.write_atomically(b"stop")
+
+    monkeypatch.setattr("pipelines.heartbeat.Heartbeat.beat", beat)
+    monkeypatch.setattr("pipelines.stopping.BUCKET_SECONDS", 0)
+    assert train(words) == STOPPED_STATUS
+    assert 4 <= RunPlace.parse(bucket("runs/mine")).newest_step() < 12 and not stop.exists()
+
+
+def test_credentials_of_a_root_are_in_no_record(
+    made: Path, endpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    machine: Callable[[str], None],
+) -> None:  # fmt: skip
+    machine("cache")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    uri = f"s3://testing:testing-secret@books/root?endpoint_override={endpoint}&scheme=http"
+    train([*WORDS, "--steps", "3", "--data.store", str(made), "--root", uri])
+    output = capfd.readouterr()
+    assert "s3://books/root" in output.out and "testing-secret" not in output.out + output.err
+    run = RunPlace.parse(Place.parse(uri) / "mine")
+    local_copy(run, tmp_path / "copy", 3)
+    written = {**contents(tmp_path / "copy"), **contents(tmp_path / "cache")}
+    assert written and not [name for name, data in written.items() if b"testing-secret" in data]
+
+
+@pytest.mark.slow
+def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
+    words: list[str], made: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    two = [*words, "--steps", "30"]
+    with Group(
+        [*WORDS, "--steps", "30", "--data.store", str(made), "--root", str(tmp_path)], 2, tmp_path / "log"
+    ) as group:
+        assert group.wait() == [0, 0], group.said()
+    run, log = RunPlace.parse(bucket("runs/mine")), tmp_path / "bucket.log"
+    machines = [{**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("one", "two", "three")]
+    traps: list[tuple[str, int, int]] = [
+        ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 9), ("commit to the bucket", 0, 14),
+        ("pruning the bucket", 0, 19), ("backward and all-reduce", 1, 24),
+    ]  # fmt: skip
+    for turn, (moment, rank, step) in enumerate(traps):
+        where = [machines[turn % 3], machines[(turn + 1) % 3]]  # ranks move from machine to machine
+        with Group(two, 2, log, {rank: Trap(moment, step, 2.0)}, where) as group:
+            assert group.wait()[rank] == -9, group.said()
+    with Group(two, 2, log, environments=machines[:2]) as group:
+        assert group.wait() == [0, 0], group.said()
+    found = local_copy(run, tmp_path / "copy", 30)
+    assert final_tensors(found, 30) == final_tensors(tmp_path / "mine", 30) and curve(found) == curve(tmp_path / "mine")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_workers_train_into_a_bucket(words: list[str], bucket: Bucket, tmp_path: Path) -> None:
+    """The command with a Ray session of its own, asked to stop by a signal on the way."""
+    environment = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "driver")}
+    command = [sys.executable, "-m", "pipelines.train", *words, "--num-workers", "2", "--steps", "4000"]
+    run = RunPlace.parse(bucket("runs/mine"))
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        deadline = time.monotonic() + 120
+        while run.newest_step() < 3:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == STOPPED_STATUS and "MLflow" not in said, said
+    found, complaints = run.newest()
+    assert found and found.step >= 3 and found.meta["world"] == 2 and not complaints
+    assert f"step {found.step}/4000" in said, said  # what rank 0 has published was shown
+    assert not [file.name for file in run.place.list(recursive=True) if ".ray/" in file.name]
+
+
+def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
+    preset: Any = PRESETS["small-rec"]
+    config = preset.__class__(**{**vars(preset), "root": bucket("runs"), "run": "mine"}).located()
+    assert config.root == bucket("runs") and config.place.place == Place.parse(bucket("runs/mine"))
+    assert config.folder.is_absolute() and config.folder.name == "mine" and "s3:" not in str(config.folder)
+    local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
+    assert local.folder == tmp_path / "mine"
