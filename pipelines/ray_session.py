@@ -13,17 +13,26 @@ already stays.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from pipelines import home
+from pipelines.stopping import RayLost
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 2.0
+SILENT_SECONDS = 10.0
+"""How long Ray's head may be silent: one that is started again by whoever watches over it goes on."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -146,3 +155,53 @@ def nodes() -> list[Node]:
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [Node(node) for node in sorted(alive, key=lambda node: "node:__internal_head__" not in node["Resources"])]
+
+
+class Watch:
+    """Whether the Ray that this process has joined still lives. Asked often, it looks every few seconds.
+
+    Ray ends a process that has lost it after a minute, from inside its own code and without a word that says what to do.
+    """
+
+    def __init__(self) -> None:
+        import ray._private.worker
+
+        node: Any = ray._private.worker._global_node
+        host, _, port = node.gcs_address.rpartition(":")
+        self._head, self._silent_since = (host.strip("[]"), int(port)), 0.0
+        socket_option = f"--raylet_socket_name={node.raylet_socket_name}"
+        self._raylet = next((p for p in psutil.process_iter() if socket_option in _command(p)), None)
+        self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Raises RayLost."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._raylet and (not self._raylet.is_running() or self._raylet.status() == psutil.STATUS_ZOMBIE):
+            raise RayLost(f"Ray's process on {socket.gethostname()} (raylet) has died")
+        try:
+            socket.create_connection(self._head, timeout=LOOK_SECONDS).close()
+            self._silent_since = 0.0
+        except OSError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since >= SILENT_SECONDS:
+                head = ":".join(map(str, self._head))
+                raise RayLost(
+                    f"Ray's head (gcs_server at {head}) does not answer any more: {error.strerror or error}"
+                ) from None
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def abandon() -> None:
+    """End the processes of a local session, whose Ray cannot end them any more."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
