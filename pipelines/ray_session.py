@@ -118,6 +118,16 @@ def surroundings(address: str) -> dict[str, Any]:
     return given
 
 
+def cpus() -> int:
+    """Of the session, with all machines of a cluster; before it is started, of this machine."""
+    if "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized():
+            return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    return os.cpu_count() or 1
+
+
 def stop() -> None:
     """Leave the session; a local one ends."""
     import ray
