@@ -85,6 +85,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
     Raises ValueError where RAY_ADDRESS is no address that a program can join.
     """
     import ray
+    import ray.exceptions
 
     if ray.is_initialized():
         return
@@ -97,7 +98,16 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
                 "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
             )
         options.pop("include_dashboard", None)
-        ray.init(address=address, runtime_env=surroundings(address), **options)
+        try:
+            host, _, port = address.rpartition(":")  # a dead address would be tried for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=SILENT_SECONDS).close()
+            ray.init(address=address, runtime_env=surroundings(address), **options)
+        except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
+                "its token (~/.ray/auth_token)?"
+            ) from None
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
