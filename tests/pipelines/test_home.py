@@ -100,7 +100,6 @@ def test_a_script_that_is_newer_than_the_modules_says_so(tmp_path: Path) -> None
     assert "warning: this script differs from" in done.stderr and "ray rsync-up cluster.yaml" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_cluster_that_cannot_be_joined_is_one_sentence() -> None:
     script = "from pipelines import cli, ray_session; cli.run(lambda words: ray_session.start())"
     environment = {
