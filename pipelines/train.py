@@ -245,8 +245,8 @@ def told_of(lost: BaseException, config: TrainConfig) -> int:
     from pipelines import ray_session
 
     print(
-        f"error: {lost}; {cli.shown(config.folder)} is saved at least up to step {newest_step(config):,}: start Ray again where it is a "
-        "cluster's (`ray up`), and repeat the command, which goes on there",
+        f"error: {lost}; {cli.shown(config.folder)} is saved at least up to step {newest_step(config):,}: start Ray again where "
+        "it is a cluster's (`ray up`), and repeat the command, which goes on there",
         file=sys.stderr,
         flush=True,
     )

@@ -114,13 +114,14 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     if why := missing():
         pytest.skip(why)
     folder = Path(os.environ.get("THROUGHLINE_TEST_FOLDER") or tmp_path_factory.mktemp("cluster"))
-    shutil.rmtree(folder, ignore_errors=True)
     shared = folder / "shared"
+    small = shared / "small"  # a disk of 2 MB that all machines see
+    subprocess.run(["umount", "-l", str(small)], capture_output=True)  # of a test that was killed
+    shutil.rmtree(folder, ignore_errors=True)
     for split, sizes in {"train": (9000, 300, 4000, 20000), "validation": (500, 3000), "test": (2000,)}.items():
         (shared / "books" / split).mkdir(parents=True)
         for i, size in enumerate(sizes):
             (shared / "books" / split / f"book{i}.txt").write_text(words(f"{split}{i}", size))
-    small = shared / "small"  # a disk of 2 MB that all machines see
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=True)
     forward = None

@@ -32,6 +32,12 @@ def train(run: str, *more: str) -> tuple[str, ...]:
     return ("small-rec", *TINY, "--data.store", "runs/store.v1", "--run", run, *more)
 
 
+@pytest.fixture(scope="module")
+def prepared(laptop: Laptop) -> None:
+    """The store that the tests below train from, made by `ray submit`."""
+    laptop.submit("prepare", *PREPARE)
+
+
 def step_of(laptop: Laptop, run: str) -> int:
     return max(map(checkpoints.step_of, checkpoints.folders(laptop.shared / "runs" / run / "checkpoints")), default=0)
 
@@ -63,8 +69,9 @@ def test_what_listens_is_on_loopback_or_asks_for_the_token(laptop: Laptop) -> No
     assert asked.returncode not in (0, 124)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_every_stage_by_ray_submit(laptop: Laptop) -> None:
-    assert "parts to write" in laptop.submit("prepare", *PREPARE)
+    assert (laptop.shared / "runs/store.v1/text/train/manifest.json").is_file()
     laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2"))
     assert Checkpoint.open(laptop.shared / "runs/by-submit/checkpoints/step-00000006").meta["world"] == 2
     assert "bits/byte" in laptop.submit("evaluate", "runs/by-submit", "--split", "validation")
@@ -72,11 +79,13 @@ def test_every_stage_by_ray_submit(laptop: Laptop) -> None:
     assert "nothing to do" in laptop.submit("train", *train("by-submit", "--steps", "6", "--num-workers", "2"))
 
 
+@pytest.mark.usefixtures("prepared")
 def test_what_ray_submit_cannot_pass_is_refused_with_the_remedy(laptop: Laptop) -> None:
     said = laptop.submit("train", *train("two words", "--steps", "6"), status=1)
     assert "unexpected argument 'words'" in said and "ray job submit" in said
 
 
+@pytest.mark.usefixtures("prepared")
 def test_every_stage_by_ray_job_submit(laptop: Laptop) -> None:
     assert "already prepared" in laptop.job("prepare", *PREPARE)
     said = laptop.job("train", *train("by job", "--steps", "6", "--num-workers", "2"))
@@ -98,6 +107,7 @@ def test_the_whole_pipeline_as_one_job(laptop: Laptop) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pipelines.tune") is None, reason="there is no pipelines.tune yet")
+@pytest.mark.usefixtures("prepared")
 def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
     fields = [word for word in TINY if word not in ("--placement.strategy", "strict-spread")]
     sweep = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", "--run", "sweep")
@@ -107,6 +117,7 @@ def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
     laptop.job("compare", "runs/by-submit", "runs/by job")
 
 
+@pytest.mark.usefixtures("prepared")
 def test_uncommitted_changes_run_on_the_machines(laptop: Laptop) -> None:
     module = laptop.project / "pipelines" / "readiness.py"
     before = module.read_text()
@@ -127,6 +138,7 @@ def test_uncommitted_changes_run_on_the_machines(laptop: Laptop) -> None:
         laptop.run("ray", "rsync-up", "cluster.yaml")
 
 
+@pytest.mark.usefixtures("prepared")
 def test_a_stopped_job_has_saved_its_step_and_the_same_command_goes_on(laptop: Laptop) -> None:
     words = train("stopped", "--steps", "100000", "--num-workers", "2", "--checkpoint.every", "1000000")
     said = laptop.job("train", *words, options=("--no-wait",))
@@ -140,6 +152,7 @@ def test_a_stopped_job_has_saved_its_step_and_the_same_command_goes_on(laptop: L
     assert [record["step"] for record in records(laptop, "stopped")] == list(range(1, saved + 6))
 
 
+@pytest.mark.usefixtures("prepared")
 def test_a_machine_is_lost_and_comes_back(laptop: Laptop) -> None:
     words = list(train("elastic", "--steps", "1000000", "--num-workers", "1:2", "--checkpoint.every", "20"))
     said = laptop.job("train", *words, options=("--no-wait",))
@@ -163,6 +176,7 @@ def test_a_machine_is_lost_and_comes_back(laptop: Laptop) -> None:
     assert steps == list(range(1, len(steps) + 1))  # none lost, none twice
 
 
+@pytest.mark.usefixtures("prepared")
 def test_preflight_names_what_is_wrong(laptop: Laptop) -> None:
     words = train("by-submit", "--num-workers", "2")
     assert "can be trained here" in laptop.job("preflight", *words)
