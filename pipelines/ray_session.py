@@ -138,6 +138,15 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
+def free_resources() -> list[dict[str, float]]:
+    """What is free on each machine that is alive."""
+    import ray._private.state
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    free = ray._private.state.available_resources_per_node()
+    return [resources for node, resources in free.items() if node in alive]
+
+
 def stop() -> None:
     """Leave the session; a local one ends."""
     import ray

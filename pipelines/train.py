@@ -194,11 +194,14 @@ def most_of(config: TrainConfig, free: int) -> int:
 
 
 def room(config: TrainConfig, use_gpu: bool) -> int:
-    """How many more workers the cluster could hold, by the sums of what is free."""
-    import ray
+    """How many more workers the machines of the cluster could hold, by what is free on each."""
+    from pipelines import ray_session
 
-    free = ray.available_resources()
-    return int(min(free.get(name, 0) / amount for name, amount in config.placement.worker(use_gpu).items()))
+    worker, most = config.placement.worker(use_gpu), 1 if config.placement.strategy == "strict-spread" else math.inf
+    return sum(
+        int(min(most, *(free.get(name, 0) / amount for name, amount in worker.items())))
+        for free in ray_session.free_resources()
+    )
 
 
 def newest_step(config: TrainConfig) -> int:

@@ -40,3 +40,5 @@ def test_room_counts_what_a_worker_takes() -> None:
     assert room(replace(config, placement=PlacementConfig(cpus=2)), use_gpu=False) == 2
     assert room(replace(config, placement=PlacementConfig(resource="fast")), use_gpu=False) == 0
     assert room(config, use_gpu=True) == 0
+    assert room(replace(config, placement=PlacementConfig(strategy="spread")), use_gpu=False) == 4
+    assert room(replace(config, placement=PlacementConfig(strategy="strict-spread")), use_gpu=False) == 1  # one machine
