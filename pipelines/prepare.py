@@ -11,7 +11,6 @@ same command goes on where it was killed, and the bytes are the same whatever th
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -63,7 +62,7 @@ class PrepareConfig:
     part_bytes: int = 16 << 20
     """A part is closed when it holds so many bytes of text, or a 32nd of a small split; each part is one Ray task."""
     num_workers: int | None = None
-    """Ray tasks at a time: the CPUs by default; 0 works in this process, without Ray."""
+    """Ray tasks at a time: the CPUs of this machine, or of the whole cluster, by default; 0 works in this process, without Ray."""
     overwrite: bool = False
     """Replace splits that were prepared from something else, or that are damaged."""
 
@@ -91,7 +90,7 @@ class PrepareConfig:
 
     @property
     def workers(self) -> int:
-        return os.cpu_count() or 1 if self.num_workers is None else self.num_workers
+        return ray_session.cpus() if self.num_workers is None else self.num_workers
 
 
 COMMANDS = {name: PrepareConfig(corpus()) for name, corpus in CORPORA.items()}

@@ -13,17 +13,26 @@ already stays.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from pipelines import home
+from pipelines.stopping import RayLost
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 2.0
+SILENT_SECONDS = 10.0
+"""How long Ray's head may be silent: one that is started again by whoever watches over it goes on."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -76,6 +85,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
     Raises ValueError where RAY_ADDRESS is no address that a program can join.
     """
     import ray
+    import ray.exceptions
 
     if ray.is_initialized():
         return
@@ -88,7 +98,16 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
                 "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
             )
         options.pop("include_dashboard", None)
-        ray.init(address=address, runtime_env=surroundings(address), **options)
+        try:
+            host, _, port = address.rpartition(":")  # a dead address would be tried for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=SILENT_SECONDS).close()
+            ray.init(address=address, runtime_env=surroundings(address), **options)
+        except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
+                "its token (~/.ray/auth_token)?"
+            ) from None
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
@@ -107,6 +126,25 @@ def surroundings(address: str) -> dict[str, Any]:
         root = Path(__file__).resolve().parents[1]
         given["py_modules"] = [str(root / name) for name in PACKAGES]
     return given
+
+
+def cpus() -> int:
+    """Of the session, with all machines of a cluster; before it is started, of this machine."""
+    if "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized():
+            return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    return os.cpu_count() or 1
+
+
+def free_resources() -> list[dict[str, float]]:
+    """What is free on each machine that is alive."""
+    import ray._private.state
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    free = ray._private.state.available_resources_per_node()
+    return [resources for node, resources in free.items() if node in alive]
 
 
 def stop() -> None:
@@ -146,3 +184,53 @@ def nodes() -> list[Node]:
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [Node(node) for node in sorted(alive, key=lambda node: "node:__internal_head__" not in node["Resources"])]
+
+
+class Watch:
+    """Whether the Ray that this process has joined still lives. Asked often, it looks every few seconds.
+
+    Ray ends a process that has lost it after a minute, from inside its own code and without a word that says what to do.
+    """
+
+    def __init__(self) -> None:
+        import ray._private.worker
+
+        node: Any = ray._private.worker._global_node
+        host, _, port = node.gcs_address.rpartition(":")
+        self._head, self._silent_since = (host.strip("[]"), int(port)), 0.0
+        socket_option = f"--raylet_socket_name={node.raylet_socket_name}"
+        self._raylet = next((p for p in psutil.process_iter() if socket_option in _command(p)), None)
+        self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Raises RayLost."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._raylet and (not self._raylet.is_running() or self._raylet.status() == psutil.STATUS_ZOMBIE):
+            raise RayLost(f"Ray's process on {socket.gethostname()} (raylet) has died")
+        try:
+            socket.create_connection(self._head, timeout=LOOK_SECONDS).close()
+            self._silent_since = 0.0
+        except OSError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since >= SILENT_SECONDS:
+                head = ":".join(map(str, self._head))
+                raise RayLost(
+                    f"Ray's head (gcs_server at {head}) does not answer any more: {error.strerror or error}"
+                ) from None
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def abandon() -> None:
+    """End the processes of a local session, whose Ray cannot end them any more."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()

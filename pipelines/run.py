@@ -142,12 +142,21 @@ def stages(config: PipelineConfig) -> list[Stage]:
         runs.append(run)
     trained = tuple(Place.parse(config.root) / run / "checkpoints" for run in runs)
     folders = tuple(f"{config.root.rstrip('/')}/{run}" for run in runs)
-    report = Place.parse(config.root) / "reports" / "-vs-".join(runs) / "table.csv"
     reads = (*trained, store / config.split / "manifest.json")
-    found.append(Stage("evaluate", "evaluate", (*folders, "--split", config.split), reads, (report,)))
+    folder, place = _report(config, "-vs-".join(runs))
+    words = (*folders, "--split", config.split, "--output", folder)
+    found.append(Stage("evaluate", "evaluate", words, reads, (place,)))
     if runs[1:]:
-        found.append(Stage("compare", "compare", folders, trained, ()))
+        folder, place = _report(config, "compare-" + "-vs-".join(runs))
+        words = (*folders, "--root", config.root, "--output", folder)
+        found.append(Stage("compare", "compare", words, trained, (place,)))
     return found
+
+
+def _report(config: PipelineConfig, name: str) -> tuple[str, Place]:
+    """Where a report goes: as an option has it, and as a place."""
+    folder = f"{config.root.rstrip('/')}/reports/{name[:150]}"
+    return folder, Place.parse(folder)
 
 
 def mark(place: Place) -> str:

@@ -41,6 +41,10 @@ class Stopped(Exception):
         self.step = step
 
 
+class RayLost(Exception):
+    """Ray itself has died: its head, or its process on this machine."""
+
+
 class Stop:
     """Whether a run was asked to stop."""
 

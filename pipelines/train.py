@@ -36,7 +36,7 @@ from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.registering import register_best
 from pipelines.run_place import RECORDS
 from pipelines.session import Run, open_run, start_tracker, work
-from pipelines.stopping import RESIZE, STOPPED_STATUS, Stop, Stopped
+from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.world import World, join_torchrun
 
 USER_ERRORS = (ValueError, OSError)
@@ -126,6 +126,8 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
     from ray.train.torch import TorchTrainer
 
+    from pipelines import ray_session
+
     def worker(arguments: dict[str, Any]) -> None:
         import ray.train
         from ray.train.torch import get_device
@@ -167,9 +169,10 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
 
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
-    looked, seen = time.monotonic(), workers
+    looked, seen, watch = time.monotonic(), workers, ray_session.Watch()
     while thread.is_alive():
         thread.join(0.2)
+        watch.check()
         if stop.signalled and stop.reason() in ("", RESIZE):
             stop.ask()
         if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
@@ -200,11 +203,14 @@ def most_of(config: TrainConfig, free: int) -> int:
 
 
 def room(config: TrainConfig, use_gpu: bool) -> int:
-    """How many more workers the cluster could hold, by the sums of what is free."""
-    import ray
+    """How many more workers the machines of the cluster could hold, by what is free on each."""
+    from pipelines import ray_session
 
-    free = ray.available_resources()
-    return int(min(free.get(name, 0) / amount for name, amount in config.placement.worker(use_gpu).items()))
+    worker, most = config.placement.worker(use_gpu), 1 if config.placement.strategy == "strict-spread" else math.inf
+    return sum(
+        int(min(most, *(free.get(name, 0) / amount for name, amount in worker.items())))
+        for free in ray_session.free_resources()
+    )
 
 
 def why(config: TrainConfig, error: BaseException) -> str:
@@ -237,8 +243,25 @@ def main(argv: list[str]) -> int:
             f"stopped after step {stopped.step:,} of {config.steps:,}, which is saved: the same command goes on there"
         )
         return STOPPED_STATUS
+    except RayLost as lost:
+        return told_of(lost, config)
     print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
     return 0
+
+
+def told_of(lost: BaseException, config: TrainConfig) -> int:
+    """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
+    from pipelines import ray_session
+
+    print(
+        f"error: {lost}; {cli.shown(config.folder)} is saved at least up to step {newest_step(config):,}: start Ray again where "
+        "it is a cluster's (`ray up`), and repeat the command, which goes on there",
+        file=sys.stderr,
+        flush=True,
+    )
+    ray_session.abandon()
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def train_beside(config: TrainConfig) -> int:

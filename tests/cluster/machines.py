@@ -83,6 +83,10 @@ class Machines:
     def __exit__(self, *error: object) -> None:
         for i in range(len(self.addresses)):
             self.stop(i)
+            left = subprocess.run([str(find("ip")), "netns", "pids", self.space(i)], capture_output=True, text=True)
+            for process in left.stdout.split():  # of a test that was killed
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
             run("ip", "netns", "delete", self.space(i), check=False)
             run("ip", "link", "delete", f"v{self.space(i)}", check=False)
         run("ip", "link", "delete", BRIDGE, check=False)

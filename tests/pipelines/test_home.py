@@ -98,3 +98,17 @@ def test_words_that_ray_submit_has_cut_are_refused_with_the_remedy(tmp_path: Pat
 def test_a_script_that_is_newer_than_the_modules_says_so(tmp_path: Path) -> None:
     done = submitted(tmp_path, "nowhere", changed="\n# changed on the laptop\n")
     assert "warning: this script differs from" in done.stderr and "ray rsync-up cluster.yaml" in done.stderr
+
+
+def test_a_cluster_that_cannot_be_joined_is_one_sentence() -> None:
+    script = "from pipelines import cli, ray_session; cli.run(lambda words: ray_session.start())"
+    environment = {
+        **os.environ,
+        "RAY_ADDRESS": "127.0.0.1:1",
+        "PYTHONPATH": str(PROJECT),
+        "RAY_gcs_rpc_server_connect_timeout_s": "2",
+    }
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "error: the Ray cluster at 127.0.0.1:1 (RAY_ADDRESS) cannot be joined" in done.stderr
+    assert "Traceback" not in done.stderr

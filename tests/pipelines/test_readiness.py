@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import readiness
+from pipelines import ray_session, readiness
 from pipelines.config import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.readiness import check, needs
@@ -202,6 +202,14 @@ def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> N
     huge = replace(huge, data=replace(huge.data, segment_length=4096, lanes=2))
     said = wrong(huge, machines(None))
     assert "of memory free, and 1 worker of" in said and "activations not counted" in said
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_the_machine_of_a_local_session(config: TrainConfig) -> None:
+    (node,) = ray_session.nodes()
+    assert check(config, [node], 257) == []
+    assert node.begin(os.getpid)() != os.getpid()
 
 
 def test_needs_are_those_of_a_checkpoint_on_the_disk(train: Callable[..., Path]) -> None:

@@ -30,7 +30,7 @@ def words(text_folder: Path, root: Path, *more: str, steps: int = 4) -> list[str
         "--root",
         str(root / "runs"),
     ]
-    return ["small-rec", *given, "--set", *PAIRS, f"steps={steps}", "validate_every=0", *more]
+    return ["small-rec", *given, "--set", *PAIRS, f"steps={steps}", "validate_every=0", "checkpoint.every=2", *more]
 
 
 @pytest.mark.slow
