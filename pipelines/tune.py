@@ -14,8 +14,8 @@ beside those of Ray Train, kill a stopped trial's workers without a checkpoint, 
 Here a trial's driver is a thread, which holds no CPU, so that no number of CPUs can deadlock; workers that are done take the next
 trial; a stopped trial saves first.
 
-Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same command
-goes on.
+Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same
+command goes on.
 """
 
 from __future__ import annotations
