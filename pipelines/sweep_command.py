@@ -28,10 +28,8 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if argv and argv[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
         print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
-        print(
-            f"  FIELD=a,b,c         any field of the preset\n  FIELD=low..high     on a logarithmic scale\n\n{cli.program()} SPACE"
-        )
-        print(f"{cli.program()} SPACE --help lists the options; --preset NAME --help those of that preset.")
+        print("  FIELD=a,b,c         any field of the preset\n  FIELD=low..high     on a logarithmic scale\n")
+        print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
         sys.exit(0)
     if not argv or argv[0].startswith("-"):
         raise cli.UsageError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
