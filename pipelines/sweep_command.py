@@ -42,7 +42,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     )
     search: Any = "grid" if space.startswith("rec-table") else "random"
     default = SweepConfig(space, replace(PRESETS[preset], run=""), preset, metric=metric, search=search)
-    config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default)
+    config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
     name = config.train.run or f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"}))
     numbers = config.train.workers
     if numbers in ([0], [1]) or len(numbers) > 1:  # a trial's workers are its own throughout
