@@ -347,6 +347,11 @@ class Conductor:
         """Idempotent: a kill may have come in the middle of it."""
         trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
         trial.values = dict(exploit.values)
+        trial.best = {
+            "step": step,
+            "bits_per_token": self._seen[source.id][step],
+        }  # what it had before is nobody's weights now
+        trial.last = dict(trial.best)
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return

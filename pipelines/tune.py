@@ -94,6 +94,7 @@ class Slot:
     turn: int = -1
     job: Job | None = None
     began: float = 0.0
+    leaving: bool = False
     error: list[BaseException] = field(default_factory=list)
 
 
@@ -115,7 +116,7 @@ class Crew:
 
     def give(self, job: Job) -> None:
         """Have a trial trained, by workers that wait for one, or by new ones."""
-        slot = next((slot for slot in self._slots.values() if slot.job is None and self._lives(slot)), None)
+        slot = next((slot for slot in self._slots.values() if slot.job is None and self._takes(slot)), None)
         if slot is None:
             slot = Slot(next(self._numbers))
             slot.thread = threading.Thread(target=self._fit, args=(slot,), daemon=True)
@@ -147,7 +148,7 @@ class Crew:
     def close(self) -> None:
         """Let all workers go."""
         for slot in list(self._slots.values()):
-            if slot.job is None and self._lives(slot):
+            if slot.job is None and self._takes(slot):
                 self._dismiss(slot)
         for slot in self._slots.values():
             if slot.thread:
@@ -155,9 +156,11 @@ class Crew:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _dismiss(self, slot: Slot) -> None:
-        slot.turn += 1
+        slot.turn, slot.leaving = slot.turn + 1, True
         self._get(self._post.give.remote(slot.number, slot.turn, None))
-        slot.job = None
+
+    def _takes(self, slot: Slot) -> bool:
+        return self._lives(slot) and not slot.leaving
 
     def _lives(self, slot: Slot) -> bool:
         return slot.thread is not None and slot.thread.is_alive()

@@ -45,6 +45,10 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
     write_json(sweep.folder / "best.json", {**values, "exploited": best.exploited, "config": config})
     print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
     print(against_baseline(sweep, best))
+    if best.exploited:
+        print(
+            "it went on from other trials on its way (exploited, in best.json): the command below has its last values alone"
+        )
     print(
         f"  again   {command}\n"
         f"  or      python -m pipelines.train {cli.shown(sweep.folder / 'best.json')}\n"
