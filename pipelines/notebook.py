@@ -8,6 +8,7 @@ notebook.close("FINISHED")
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.store import SegmentStore
+from pipelines.cli import sentence
 from pipelines.config import TrainConfig
 from pipelines.session import Run, start_tracker
 from pipelines.sweep import Sweep, Trial
@@ -72,6 +74,16 @@ class Notebook:
         self._pool.submit(self._tell, trial)
 
     def _tell(self, trial: Trial) -> None:
+        try:
+            self._record(trial)
+        except (ValueError, OSError) as error:  # the store is gone, the disk full: the sweep goes on
+            print(
+                f"warning: MLflow was not told how trial {trial.id} ended: {sentence(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _record(self, trial: Trial) -> None:
         if self._silent or trial.recorded or not trial.over:
             return
         statuses: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
