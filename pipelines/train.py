@@ -254,7 +254,7 @@ def told_of(lost: BaseException, config: TrainConfig) -> int:
     from pipelines import ray_session
 
     print(
-        f"error: {lost}; {cli.shown(config.folder)} is saved at least up to step {newest_step(config):,}: start Ray again where "
+        f"error: {lost}; {_shown(config)} is saved at least up to step {config.place.newest_step():,}: start Ray again where "
         "it is a cluster's (`ray up`), and repeat the command, which goes on there",
         file=sys.stderr,
         flush=True,
