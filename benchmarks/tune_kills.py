@@ -137,9 +137,9 @@ def in_mlflow(root: Path) -> list[str]:
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     for sweep in ("calm", "killed"):
         parents = [run for run in runs if run.info.run_name == sweep]
-        children = [run for run in runs if run.info.run_name.startswith(f"{sweep}/")]
+        children = [run for run in runs if str(run.info.run_name).startswith(f"{sweep}/")]
         trials = sorted(path.parent.name for path in (root / sweep / "trials").glob("*/trial.json"))
-        if len(parents) != 1 or sorted(run.info.run_name for run in children) != [
+        if len(parents) != 1 or sorted(str(run.info.run_name) for run in children) != [
             f"{sweep}/trials/{t}" for t in trials
         ]:
             wrong.append(
@@ -159,7 +159,7 @@ def in_mlflow(root: Path) -> list[str]:
                 for point in client.get_metric_history(run.info.run_id, key)
                 if key != "train/tokens"
             )
-            ours = [point for point in curve(root / run.info.run_name) if point[1] != "train/tokens"]
+            ours = [point for point in curve(root / str(run.info.run_name)) if point[1] != "train/tokens"]
             if theirs != ours:
                 wrong.append(f"{run.info.run_name}'s curve in MLflow")
     return wrong

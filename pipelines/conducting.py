@@ -206,9 +206,10 @@ class Conductor:
 
     def _start(self, trial: Trial, until: int) -> Job:
         self._rule.add(trial.id)
-        trial.status = "running"
+        trial.status, trial.recorded = "running", False
         Stop(self.sweep.place(trial)).clear()
         self.sweep.save(trial)
+        self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
         self._busy.add(trial.id)
         self._tails[trial.id] = Tail(self.sweep.place(trial) / "metrics.jsonl", seen=0)
         return Job(trial, self._run(trial), until)
@@ -327,7 +328,8 @@ class Conductor:
             return
         whole = {key: value for key, value in figures.items() if value is not None}
         values = {trial.id: trial.values for trial in members}
-        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step)
+        preset = [trial.id for trial in members if trial.baseline]
+        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step, keep=preset)
         self.sweep.note(
             event="generation", step=step, exploits=[asdict(exploit) for exploit in exploits], time=time.time()
         )

@@ -54,14 +54,16 @@ def choose(
     domains: Mapping[str, Any],
     seed: int,
     step: int,
+    keep: Sequence[str] = (),
 ) -> list[Exploit]:
-    """Who takes over from whom at this step, given everyone's figure (lower is better) and values."""
+    """Who takes over from whom at this step, by everyone's figure (lower is better) and values; ``keep`` stay as they are."""
     ranked = sorted(figures, key=lambda trial: (figures[trial], trial))
     some = max(1, int(len(ranked) * QUANTILE))
     if 2 * some > len(ranked):
         return []
     found = []
-    for trial in sorted(ranked[-some:]):
+    worst = [trial for trial in ranked[some:] if trial not in keep][-some:]
+    for trial in sorted(worst):
         rng = random.Random(f"{seed}/{step}/{trial}")
         source = rng.choice(ranked[:some])
         found.append(Exploit(trial, source, explore(values[source], domains, rng)))

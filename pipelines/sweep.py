@@ -2,7 +2,7 @@
 
     <root>/<sweep>/
         sweep.json          what is varied, how, and the command; another sweep is refused
-        results.jsonl       every draw and every validation figure in the order in which they counted, with what was decided
+        results.jsonl       every draw, begin, validation figure and end in the order in which they counted, with what was decided
         budget.json         seconds that the sweep has taken so far
         trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last figure
         best.json           the winner: its values, its command, and its config, which pipelines.train takes in place of a preset
@@ -128,6 +128,8 @@ class Trial:
     last: dict[str, Any] | None = None
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
+    recorded: bool = False
+    """Whether MLflow has all of it, its end included."""
 
     @property
     def over(self) -> bool:

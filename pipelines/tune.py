@@ -14,7 +14,8 @@ beside those of Ray Train, kill a stopped trial's workers without a checkpoint, 
 Here a trial's driver is a thread, which holds no CPU, so that no number of CPUs can deadlock; workers that are done take the next
 trial; a stopped trial saves first.
 
-Exit status: 0 the sweep is over; 2 a user's error; 75 asked to stop, and saved: the same command goes on.
+Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same
+command goes on.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from pipelines.population import check_perturbable
 from pipelines.presets import PRESETS
 from pipelines.progress import messages_into, worker_log
 from pipelines.registering import register_winner
-from pipelines.session import work
+from pipelines.session import Run, start_tracker, work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
-from pipelines.sweep import BUDGET, Sweep, SweepConfig, Trial, open_folder, write_json
+from pipelines.sweep import BUDGET, FREE, Sweep, SweepConfig, Trial, open_folder, write_json
 from pipelines.sweep_report import report_sweep
 from pipelines.tracking import Tracker
 from pipelines.world import World
@@ -59,6 +60,7 @@ from tune_spaces.drawing import Searcher, fields
 USER_ERRORS = (ValueError, OSError)
 """Errors that training again would only repeat."""
 POLL_SECONDS = 0.1
+LAST_STEP = 1 << 60
 PARENT_SECONDS = 60.0
 """How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
 
@@ -313,6 +315,13 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         raise ValueError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
+    for name in fields(domains):
+        if any(name == free or name.startswith(f"{free}.") for free in FREE):
+            raise ValueError(f"{name} does not change what a trial learns: vary something else")
+        if name == "steps" and config.equal != "steps":
+            raise ValueError(
+                f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
+            )
     if config.scheduler == "pbt":
         check_perturbable(fields(domains))
         if config.search not in ("random", "grid"):
@@ -409,6 +418,7 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     notebook = Notebook(sweep, command)
     conductor.on_end = notebook.end
     conductor.restore()
+    notebook.again()
     over = sum(trial.over for trial in sweep.trials.values())
     count = config.samples if config.search in ("optuna", "bohb") else len(sweep.trials)
     begun = f", of which {over} are over" if over else ""
@@ -441,9 +451,10 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
                     kept = time.monotonic()
                 time.sleep(POLL_SECONDS)
             conductor.keep_time()
-        crew.close()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
+        conductor.interrupt()
+        crew.close()
         notebook.close(status)
         asked = stop.asked()
         stop.clear()
@@ -454,7 +465,9 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
 
 
 class Notebook:
-    """The sweep's run in MLflow, and what its trials' own processes may not have said at their end."""
+    """The sweep's run in MLflow, and of its trials what their own processes could not say: why they were stopped, or what a worker
+    that was killed had not yet sent.
+    """
 
     def __init__(self, sweep: Sweep, command: str) -> None:
         config = sweep.config
@@ -471,7 +484,7 @@ class Notebook:
             tags={"sweep": config.train.run, "command": command, "fields": ", ".join(sweep.fields)},
             resume_step=self._ends,
         )
-        self._pool = ThreadPoolExecutor(1)
+        self._pool, self._silent = ThreadPoolExecutor(1), False
         self.run_id = ""
         deadline = time.monotonic() + PARENT_SECONDS
         while self._tracking.backend == "mlflow" and not self.run_id and time.monotonic() < deadline:
@@ -488,17 +501,28 @@ class Notebook:
         """The trial's config.json, as every run has it."""
         write_json(job.run.folder / "config.json", to_json(job.run))
 
+    def again(self) -> None:
+        """Send what an MLflow that was silent, or an earlier start that was killed, has left unsaid."""
+        for trial in self._sweep.trials.values():
+            if trial.over and not trial.recorded:
+                self._pool.submit(self._tell, trial)
+
     def end(self, trial: Trial) -> None:
         """Note how a trial ended."""
         self._ends += 1
         best = self._sweep.best()
         if best and best.best:
             self._tracker.log({"sweep/best": best.best["bits_per_token"]}, self._ends)
-        self._pool.submit(self._tell, replace(trial))
+        self._pool.submit(self._tell, trial)
 
     def _tell(self, trial: Trial) -> None:
+        if self._silent or trial.recorded or not trial.over:
+            return
         statuses: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-        tracker = Tracker.attach(self._tracking, self._root, self._sweep.place(trial))
+        run = self.below(self._sweep.run_of(trial))
+        run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
+        store = SegmentStore.open(run.data.store, run.data.corpus, "train")
+        tracker = start_tracker(run, Run(store, None, None, []), resume_step=LAST_STEP)
         tags = {
             "sweep": self._sweep.config.train.run,
             "trial": trial.id,
@@ -509,11 +533,12 @@ class Notebook:
             tags["trial.exploited"] = "; ".join(
                 f"from {each['from']} at step {each['step']}" for each in trial.exploited
             )
-        for key, value in {**tags, "mlflow.parentRunId": self._tracker.run_id or ""}.items():
+        for key, value in tags.items():
             if value:
                 tracker.set_tag(key, value)
-        tracker.set_status(statuses[trial.status])
-        tracker.finish()
+        trial.recorded = tracker.finish(statuses[trial.status])
+        self._silent = not trial.recorded
+        self._sweep.save(trial)
         self._report(final=False)
 
     def _report(self, final: bool) -> None:
@@ -580,8 +605,8 @@ def finish(sweep: Sweep, conductor: Conductor) -> int:
     if spent := conductor.out_of_budget():
         print(f"{spent}: {len(left)} trials are not done; the same command with a larger budget goes on with them")
     if best is None or best.best is None:
-        print("no trial has a figure: see the reasons above, and the logs below trials/")
-        return 0
+        print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
+        return 1
     command = winner_command(sweep, best)
     print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
     print(against_baseline(sweep, best))

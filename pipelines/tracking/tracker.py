@@ -142,15 +142,11 @@ class Tracker:
     def set_tag(self, key: str, value: str) -> None:
         self._call(lambda run: run.client.set_tag(run.run_id, key, mask(value)[:TAG_LENGTH]))
 
-    def set_status(self, status: Status) -> None:
-        """End the run that `attach` has reached: its own process may have died without a word."""
-        self._call(lambda run: run.client.set_terminated(run.run_id, status=status))
-
-    def finish(self, status: Status = "FINISHED") -> None:
-        """Send what is left and end the run. When MLflow stays silent, one line says how much was not sent."""
+    def finish(self, status: Status = "FINISHED") -> bool:
+        """Send what is left and end the run; whether all was sent. When MLflow stays silent, one line says how much was not."""
         self._file.close()
         if self._run is None or self._closing:
-            return
+            return True
         self._call(lambda run: run.end(status))
         with self._changed:
             self._closing = True
@@ -160,13 +156,14 @@ class Tracker:
         with self._changed:
             left = [isinstance(item, Record) for item in self._queue]
         if not left:
-            return
+            return True
         others = left.count(False) - 1  # less the end itself
         _say(
             f"warning: MLflow at {self._where} does not answer: {left.count(True)} records"
             + (f" and {others} files or tags" if others > 0 else "")
             + f" were not sent; the records are in {self._file.path}, and repeating the command sends what is missing"
         )
+        return False
 
     def _wait_while_it_moves(self, patience: float) -> None:
         left, moved, upload = len(self._queue), time.monotonic(), self._upload_bytes / SLOWEST_UPLOAD

@@ -247,6 +247,8 @@ def test_who_takes_over_from_whom() -> None:
         "2",
     }
     assert all(exploit.values["optim.lr"] != values[exploit.source]["optim.lr"] for exploit in exploits)
+    kept = choose({str(i): float(i) for i in range(1, 9)}, values, domains, seed=0, step=10, keep=["8"])
+    assert [exploit.trial for exploit in kept] == ["6", "7"]
     assert choose({"1": 1.0}, values, domains, seed=0, step=10) == []
 
 
@@ -333,12 +335,14 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["window", "--scheduler", "pbt"], "model.window cannot change in the middle of a run"),
         (["lr+states", "--scheduler", "pbt"], "model.states cannot change in the middle of a run"),
         (["lr", "--data.corpus", "pg20"], "pg20"),
+        (["steps=10,20"], "the space varies steps, which --equal tokens chooses for each trial"),
+        (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
     ],
 )
 def test_bad_input_is_one_sentence(command: list[str], sentence: str, store: Path, tmp_path: Path) -> None:
     rest = [*TINY[1:], "--data.store", str(store), "--root", str(tmp_path / "runs")]
     with pytest.raises(ValueError, match=sentence):
-        tune.main([*command[:1], *rest, *command[1:]] if command[:1] == ["lr"] or command[1:] else command)
+        tune.main([command[0], *rest, *command[1:]] if command and command[0][0] != "-" else command)
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,0 +1,87 @@
+"""What the start of a sweep's trial costs: from the decision to train it to its first step, with workers reused and with new ones.
+
+    python -m benchmarks.trial_startup                      about five minutes on two cores
+
+Six short trials of the same run, two at a time on Ray Train workers of one CPU. A trial's start-up is the time from its `begin` in
+results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.killing import TINY, make_store
+from pipelines import cli
+from pipelines.metrics_file import read_records
+from pipelines.sweep import Sweep, SweepConfig
+from pipelines.tune import read_command
+
+SWEEP = shlex.split("""
+    optim.lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3 --preset small-rec --search grid --scheduler none --num-workers 1 --baseline no
+    --model.recurrent-layers 2 --model.states 4
+""")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How long a trial is."""
+
+    steps: int = 1000
+    """Steps of a trial."""
+    backend: str = "mlflow"
+    """mlflow, or none."""
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    with tempfile.TemporaryDirectory() as folder:
+        store = make_store(Path(folder))
+        for workers in ("fresh", "reuse"):
+            rest = [
+                *TINY,
+                "--num-workers",
+                "1",
+                "--steps",
+                str(config.steps),
+                "--validate-every",
+                "200",
+                "--workers",
+                workers,
+            ]
+            rest += ["--checkpoint.every", "200", "--data.store", str(store), "--root", folder, "--run", workers]
+            words = [*SWEEP, *rest, "--tracking.backend", config.backend, "--num-cpus", "2"]
+            began = time.monotonic()
+            subprocess.run([sys.executable, "-m", "pipelines.tune", *words], check=True, stdout=subprocess.DEVNULL)
+            whole = time.monotonic() - began
+            starts, shares = zip(*start_ups(read_command(words)), strict=True)
+            told = " ".join(f"{seconds:.1f}" for seconds in starts)
+            print(
+                f"{workers}: start-up {told} s (median {statistics.median(starts):.1f} s, of those after the first two "
+                f"{statistics.median(starts[2:]):.1f} s), {statistics.median(shares):.0%} of a trial; the sweep {whole:.0f} s",
+                flush=True,
+            )
+
+
+def start_ups(config: SweepConfig) -> list[tuple[float, float]]:
+    """Of each trial, in the order of their beginnings: seconds to its first step, and their share of its time."""
+    sweep = Sweep(config, [])
+    begins, ends = (
+        {event["trial"]: event["time"] for event in sweep.events() if event["event"] == kind}
+        for kind in ("begin", "end")
+    )
+    found = []
+    for trial, begin in begins.items():
+        first = read_records(sweep.folder / "trials" / trial / "metrics.jsonl")[0].time / 1e3
+        found.append((first - begin, (first - begin) / (ends[trial] - begin)))
+    return found
+
+
+if __name__ == "__main__":
+    cli.run(main)
