@@ -29,8 +29,23 @@ from pipelines.tracking.models import SLOWEST_UPLOAD
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
 LONGEST_PAUSE = 5.0
-FINAL = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE", "BAD_REQUEST"}
+FINAL = {
+    "INVALID_PARAMETER_VALUE",
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "PERMISSION_DENIED",
+    "ENDPOINT_NOT_FOUND",
+}
 """MLflow's refusals that would be the same the next time: of a run that someone deleted, for example."""
+
+
+def is_final(error: Exception) -> bool:
+    """Whether sending the same again would be refused again."""
+    answer = getattr(error, "response", None)  # of an upload: a file that is too large for the server, say
+    status = getattr(answer, "status_code", 0)
+    refused = 400 <= status < 500 and status not in (401, 408, 429)
+    return refused or getattr(error, "error_code", None) in FINAL or isinstance(error, FileNotFoundError)
 
 
 class Tracker:
@@ -218,9 +233,7 @@ class Tracker:
             try:
                 call()
             except Exception as error:  # whatever it is, the run must go on; the line that it causes tells
-                refused = self.run_id and (
-                    getattr(error, "error_code", None) in FINAL or isinstance(error, FileNotFoundError)
-                )
+                refused = self.run_id and is_final(error)
                 (self._refused if refused else self._silent)(error)
                 self._first_try.set()
                 if refused:
