@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from pipelines.compare import main
-from pipelines.comparing import BYTE, TOKEN, TRAIN, Compared, compare, rows
+from pipelines.compared import BYTE, TOKEN, TRAIN, Compared
+from pipelines.comparing import compare, rows
 from pipelines.metrics_file import Record
 from pipelines.sweep_figures import explained, importances, plot_importance
 from pipelines.sweep_report import read_sweep, report_sweep, spans
