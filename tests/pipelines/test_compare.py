@@ -16,8 +16,9 @@ from PIL import Image
 from pipelines.compare import main
 from pipelines.compared import BYTE, TOKEN, TRAIN, Compared
 from pipelines.comparing import compare, rows
+from pipelines.importance import explained, importances
 from pipelines.metrics_file import Record
-from pipelines.sweep_figures import explained, importances, plot_importance
+from pipelines.sweep_figures import plot_importance
 from pipelines.sweep_report import read_sweep, report_sweep, spans
 from tests.small_sweep import FIELDS, small_sweep
 
