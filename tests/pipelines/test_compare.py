@@ -52,7 +52,9 @@ def test_different_tokenizers_compare_in_bits_per_byte_alone() -> None:
 
 
 def test_without_a_common_figure_there_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"no figure that all of the runs have.* a has no train.*b has no validation"):
+    with pytest.raises(
+        ValueError, match=r"all of the runs have.* and no train/bits_per_token; b has no validation/bits_per_token"
+    ):
         compare([run(token=[5.0]), run("b", train=[5.0])])
     with pytest.raises(ValueError, match="b has no figure to compare"):
         compare([run(token=[5.0]), run("b")])
@@ -67,6 +69,7 @@ def test_a_pause_is_no_wall_time() -> None:
     assert Compared("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1][1] == 130.0
 
 
+@pytest.mark.slow
 def test_runs_of_two_vocabularies_by_the_command(
     train: Callable[..., Path], make_config: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +115,7 @@ def test_bad_input_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_is_reported_from_its_folder(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep")
     names = {path.name for path in report_sweep(folder)}
@@ -134,7 +138,8 @@ def test_a_sweep_is_reported_from_its_folder(tmp_path: Path) -> None:
     assert report_sweep(folder, final=False) == []  # the last one is younger than a minute
 
 
-@pytest.mark.parametrize("trials", [1, 2, 3, 30])
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [1, 2, 30])
 def test_any_number_of_trials_is_drawn(trials: int, tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep", trials, fields=FIELDS[: 1 + trials % 4])
     for path in report_sweep(folder):
