@@ -40,9 +40,9 @@ class BenchConfig:
 
     preset: str = "demo-rec"
     """Preset whose model is trained, on tokens drawn at random."""
-    steps: int = 50
+    steps: int = 100
     """Steps of a phase."""
-    rounds: int = 8
+    rounds: int = 4
     """Times that all three are run."""
     log_every: int = 10
     """Steps between two points."""
@@ -69,7 +69,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.state = detach(self.state)
-        return float(loss)
+        return float(loss.detach())
 
 
 def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
