@@ -42,9 +42,9 @@ localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 # A browser without a mouse shows the charts' tool bars over their lines.
 HIDE_TOOL_BARS = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
 
-# The middle of the innermost visible element that is called so.
+# The middle of the innermost visible element that is called so, or of the first that `css:…` selects.
 FIND = """(text => {
-    const found = [...document.body.querySelectorAll('*')]
+    const found = text.startsWith('css:') ? document.querySelector(text.slice(4)) : [...document.body.querySelectorAll('*')]
         .filter(e => [e.ariaLabel, e.innerText?.trim()].includes(text) && e.getClientRects().length).pop();
     if (!found) return null;
     found.scrollIntoViewIfNeeded();
@@ -183,7 +183,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="tab or button to click, by its text or label; repeatable",
+        help="tab or button to click, by its text or label, or as css:SELECTOR; repeatable",
     )
     parser.add_argument("--keep-view", action="store_true", help="leave MLflow in the view that it opens in")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that each wait may take")

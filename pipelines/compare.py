@@ -18,7 +18,8 @@ import tyro
 from rich.console import Console
 
 from pipelines import cli
-from pipelines.comparing import Comparison, collect, compare, comparison_table, write_comparison
+from pipelines.compared import collect
+from pipelines.comparing import Comparison, compare, comparison_table, write_comparison
 from pipelines.sweep_report import is_sweep, report_sweep
 from pipelines.tracking import Tracker, TrackingConfig
 

@@ -1,20 +1,15 @@
 """Runs side by side: what each cost and reached, and its curve over tokens, FLOPs and wall time.
 
-    runs = [run_of_folder(Path("runs/demo-rec")), run_of_folder(Path("runs/demo-slide"))]
-    comparison = compare(runs)
+    comparison = compare([run_of_folder(Path("runs/demo-rec")), run_of_folder(Path("runs/demo-slide"))])
     write_comparison(comparison, Path("runs/reports/compare"))      # comparison.csv, comparison.png
 
-Runs of different tokenizers are compared in bits per byte alone. FLOPs are those that the model needs (recur_models/costs.py) times
-the tokens read. Wall time is that between a run's first figure and its last, without the pauses in which it did not run.
+Runs of different tokenizers are compared in bits per byte alone.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,63 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
-from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines.cli import duration
-from pipelines.metrics_file import Record, read_records
+from pipelines.compared import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
+from pipelines.metrics_file import Record
 from pipelines.report import COLOURS, save_figure, short
-from pipelines.sweep_report import UNITS, is_sweep, longest_gap, read_sweep, write_csv
-from pipelines.tracking import StoredRun, TrackingConfig, read_run
-from recur_models import model_from_json
-from recur_models.costs import costs
-
-TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
-WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
-KEYS = (TOKEN, BYTE, TRAIN, WORTH, TOKENS)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One run."""
-
-    name: str
-    model: str
-    parameters: int | None
-    flops_per_token: float | None
-    """Of training. None where the vocabulary is not known."""
-    tokenizer: str
-    """Its fingerprint; empty where it is not known."""
-    text: str
-    """Corpus, and how much of its validation split was read."""
-    records: tuple[Record, ...]
-    """By step."""
-
-    def curve(self, key: str) -> list[tuple[float, float, float]]:
-        """(tokens, seconds, figure) at each of the figure's points."""
-        seconds, clock = {}, 0.0
-        times = [record.time / 1e3 for record in self.records]
-        longest = longest_gap(times)
-        for before, record in pairwise(self.records):
-            gap = (record.time - before.time) / 1e3
-            clock += gap if 0 < gap <= longest else 0.0
-            seconds[record.step] = clock
-        points: dict[int, tuple[float, float, float]] = {}
-        for record in self.records:
-            if key in record.metrics and TOKENS in record.metrics:
-                point = (record.metrics[TOKENS], seconds.get(record.step, 0.0), record.metrics[key])
-                points.setdefault(record.step, point)
-        return list(points.values())
-
-    def has(self, key: str) -> bool:
-        return any(key in record.metrics and TOKENS in record.metrics for record in self.records)
-
-    def best(self, key: str) -> Record | None:
-        """The record with the lowest figure, the earliest of equals."""
-        found = [record for record in self.records if key in record.metrics]
-        return min(found, key=lambda record: (record.metrics[key], record.step), default=None)
-
-    def final(self, key: str) -> Record | None:
-        return next((record for record in reversed(self.records) if key in record.metrics), None)
+from pipelines.sweep_report import UNITS, write_csv
 
 
 @dataclass(frozen=True)
@@ -93,104 +36,6 @@ class Comparison:
     def per_token(self) -> bool:
         """Whether bits per token may be compared."""
         return self.metric != BYTE
-
-
-def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[Compared]:
-    """The runs of these folders and MLflow ids; of a sweep its best trial, or all that have a figure.
-
-    Raises ValueError for what is neither, in a sentence.
-    """
-    found: list[Compared] = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            found += runs_of_sweep(path, every_trial) if is_sweep(path) else [run_of_folder(path)]
-        elif len(name) == 32 and all(c in "0123456789abcdef" for c in name):
-            found += runs_of_mlflow(name, config, root, every_trial)
-        else:
-            raise ValueError(
-                f"{name} is neither the folder of a run or a sweep nor the id of a run in MLflow (32 characters)"
-            )
-    return found
-
-
-def run_of_folder(folder: Path, name: str = "") -> Compared:
-    """Raises ValueError when it is no run's folder."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        model, data = config["model"], config["data"]
-    except (FileNotFoundError, KeyError, ValueError, TypeError):
-        raise ValueError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
-    vocab_size, tokenizer = 0, ""
-    saved = checkpoints.glance_all(folder / "checkpoints")
-    if saved:
-        vocab_size, tokenizer = saved[0].meta["vocab_size"], saved[0].meta["tokenizer"]
-    else:
-        try:
-            manifest = SegmentStore.open(data["store"], data["corpus"], "train").manifest
-            vocab_size, tokenizer = manifest.tokenizer.vocab_size, manifest.tokenizer.fingerprint
-        except (ValueError, OSError):
-            pass  # neither a checkpoint nor the store: what depends on the vocabulary is left open
-    text = _text(data["corpus"], config.get("validate_tokens"))
-    return _run(name or config["run"], model, vocab_size, tokenizer, text, read_records(folder / "metrics.jsonl"))
-
-
-def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
-    sweep = read_sweep(folder)
-    if not sweep.scored:
-        raise ValueError(f"{folder}: no trial of this sweep has a figure yet")
-    trials = sweep.scored if every_trial else sweep.scored[:1]
-    return [run_of_folder(folder / "trials" / trial.id, f"{sweep.name}/{trial.id}") for trial in trials]
-
-
-def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[Compared]:
-    run = read_run(config, root, run_id, KEYS)
-    if not run.children:
-        return [run_of_mlflow(run)]
-    below = [run_of_mlflow(read_run(config, root, child, KEYS)) for child in run.children]
-    scored = {name.name: best.metrics[TOKEN] for name in below if (best := name.best(TOKEN))}
-    trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
-    if not trials:
-        raise ValueError(f"no run below {run.name} ({run_id}) has a figure {TOKEN}")
-    return trials if every_trial else trials[:1]
-
-
-def run_of_mlflow(run: StoredRun) -> Compared:
-    model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
-    if "name" not in model:
-        raise ValueError(
-            f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name"
-        )
-    text = _text(run.params.get("data.corpus", ""), _value(run.params.get("validate_tokens", "None")))
-    vocab_size, tokenizer = int(run.tags.get("vocab_size", 0)), run.tags.get("tokenizer_fingerprint", "")
-    return _run(run.name, model, vocab_size, tokenizer, text, run.records)
-
-
-def _value(text: str) -> Any:
-    """A param as it was before it was text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _text(corpus: str, validate_tokens: Any) -> str:
-    return f"{corpus}, {validate_tokens:,} tokens" if validate_tokens else f"{corpus}, all of it"
-
-
-def _run(
-    name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
-) -> Compared:
-    cost = costs(model_from_json(dict(model)), vocab_size) if vocab_size else None
-    return Compared(
-        name=name,
-        model=model["name"],
-        parameters=cost.parameters if cost else None,
-        flops_per_token=cost.training_flops_per_token if cost else None,
-        tokenizer=tokenizer,
-        text=text,
-        records=tuple(sorted(records, key=lambda record: (record.step, record.time))),
-    )
 
 
 def compare(runs: Sequence[Compared]) -> Comparison:

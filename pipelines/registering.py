@@ -73,7 +73,11 @@ def best_checkpoint(run: RunPlace) -> Checkpoint | None:
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
-    from pipelines.exporting import export  # transformers: seconds
+    from transformers.utils.logging import disable_progress_bar  # transformers: seconds
+
+    from pipelines.exporting import export
+
+    disable_progress_bar()
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
     try:
@@ -81,4 +85,5 @@ def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str)
     except (ValueError, OSError) as error:
         print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
     else:
+        print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
         tracker.register(checkpoint.step, folder, name)

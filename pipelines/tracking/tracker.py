@@ -29,8 +29,25 @@ from pipelines.tracking.models import SLOWEST_UPLOAD
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
 LONGEST_PAUSE = 5.0
-FINAL = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE", "BAD_REQUEST"}
+SEND_SECONDS, MANY = 5.0, 50
+"""Between two sendings of records, where nothing else waits: a request costs MLflow about as much for one point as for fifty."""
+FINAL = {
+    "INVALID_PARAMETER_VALUE",
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "PERMISSION_DENIED",
+    "ENDPOINT_NOT_FOUND",
+}
 """MLflow's refusals that would be the same the next time: of a run that someone deleted, for example."""
+
+
+def is_final(error: Exception) -> bool:
+    """Whether sending the same again would be refused again."""
+    answer = getattr(error, "response", None)  # of an upload: a file that is too large for the server, say
+    status = getattr(answer, "status_code", 0)
+    refused = 400 <= status < 500 and status not in (401, 408, 429)
+    return refused or getattr(error, "error_code", None) in FINAL or isinstance(error, FileNotFoundError)
 
 
 class Tracker:
@@ -47,6 +64,7 @@ class Tracker:
         self._first_try, self._abandoned = threading.Event(), threading.Event()
         self._closing = False
         self._upload_bytes = 0
+        self._sent = -SEND_SECONDS  # when records were last sent
         self._silent_since: float | None = None
         self._error: TrackingError | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -197,11 +215,15 @@ class Tracker:
             with self._changed:
                 for _ in batch:
                     self._queue.popleft()
+            self._sent = time.monotonic()
 
     def _next_batch(self) -> list[Any]:
         """The oldest item, with the records behind it if it is one. They stay in the queue until they are sent. Empty: the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
+            due = self._sent + SEND_SECONDS - time.monotonic()
+            if due > 0:
+                self._changed.wait_for(self._hurries, due)
             batch: list[Any] = []
             metrics = 0
             for item in self._queue:
@@ -211,6 +233,10 @@ class Tracker:
                 batch.append(item)
             return batch
 
+    def _hurries(self) -> bool:
+        """Whether the queue holds more than the records of a few seconds."""
+        return self._closing or len(self._queue) > MANY or any(map(callable, self._queue))
+
     def _try(self, call: Callable[[], None]) -> bool:
         """Call until it has worked or has been refused for good. False: given up, because the run is over."""
         pause = 0.25
@@ -218,9 +244,7 @@ class Tracker:
             try:
                 call()
             except Exception as error:  # whatever it is, the run must go on; the line that it causes tells
-                refused = self.run_id and (
-                    getattr(error, "error_code", None) in FINAL or isinstance(error, FileNotFoundError)
-                )
+                refused = self.run_id and is_final(error)
                 (self._refused if refused else self._silent)(error)
                 self._first_try.set()
                 if refused:
@@ -234,15 +258,17 @@ class Tracker:
         return False
 
     def _silent(self, error: Exception) -> None:
-        now = time.monotonic()
+        now, cause = time.monotonic(), first_cause(error)
+        if getattr(error, "error_code", None) == "UNAUTHENTICATED":
+            cause = "it does not know the name and password in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         first = self._silent_since is None
         self._silent_since = now if self._silent_since is None else self._silent_since
         if self._config.on_failure == "stop":
             if not self._first_try.is_set() or now - self._silent_since >= self._config.patience:
-                self._error = self._stop(first_cause(error))
+                self._error = self._stop(cause)
         elif first:
             _say(
-                f"warning: MLflow at {self._where} does not answer ({first_cause(error)}): the run goes on, its figures are kept "
+                f"warning: MLflow at {self._where} does not answer ({cause}): the run goes on, its figures are kept "
                 f"in {self._file.path} and sent when it answers"
             )
 

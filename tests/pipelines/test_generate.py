@@ -186,7 +186,7 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     there.mkdir()
     with pytest.raises(FileExistsError, match="exists already: remove it, or choose another --output"):
         export.main([str(run), "--output", str(there)])
-    monkeypatch.setattr(export, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
+    monkeypatch.setattr(exporting, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
         export.main([str(run), "--output", str(tmp_path / "new")])
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]

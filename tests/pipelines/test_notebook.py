@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recur_models  # noqa: F401  (registers the models)
+from pipelines.presets import PRESETS
+from pipelines.registering import register_best
 from pipelines.tracking import Tracker, TrackingConfig
 from tests.mlflow_server import Server, wait_until
 
@@ -154,3 +159,69 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
     texts = [path.read_bytes().decode() for path in sorted((text_folder / "validation").iterdir())]
     assert bits_per_token(exported, texts) == pytest.approx(figures[best]["validation/bits_per_token"], abs=1e-6)
     assert not (alone / ".exported").exists()
+
+
+MANY = """
+import sys
+from pathlib import Path
+from pipelines.presets import PRESETS
+from pipelines.registering import register_best
+from pipelines.tracking import Tracker, TrackingConfig
+root, name, uri = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", uri)]
+trackers = [Tracker.start(place, root, root / f"{name}-{i}", f"{name}-{i}", {}, {}) for i, place in enumerate(places)]
+for step in range(1, 201):
+    for tracker in trackers:
+        tracker.log({"a": step / 2, name: -step}, step)
+assert all(tracker.finish() for tracker in trackers)
+"""
+
+
+def test_many_runs_at_once_lose_no_figure(server: Server, tmp_path: Path) -> None:
+    """Into one sqlite file, which none of them finds there, and into one server."""
+    words = [sys.executable, "-c", MANY, str(tmp_path)]
+    names = [f"run-{number}" for number in range(3)]
+    crowd = [subprocess.Popen([*words, name, server.uri], stderr=subprocess.PIPE) for name in names]
+    assert [(process.communicate()[1], process.returncode) for process in crowd] == [(b"", 0)] * 3
+    database = sqlite3.connect(tmp_path / "mlflow.db")
+    for name in names:
+        local, remote = (json.loads((tmp_path / f"{name}-{i}/mlflow_run.json").read_text())["run_id"] for i in range(2))
+        for key in ("a", name):
+            query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
+            assert [step for (step,) in database.execute(query, (local, key))] == list(range(1, 201))
+            assert server.steps(remote, key) == list(range(1, 201))
+
+
+def test_a_model_that_was_made_twice_is_one(server: Server, tmp_path: Path) -> None:
+    """As when a request was given up and sent again, and the server answered both."""
+    config = TrackingConfig(uri=server.uri, experiment="twice", system_metrics="off")
+    tracker = Tracker.start(config, tmp_path, tmp_path / "run", "a.run/1", {"model.layers": 2, "optim.lr": 1}, {})
+    tracker.log({"validation/bits_per_token": 5.0}, 10)
+    tracker.log_checkpoint(10, {"checkpoint": "s3://key:secret@bucket/step-10"})
+    wait_until(lambda: tracker.run_id and models_of(server, server.run(tracker.run_id)), 20)
+    run = server.run(tracker.run_id or "")
+    tag, experiment = {"key": "step", "value": "10"}, run["info"]["experiment_id"]
+    server.post("logged-models", experiment_id=experiment, source_run_id=tracker.run_id, name="double", tags=[tag])
+    tracker.finish()
+    again = Tracker.start(config, tmp_path, tmp_path / "run", "a.run/1", {"model.layers": 2}, {}, resume_step=10)
+    again.log_checkpoint(10, {})
+    again.finish()
+    (model,) = models_of(server, run).values()
+    assert model["info"]["name"] == "a-run-1-step-10" and pairs(model["data"]["params"]) == {"model.layers": "2"}
+    assert pairs(model["info"]["tags"])["checkpoint"] == "s3://key:***@bucket/step-10"
+    outputs = server.run(tracker.run_id or "")["outputs"]["model_outputs"]
+    assert [output["model_id"] for output in outputs] == [model["info"]["model_id"]]
+
+
+def test_a_checkpoint_that_cannot_be_exported_costs_a_warning(
+    server: Server, train: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.system-metrics", "off")
+    folder = train(*where, "--tracking.models", "figures", name="unexported")
+    shutil.rmtree(store / "text/tokenizer")
+    config = replace(PRESETS["small-rec"], root=str(folder.parent), run=folder.name)
+    tracker = Tracker.attach(TrackingConfig(uri=server.uri), folder.parent, folder)
+    register_best(config, tracker)
+    tracker.finish()
+    assert "not registered in MLflow: " in capsys.readouterr().err and not (folder / ".exported").exists()
+    assert server.run(tracker.run_id or "")["info"]["status"] == "FINISHED"

@@ -1,0 +1,124 @@
+"""What tracking costs a training step: MLflow on sqlite and through a server, against metrics.jsonl alone, in turn in one process.
+
+    python -m benchmarks.tracking_cost                  about four minutes on two cores
+
+Each phase trains the demo's model for some steps, in this process, with a point of the curve every ten steps and a tracker as a run
+has it: system metrics on, its thread beside training, the server on this machine too. The three are phases of one round, whose
+order changes from round to round; a round's ratio is of its own phases. Both the time that passes and the processor time of this
+process are compared: the second is hardly moved by what else the machine does, but leaves out what the server does.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.machine import describe
+from pipelines import cli
+from pipelines.optim import build_optimizer
+from pipelines.presets import PRESETS
+from pipelines.tracking import Tracker, TrackingConfig
+from recur_models import detach
+from tests.mlflow_server import serve
+
+VOCABULARY = 2048
+FIGURES = 10
+"""Figures of a point, as many as the demo's rec logs."""
+KINDS = ("metrics.jsonl alone", "sqlite", "server")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How long, and what is trained."""
+
+    preset: str = "demo-rec"
+    """Preset whose model is trained, on tokens drawn at random."""
+    steps: int = 100
+    """Steps of a phase."""
+    rounds: int = 4
+    """Times that all three are run."""
+    log_every: int = 10
+    """Steps between two points."""
+
+
+class Training:
+    """The step that is timed."""
+
+    def __init__(self, preset: str) -> None:
+        config = PRESETS[preset]
+        torch.manual_seed(0)
+        self.model = config.model.build(VOCABULARY)
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.lanes, self.length = config.data.lanes, config.data.segment_length
+        self.state = self.model.initial_state(self.lanes)
+        self.fresh_BK = torch.zeros(self.lanes, self.length // config.model.block, dtype=torch.bool)
+
+    def step(self) -> float:
+        tokens_BT = torch.randint(VOCABULARY, (self.lanes, self.length))
+        nats_BT, self.state = self.model(tokens_BT, self.state, self.fresh_BK, tokens_BT.roll(-1, 1))
+        loss = nats_BT.mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state = detach(self.state)
+        return float(loss.detach())
+
+
+def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
+    """Seconds of a step, and processor seconds of this process."""
+    began, cpu = time.perf_counter(), time.process_time()
+    for step in range(1, steps + 1):
+        loss = training.step()
+        if step % log_every == 0:
+            tracker.log({f"train/figure_{i}": loss + i for i in range(FIGURES)}, step)
+    return (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    print(describe())
+    training = Training(config.preset)
+    for _ in range(5):
+        training.step()
+    wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(serve(root))
+        base = TrackingConfig(system_metrics="on")
+        trackings = dict(zip(KINDS, (replace(base, backend="none"), base, replace(base, uri=server.uri)), strict=True))
+        for number in range(config.rounds):
+            for kind in random.Random(number).sample(KINDS, len(KINDS)):
+                tracker = Tracker.start(trackings[kind], root, root / f"{number}-{kind}", kind, {"model.layers": 4}, {})
+                while trackings[kind].backend == "mlflow" and not tracker.run_id:
+                    time.sleep(0.01)
+                time.sleep(0.5)
+                seconds, processor = phase(training, tracker, config.steps, config.log_every)
+                tracker.finish()
+                wall[kind].append(seconds)
+                cpu[kind].append(processor)
+            print(
+                f"round {number + 1}: " + ", ".join(f"{kind} {wall[kind][-1] * 1e3:.1f} ms" for kind in KINDS),
+                flush=True,
+            )
+    alone = KINDS[0]
+    for kind in KINDS[1:]:
+        ratios = [a / b for a, b in zip(wall[kind], wall[alone], strict=True)]
+        processor = [a / b for a, b in zip(cpu[kind], cpu[alone], strict=True)]
+        print(
+            f"{kind}: median {statistics.median(ratios) - 1:+.2%} of a step of {statistics.median(wall[alone]) * 1e3:.0f} ms "
+            f"({min(ratios) - 1:+.2%} to {max(ratios) - 1:+.2%}); processor time {statistics.median(processor) - 1:+.2%} "
+            f"({min(processor) - 1:+.2%} to {max(processor) - 1:+.2%})"
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,148 @@
+"""Whether MLflow loses a figure: a server that is silent for a minute, and many runs at once into one sqlite file and one server.
+
+    python -m benchmarks.tracking_lost --seconds 60 --runs 8
+
+The server is stopped with SIGSTOP in the middle of a run that logs ten times a second, and woken with SIGCONT. What it has
+afterwards is asked through its REST API; the order in which it got the points is read from its database. The many runs are
+processes that begin at the same moment, where there is no database yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import describe
+from pipelines import cli
+from pipelines.tracking import Tracker, TrackingConfig
+from tests.mlflow_server import Server, serve, wait_until
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How long, and how many."""
+
+    seconds: float = 60.0
+    """Of silence; 0 leaves it out."""
+    runs: int = 8
+    """Processes that log at the same time; 0 leaves them out."""
+    points: int = 500
+    """That each of them logs, of three figures."""
+
+
+def silence(server: Server, root: Path, seconds: float) -> None:
+    """Stop the server in the middle of a run, wake it, and count."""
+    config = TrackingConfig(uri=server.uri, experiment="silence", system_metrics="off", patience=120)
+    tracker = Tracker.start(config, root, root / "run", "run", {}, {})
+    wait_until(lambda: tracker.run_id, 60)
+    longest, steps, began = 0.0, 0, time.monotonic()
+    stopped = woken = 0.0
+    while not woken or time.monotonic() < woken + 5:
+        steps += 1
+        before = time.perf_counter()
+        tracker.log({"a": steps / 2, "b": -float(steps)}, steps)
+        longest = max(longest, time.perf_counter() - before)
+        time.sleep(0.1)
+        now = time.monotonic()
+        if not stopped and now > began + 5:
+            server.signal(signal.SIGSTOP)
+            stopped = now
+        elif stopped and not woken and now > stopped + seconds:
+            server.signal(signal.SIGCONT)
+            woken = now
+    tracker.finish()
+    caught_up = time.monotonic() - woken - 5
+    run_id = tracker.run_id or ""
+    got = {key: [(p["step"], p["value"]) for p in points_of(server, run_id, key)] for key in ("a", "b")}
+    whole = {"a": [(s, s / 2) for s in range(1, steps + 1)], "b": [(s, -float(s)) for s in range(1, steps + 1)]}
+    with sqlite3.connect(root / "mlflow.db") as database:
+        query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = 'a' ORDER BY rowid"
+        order = [step for (step,) in database.execute(query, (run_id,))]
+    print(
+        f"silent for {seconds:.0f} s: {steps} points of two figures, "
+        f"{'all there, each once' if got == whole else 'NOT ALL THERE'}, "
+        f"{'in order' if order == sorted(order) else 'NOT IN ORDER'}; the longest call of log took {longest * 1e3:.1f} ms, "
+        f"and all was sent {max(caught_up, 0):.1f} s after the last of them"
+    )
+
+
+LOGS = """
+import sys
+from pathlib import Path
+from pipelines.tracking import Tracker, TrackingConfig
+root, name, uri, points = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+config = TrackingConfig(uri=uri, experiment="crowd", system_metrics="off")
+tracker = Tracker.start(config, root, root / name, name, {"optim.lr": 0.001}, {"model": "rec"})
+for step in range(1, points + 1):
+    tracker.log({"a": step / 2, "b": -step, name: 1.0}, step)
+tracker.finish()
+"""
+
+
+def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
+    """Seconds that all took, and what the processes said."""
+    command = [sys.executable, "-c", LOGS, str(root)]
+    began = time.monotonic()
+    crowd = [
+        subprocess.Popen([*command, f"run-{i}", uri, str(points)], stderr=subprocess.PIPE, env={**os.environ})
+        for i in range(runs)
+    ]
+    said = b"".join(process.communicate()[1] for process in crowd)
+    return time.monotonic() - began, said.decode()
+
+
+def points_of(server: Server, run_id: str, key: str) -> list[dict[str, float]]:
+    """Of any number, by step."""
+    found: list[dict[str, float]] = []
+    token = ""
+    while True:
+        query = {"run_id": run_id, "metric_key": key, "max_results": "5000"}
+        page = server.call("metrics/get-history", **query, **({"page_token": token} if token else {}))
+        found += page.get("metrics", [])
+        if not (token := page.get("next_page_token", "")):
+            return sorted(found, key=lambda point: point["step"])
+
+
+def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) -> None:
+    told = f"{whole} of {config.runs} runs have all of 3 × {config.points} points once"
+    print(f"{kind}: {told}; {seconds:.0f} s; {said.strip() or 'no warning'}")
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    print(describe())
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as server:
+        root = Path(folder)
+        if config.seconds:
+            silence(server, root, config.seconds)
+        if not config.runs:
+            return
+        expected = list(range(1, config.points + 1))
+        seconds, said = crowd(root / "remote", server.uri, config.runs, config.points)
+        whole = 0
+        for i in range(config.runs):
+            run_id = json.loads((root / f"remote/run-{i}/mlflow_run.json").read_bytes())["run_id"]
+            keys = ("a", "b", f"run-{i}")
+            whole += all([p["step"] for p in points_of(server, run_id, key)] == expected for key in keys)
+        tell("server", whole, config, seconds, said)
+        seconds, said = crowd(root / "local", "", config.runs, config.points)
+        whole = 0
+        with sqlite3.connect(root / "local/mlflow.db") as database:
+            for i in range(config.runs):
+                run_id = json.loads((root / f"local/run-{i}/mlflow_run.json").read_bytes())["run_id"]
+                query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
+                keys = ("a", "b", f"run-{i}")
+                whole += all([s for (s,) in database.execute(query, (run_id, key))] == expected for key in keys)
+        tell("sqlite", whole, config, seconds, said)
+
+
+if __name__ == "__main__":
+    cli.run(main)

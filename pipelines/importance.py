@@ -1,0 +1,117 @@
+"""Which of the swept fields matters: how much of the trials' order each explains by itself, against what chance would.
+
+shares, trials, tokens = importances(read_sweep(Path("runs/sweep")))
+share, chance = shares["optim.lr"]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.sweep_report import SweepResult
+
+SHUFFLES = 2000
+"""Of the trials' order, to see what chance explains."""
+
+
+def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float] | None:
+    """Share of the variance of the trials' ranks that a field alone explains, and the share that 95 of 100 random orders of the
+    trials stay below. A number counts by a parabola in its rank, so that a best value in the middle counts too; anything else by
+    the means of its groups. None where the field does not vary.
+    """
+    texts = [text_of(value) for value in values]
+    if len(set(texts)) < 2 or len(values) < 3:
+        return None
+    if Scale(values).numeric and len(set(texts)) > 2 and None not in values:
+        places = ranks(np.array(values, dtype=np.float64))
+        design = np.stack([np.ones(len(values)), places, places**2], axis=1)
+    else:
+        names = sorted(set(texts))
+        design = np.array([[float(text == name) for name in names] for text in texts])
+    basis = np.linalg.svd(design, full_matrices=False)
+    strong = basis.S / basis.S[0] > 1e-9
+    directions = basis.U[:, strong]
+    centred = ranks(figures) - (len(values) - 1) / 2
+    total = float(centred @ centred)
+    if total == 0:
+        return None
+    generator = np.random.default_rng(0)
+    orders = np.stack([centred, *(generator.permutation(centred) for _ in range(SHUFFLES))])
+    shares = ((orders @ directions) ** 2).sum(
+        1
+    ) / total  # the ranks' mean is zero, and the constant is among the directions
+    return float(shares[0]), float(np.quantile(shares[1:], 0.95))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """0 for the lowest; equals share their mean rank."""
+    order = np.sort(values)
+    return (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") - 1) / 2
+
+
+def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | None], int, float]:
+    """For each field what it explains and what chance would; of how many trials; and the tokens at which these are compared, which
+    each of them has reached: a trial that was stopped early has no other figure that is like the others'.
+    """
+    trials = [trial for trial in sweep.scored if trial.points]
+    if not trials:
+        return dict.fromkeys(sweep.fields), 0, 0.0
+    reached = min(trial.points[-1].tokens for trial in trials)
+    reached = max(reached, max(trial.points[0].tokens for trial in trials))
+    compared = [(trial, figure) for trial in trials if (figure := trial.at(reached)) is not None]
+    figures = np.array([figure for _, figure in compared])
+    shares = {name: explained([trial.values.get(name) for trial, _ in compared], figures) for name in sweep.fields}
+    return shares, len(compared), reached
+
+
+class Scale:
+    """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        present = [value for value in values if value is not None]
+        self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
+        self.names = sorted({text_of(value) for value in values}) if not self.numeric else []
+        low, high = (min(present), max(present)) if self.numeric else (0.0, 1.0)
+        self.log = self.numeric and low > 0 and high / low >= 4
+        self._low, self._high = (math.log(low), math.log(high)) if self.log else (float(low), float(high))
+
+    def __call__(self, value: Any) -> float | None:
+        """None for a number that the trial does not have."""
+        if not self.numeric:
+            return self._even(self.names.index(text_of(value)))
+        if value is None:
+            return None
+        at = math.log(value) if self.log else float(value)
+        return 0.5 if self._high == self._low else (at - self._low) / (self._high - self._low)
+
+    def beside(self, values: Sequence[Any], index: int) -> float | None:
+        """The place of a value, a little beside it where several trials share it, so that no line hides another."""
+        place = self(values[index])
+        same = [i for i, value in enumerate(values) if text_of(value) == text_of(values[index])]
+        apart = min(0.008, 0.05 / len(same))
+        return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
+
+    def ticks(self, values: Sequence[Any]) -> list[tuple[float, str]]:
+        """Places and labels: the values themselves where they are few, else five along the axis."""
+        if not self.numeric:
+            return [(self._even(i), name) for i, name in enumerate(self.names)]
+        distinct = sorted({value for value in values if value is not None})
+        if len(distinct) > 6:
+            spread = np.linspace(self._low, self._high, 5)
+            distinct = [math.exp(at) if self.log else float(at) for at in spread]
+        return [(self(value) or 0.0, text_of(value)) for value in distinct]
+
+    def _even(self, index: int) -> float:
+        return 0.5 if len(self.names) == 1 else index / (len(self.names) - 1)
+
+
+def text_of(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,191 @@
+"""Comparing runs, and a sweep's report, from folders: invented curves, so that every figure is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.compare import main
+from pipelines.compared import BYTE, TOKEN, TRAIN, Compared
+from pipelines.comparing import compare, rows
+from pipelines.importance import explained, importances
+from pipelines.metrics_file import Record
+from pipelines.sweep_figures import plot_importance
+from pipelines.sweep_report import read_sweep, report_sweep, spans
+from tests.small_sweep import FIELDS, small_sweep
+
+
+def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **figures: list[float]) -> Compared:
+    """A run with a point every 100 steps, a second for each step, 10 tokens a step."""
+    keys = {"token": TOKEN, "byte": BYTE, "train": TRAIN}
+    records = []
+    for i in range(max((len(values) for values in figures.values()), default=0)):
+        metrics = {keys[key]: values[i] for key, values in figures.items()}
+        records.append(Record(100 * (i + 1), 100_000 * i, {**metrics, "train/tokens": 1000.0 * (i + 1)}))
+    return Compared(name, "rec", 1_000_000, 6e6, tokenizer, text, tuple(records))
+
+
+def test_the_table_has_best_and_last_and_what_they_cost() -> None:
+    comparison = compare([run(token=[5.0, 4.0, 4.5], byte=[2.0, 1.6, 1.8]), run("b", token=[6.0], byte=[3.0])])
+    first, second = rows(comparison)
+    assert comparison.metric == TOKEN and comparison.notes == ()
+    assert (first["best_bits_per_token"], first["final_bits_per_token"], first["best_step"]) == (4.0, 4.5, 200)
+    assert (first["best_bits_per_byte"], first["final_bits_per_byte"]) == (1.6, 1.8)
+    assert (first["tokens"], first["flops"], first["seconds"]) == (3000, 1.8e10, 200.0)
+    assert second["seconds"] == 0.0 and second["worth_of_states_bits_per_token"] is None
+
+
+def test_different_tokenizers_compare_in_bits_per_byte_alone() -> None:
+    comparison = compare([run(token=[5.0], byte=[2.0]), run("b", "two", token=[3.0], byte=[2.5])])
+    assert comparison.metric == BYTE and "only bits per byte" in comparison.notes[0]
+    assert "best_bits_per_token" not in rows(comparison)[0]
+    with pytest.raises(ValueError, match=r"b has no validation/bits_per_byte"):
+        compare([run(token=[5.0], byte=[2.0]), run("b", "two", token=[3.0])])
+
+
+def test_without_a_common_figure_there_is_one_sentence() -> None:
+    with pytest.raises(
+        ValueError, match=r"all of the runs have.* and no train/bits_per_token; b has no validation/bits_per_token"
+    ):
+        compare([run(token=[5.0]), run("b", train=[5.0])])
+    with pytest.raises(ValueError, match="b has no figure to compare"):
+        compare([run(token=[5.0]), run("b")])
+    assert compare([run(train=[5.0], token=[4.0]), run("b", train=[5.0])]).metric == TRAIN
+    assert "different text" in compare([run(token=[5.0]), run("b", text="code", token=[5.0])]).notes[0]
+
+
+def test_a_pause_is_no_wall_time() -> None:
+    times = [*range(0, 100, 10), *range(5000, 5050, 10)]
+    assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
+    records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
+    assert Compared("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1][1] == 130.0
+
+
+@pytest.mark.slow
+def test_runs_of_two_vocabularies_by_the_command(
+    train: Callable[..., Path], make_config: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipelines.prepare import prepare
+
+    config = make_config(tokenizer="sentencepiece:300", store=str(tmp_path / "pieces"))
+    prepare(config)
+    bytes_run, again = train(name="bytes"), train("--optim.lr", "1e-2", name="again")
+    pieces = train("--data.store", str(tmp_path / "pieces"), name="pieces")
+    capsys.readouterr()
+    words = ["--root", str(tmp_path / "runs"), "--tracking.backend", "none"]
+    main([str(bytes_run), str(again), *words])
+    told = capsys.readouterr().out
+    assert "bits/token" in told and "note" not in told
+    main([str(bytes_run), str(pieces), *words, "--output", str(tmp_path / "out")])
+    told = capsys.readouterr().out
+    assert "bits/token" not in told and "only bits per byte" in told
+    table = list(csv.DictReader((tmp_path / "out/comparison.csv").read_text().splitlines()))
+    assert [row["run"] for row in table] == ["bytes", "pieces"] and float(table[0]["worth_of_states_bits_per_token"])
+    lines = [json.loads(line)["metrics"] for line in (bytes_run / "metrics.jsonl").read_text().splitlines()]
+    validated = [line for line in lines if TOKEN in line]
+    # A byte is a token of the first run, so that its two figures are one
+    assert all(line[TOKEN] == pytest.approx(line[BYTE], rel=1e-9) for line in validated)
+    assert float(table[0]["best_bits_per_byte"]) == min(line[BYTE] for line in validated)
+    assert Image.open(tmp_path / "out/comparison.png").width > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "nowhere is neither the folder of a run or a sweep nor the id"),
+        (["0" * 32], "holds no mlflow.db to look the run"),
+        ([], "name at least one run or sweep"),
+        (["."], "is not the folder of a run or a sweep"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=sentence):
+        main([*words, "--tracking.backend", "none"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_is_reported_from_its_folder(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep")
+    names = {path.name for path in report_sweep(folder)}
+    assert names == {path.name for path in (folder / "report").iterdir()}
+    assert {
+        "trials.csv",
+        "parallel.png",
+        "fields.png",
+        "importance.png",
+        "curves.png",
+        "timeline.png",
+        "winner.txt",
+    } == names
+    table = list(csv.DictReader((folder / "report/trials.csv").read_text().splitlines()))
+    assert len(table) == 12 and [row["rank"] for row in table] == [*map(str, range(1, 12)), ""]
+    best = [float(row["best"]) for row in table[:-1]]
+    assert best == sorted(best) and table[-1]["status"] == "failed" and "nan" in table[-1]["reason"]
+    assert (folder / "report/winner.txt").read_text().startswith("python -m pipelines.train small-rec --optim.lr")
+    assert set(table[0]) >= {*FIELDS, "tokens", "flops", "seconds", "last"}
+    assert report_sweep(folder, final=False) == []  # the last one is younger than a minute
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [1, 2, 30])
+def test_any_number_of_trials_is_drawn(trials: int, tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", trials, fields=FIELDS[: 1 + trials % 4])
+    for path in report_sweep(folder):
+        if path.suffix == ".png":
+            pixels = np.asarray(Image.open(path).convert("L"))
+            assert pixels.shape[0] > 250 and 0.001 < (pixels < 200).mean() < 0.6
+
+
+def test_trials_that_have_no_figure_yet_are_drawn_too(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", 3)
+    for path in folder.glob("trials/*/trial.json"):
+        trial = json.loads(path.read_text()) | {"best": None, "last": None, "status": "running"}
+        path.write_text(json.dumps(trial))
+    (folder / "best.json").unlink()
+    assert {path.name for path in report_sweep(folder)} == {"trials.csv", "timeline.png"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("sweep.json", "{", r"sweep\.json is damaged"),
+        ("sweep.json", "{}", "lacks 'metric'"),
+        ("sweep.json", None, "is not the folder of a sweep"),
+        ("trials/001/trial.json", "[1]", "holds no JSON object"),
+    ],
+)
+def test_a_damaged_sweep_is_one_sentence(name: str, content: str | None, sentence: str, tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", 2)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        report_sweep(folder)
+
+
+def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    lr = 10 ** generator.uniform(-4, -1, 60)
+    figures = 5 + (np.log10(lr) + 2.5) ** 2 + 0.02 * generator.standard_normal(60)  # best in the middle
+    share, chance = explained(lr.tolist(), figures) or (0.0, 1.0)
+    assert share > 0.8 > 0.3 > chance
+    noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], figures) for _ in range(100)]
+    assert 0.86 < np.mean([share < chance for share, chance in filter(None, noise)]) <= 1
+    assert explained(["a"] * 60, figures) is None and explained([1.0, 2.0], figures[:2]) is None
+    shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
+    assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
+    assert tokens == 200 * 1024  # which those stopped early have reached too
+    assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists() and not math.isnan(tokens)
