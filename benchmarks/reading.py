@@ -8,8 +8,8 @@ the same random rows, and their checksums must agree. Figures are medians. `--pe
 benchmarks/peers_data.txt lists; without it only numpy is compared with.
 
 Then epochs: the store is opened anew and every row read once, or three times, with the record batches verified when they are first
-touched, and with a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs, targets,
-marks). What a checksum of the same bytes costs alone is printed too.
+touched, and with a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs,
+targets, marks). What a checksum of the same bytes costs alone is printed too.
 """
 
 from __future__ import annotations
