@@ -4,7 +4,7 @@
     python reading_contenders.py NAME FOLDER             answers each line on its input with a line of JSON
 
 A line `read COUNT SEED` reads COUNT random rows in batches of 16 into int64 tensors [16, 4096], and answers seconds and a checksum;
-`epoch SEED` opens the files anew and reads every row once, in random order.
+`epoch COUNT SEED` opens the files anew and reads every row so many times, in random orders.
 """
 
 import itertools
@@ -164,7 +164,7 @@ def main():
         generator = np.random.default_rng(int(words[-1]))
         start = time.perf_counter()
         if words[0] == "epoch":
-            order = generator.permutation(total)
+            order = np.concatenate([generator.permutation(total) for _ in range(int(words[1]))])
             start = time.perf_counter()
             batch = globals()[name](folder)
         else:
