@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -50,7 +51,7 @@ def test_room_counts_what_a_worker_takes() -> None:
     class Worker:
         def stand(self) -> None: ...
 
-    worker = Worker.remote()
+    worker: Any = Worker.remote()
     ray.get(worker.stand.remote())
     deadline = time.monotonic() + 30
     while room(config, use_gpu=False) != 3 and time.monotonic() < deadline:
