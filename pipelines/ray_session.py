@@ -138,13 +138,14 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
-def free_resources() -> list[dict[str, float]]:
-    """What is free on each machine that is alive."""
+def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
+    """What is free, and what there is, on each machine that is alive."""
     import ray._private.state
 
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     free = ray._private.state.available_resources_per_node()
-    return [resources for node, resources in free.items() if node in alive]
+    return [
+        (free[node["NodeID"]], node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] in free
+    ]
 
 
 def stop() -> None:

@@ -176,7 +176,11 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         if stop.signalled and stop.reason() in ("", RESIZE):
             stop.ask()
         if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
-            before, seen, looked = seen, most_of(config, workers + room(config, use_gpu)), time.monotonic()
+            before, seen, looked = (
+                seen,
+                most_of(config, workers + room(config, use_gpu, growing=True)),
+                time.monotonic(),
+            )
             if min(before, seen) > workers:
                 stop.ask(RESIZE)
     return ended[0]
@@ -202,15 +206,21 @@ def most_of(config: TrainConfig, free: int) -> int:
     return max((number for number in config.workers if number <= free), default=config.workers[0])
 
 
-def room(config: TrainConfig, use_gpu: bool) -> int:
-    """How many more workers the machines of the cluster could hold, by what is free on each."""
+def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
+    """How many more workers the machines of the cluster could hold, by what is free on each.
+
+    Where never two may stand on one, a run that grows counts only machines of which nothing is taken: the others may have its own.
+    """
     from pipelines import ray_session
 
-    worker, most = config.placement.worker(use_gpu), 1 if config.placement.strategy == "strict-spread" else math.inf
-    return sum(
-        int(min(most, *(free.get(name, 0) / amount for name, amount in worker.items())))
-        for free in ray_session.free_resources()
-    )
+    worker, alone = config.placement.worker(use_gpu), config.placement.strategy == "strict-spread"
+    total = 0
+    for free, there in ray_session.free_resources():
+        fits = int(min(free.get(name, 0) / amount for name, amount in worker.items()))
+        if alone:
+            fits = 0 if growing and free.get("CPU", 0) < there.get("CPU", 0) else min(fits, 1)
+        total += fits
+    return total
 
 
 def why(config: TrainConfig, error: BaseException) -> str:

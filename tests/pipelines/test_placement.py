@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
 from pipelines.config import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
@@ -41,4 +44,19 @@ def test_room_counts_what_a_worker_takes() -> None:
     assert room(replace(config, placement=PlacementConfig(resource="fast")), use_gpu=False) == 0
     assert room(config, use_gpu=True) == 0
     assert room(replace(config, placement=PlacementConfig(strategy="spread")), use_gpu=False) == 4
-    assert room(replace(config, placement=PlacementConfig(strategy="strict-spread")), use_gpu=False) == 1  # one machine
+    apart = replace(config, placement=PlacementConfig(strategy="strict-spread"))
+    assert room(apart, use_gpu=False) == room(apart, use_gpu=False, growing=True) == 1  # one machine
+
+    @ray.remote(num_cpus=1)
+    class Worker:
+        def stand(self) -> None: ...
+
+    worker: Any = Worker.remote()
+    ray.get(worker.stand.remote())
+    deadline = time.monotonic() + 30
+    while room(config, use_gpu=False) != 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert room(config, use_gpu=False, growing=True) == 3
+    assert room(apart, use_gpu=False) == 1
+    assert room(apart, use_gpu=False, growing=True) == 0  # that machine has one already
+    ray.kill(worker)
