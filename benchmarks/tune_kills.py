@@ -43,8 +43,10 @@ class BenchConfig:
     """SIGKILLs of the driver."""
     steps: int = 600
     """Steps of a trial."""
-    longest: float = 45.0
-    """A kill comes within so many seconds after the start of the command, or after its first trial has begun."""
+    longest: float = 40.0
+    """Every other kill comes within so many seconds after the start of the command, Ray's own start included; those between them
+    within half of it after the command's first validation figure.
+    """
     seed: int = 0
     """Of the moments."""
 
@@ -72,28 +74,41 @@ def main(argv: list[str]) -> int:
         print(f"undisturbed: {time.monotonic() - began:.0f} s", flush=True)
         killed = 0
         for count in range(config.kills):
-            wait = rng.uniform(0.0, config.longest)
-            where = kill([*command, "killed"], Path(folder) / f"killed-{count}.log", wait)
+            training = count % 2 == 0
+            wait = rng.uniform(0.0, config.longest / 2 if training else config.longest)
+            where = kill([*command, "killed"], Path(folder) / f"killed-{count}.log", wait, training)
             killed += where is not None
-            print(f"kill {count + 1} after {wait:.1f} s: {where or 'it was over before'}", flush=True)
+            told = "the first new figure" if training else "the start"
+            print(f"kill {count + 1}, {wait:.1f} s after {told}: {where or 'it was over before'}", flush=True)
         finish([*command, "killed"], Path(folder) / "killed.log")
         wrong = compare(root)
     print(f"{'identical' if not wrong else 'DIFFERENT in ' + '; '.join(wrong)} after {killed} kills")
     return 1 if wrong else 0
 
 
-def kill(command: Sequence[str], log: Path, seconds: float) -> str | None:
-    """Start the command, and kill all of its processes after so many seconds. Returns where the sweep then stood."""
+def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> str | None:
+    """Start the command, and kill all of its processes so many seconds after its start or, ``training``, its first new figure.
+    Returns where the sweep then stood; None when it was over before.
+    """
+    folder = Path(command[command.index("--root") + 1]) / command[-1]
+    before = figures(folder)
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    while training and figures(folder) == before and process.poll() is None:
+        time.sleep(0.05)
     try:
         process.wait(seconds)
         return None
     except subprocess.TimeoutExpired:
         end(process)
-    root = Path(command[command.index("--root") + 1]) / command[-1] / "trials"
-    trials = [json.loads(path.read_text()) for path in sorted(root.glob("*/trial.json"))]
+    trials = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
     return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials) or "before its first trial"
+
+
+def figures(folder: Path) -> int:
+    """How many validation figures have counted so far."""
+    path = folder / "results.jsonl"
+    return path.read_bytes().count(b'"event": "result"') if path.exists() else 0
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -26,6 +26,8 @@ from pipelines.sweep import BUDGET, Sweep, Trial, write_json
 from tune_spaces import Rule, Searcher, draw, expand, grid
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
+SAVE_SECONDS = 1.0
+"""How often a trial's steps are written down; a figure, a begin and an end always are."""
 MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
 
@@ -55,6 +57,7 @@ class Conductor:
         self._seen: dict[str, dict[int, float]] = {}
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
         self._generation = 0
         self._began, self._spent = time.monotonic(), sweep.spent()
@@ -229,7 +232,8 @@ class Conductor:
             value = self.sweep.figure(run, record.metrics)
             if value is not None and record.step not in self._seen.setdefault(trial.id, {}):
                 self._result(trial, run, record.step, value)
-        if new:
+        if new and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
+            self._saved[trial.id] = time.monotonic()
             self.sweep.save(trial)
         if not trial.reason and (spent := self.out_of_budget()):
             self._ask(trial, spent)
@@ -343,6 +347,11 @@ class Conductor:
         """Idempotent: a kill may have come in the middle of it."""
         trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
         trial.values = dict(exploit.values)
+        trial.best = {
+            "step": step,
+            "bits_per_token": self._seen[source.id][step],
+        }  # what it had before is nobody's weights now
+        trial.last = dict(trial.best)
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return

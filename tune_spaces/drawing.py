@@ -13,10 +13,11 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+import numpy as np
 from ray import tune
 from ray.tune.search.sample import Categorical, Float
 
@@ -71,6 +72,7 @@ class Searcher:
 
     def __init__(self, name: str, domains: Mapping[str, Any], seed: int) -> None:
         self._domains = domains
+        self._numbers: Any = np.random.RandomState(seed).get_state()
         space = {
             key: tune.choice([str(i) for i in range(len(domain))]) if isinstance(domain, Categorical) else domain
             for key, domain in domains.items()
@@ -101,8 +103,20 @@ class Searcher:
             f"--search {name} needs packages that are not installed: pip install {packages}, or --search random"
         )
 
+    @contextlib.contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """BOHB draws from numpy's global generator, from which others draw too."""
+        others = np.random.get_state()
+        np.random.set_state(self._numbers)
+        try:
+            yield
+        finally:
+            self._numbers = np.random.get_state()
+            np.random.set_state(others)
+
     def suggest(self, trial: str) -> dict[str, Any]:
-        values = self._search.suggest(trial)
+        with self._own_numbers():
+            values = self._search.suggest(trial)
         return expand(
             {
                 key: domain.categories[int(values[key])] if isinstance(domain, Categorical) else float(values[key])
@@ -111,14 +125,16 @@ class Searcher:
         )
 
     def result(self, trial: str, time: int, value: float) -> None:
-        self._search.on_trial_result(trial, self._told(time, value))
+        with self._own_numbers():
+            self._search.on_trial_result(trial, self._told(time, value))
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
         """``value`` None: it failed."""
-        if value is None:
-            self._search.on_trial_complete(trial, None, error=True)
-        else:
-            self._search.on_trial_complete(trial, self._told(time, value))
+        with self._own_numbers():
+            if value is None:
+                self._search.on_trial_complete(trial, None, error=True)
+            else:
+                self._search.on_trial_complete(trial, self._told(time, value))
 
     @staticmethod
     def _told(time: int, value: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipelines import tune
@@ -34,25 +35,29 @@ def trials(root: Path, name: str = "sweep") -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_two_at_a_time_with_one_parent_and_all_children_in_mlflow(
+def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlflow(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--search",
-        "grid",
-        "--num-cpus",
-        "2",
-        "--optim.clip",
-        "0",
-        "--validate-every",
-        "10",
-        "--rung-tokens",
-        "2560",
-    ]
-    words += ["--steps", "400", *TRACKED]
-    assert tune.main(command("optim.lr=4e-3,1e38,1e-8", *words)) == 0
-    out = capsys.readouterr().out
-    assert "at once 2 trials of 1 worker each: 2 CPUs hold 2" in out and "best: trial" in out
+    words = ["--search", "grid", "--num-cpus", "2", "--optim.clip", "0", "--steps", "120", "--validate-every", "20"]
+    argv = command("optim.lr=4e-3,1e38,1e-8", *words, "--rung-tokens", "2560", *TRACKED)
+    sweep = tmp_path / "runs" / "sweep"
+
+    def ask_to_stop() -> None:
+        deadline = time.monotonic() + 100
+        while not list(sweep.glob("trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (sweep / "stop").touch()
+
+    threading.Thread(target=ask_to_stop, daemon=True).start()
+    assert tune.main(argv) == 75
+    assert "at once 2 trials of 1 worker each: 2 CPUs hold 2" in capsys.readouterr().out
+    assert "pending" in {trial["status"] for trial in trials(tmp_path)}
+    saved = [int(path.name[5:]) for path in sweep.glob("trials/000/checkpoints/step-*")]
+    assert saved and max(saved) < 120 and not (sweep / "stop").exists()
+
+    assert tune.main(argv) == 0
+    assert "best: trial" in capsys.readouterr().out
+    assert f"resumes from step {max(saved)}" in (sweep / "trials" / "000" / "logs" / "worker-0.log").read_text()
     ended = {trial["id"]: trial for trial in trials(tmp_path)}
     assert [trial["status"] for trial in ended.values()] == ["finished", "finished", "failed", "stopped"]
     assert "asha stopped it" in ended["003"]["reason"] and "the loss became" in ended["002"]["reason"]
@@ -92,37 +97,32 @@ def test_two_at_a_time_with_one_parent_and_all_children_in_mlflow(
         assert len(points) == len(set(points)) and set(points) == expected  # none lost, none twice
 
     before = trials(tmp_path)
-    assert tune.main(command("optim.lr=4e-3,1e38,1e-8", *words)) == 0  # there is nothing to do
+    assert tune.main(argv) == 0  # there is nothing to do
     assert trials(tmp_path) == before
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_workers_that_do_not_fit_together_take_turns_or_are_refused(
+def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_refused(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--concurrent", "4", "--steps", "200"]
+    words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--concurrent", "4"]
     with pytest.raises(
         ValueError, match="a trial takes 2 CPUs, one for each of its workers, and there is 1: it could never"
     ):
         tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "1"))
     assert not (tmp_path / "runs" / "sweep").exists()
 
-    sweep = tmp_path / "runs" / "sweep"
-
-    def ask_to_stop() -> None:
+    def kill_one_worker() -> None:
         deadline = time.monotonic() + 100
-        while not list(sweep.glob("trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
+        while not list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.02)
-        (sweep / "stop").touch()
+        ours = psutil.Process().children(recursive=True)
+        next(process for process in ours if "RayTrainWorker" in " ".join(process.cmdline())).kill()
 
-    threading.Thread(target=ask_to_stop, daemon=True).start()
-    assert tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "2")) == 75
-    assert "at once 1 trial of 2 workers each: 2 CPUs hold 1" in capsys.readouterr().out
-    assert [trial["status"] for trial in trials(tmp_path)] == ["pending", "pending"]
-    saved = [int(path.name[5:]) for path in sweep.glob("trials/000/checkpoints/step-*")]
-    assert saved and max(saved) < 200 and not (sweep / "stop").exists()
-
-    assert tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "2")) == 0
-    assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 200)] * 2
-    assert f"resumes from step {max(saved)}" in (sweep / "trials" / "000" / "logs" / "worker-0.log").read_text()
-    assert (sweep / "trials" / "001" / "logs" / "worker-1.log").exists()
+    threading.Thread(target=kill_one_worker, daemon=True).start()
+    assert tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "2", "--steps", "100")) == 0
+    out = capsys.readouterr().out
+    assert "at once 1 trial of 2 workers each: 2 CPUs hold 1" in out
+    assert "trial 000: a worker died" in out and "it goes on from its newest checkpoint" in out
+    assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
+    assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()

@@ -1,0 +1,133 @@
+"""A sweep in MLflow: a run of its own, with a child for each trial, however that ended.
+
+notebook = Notebook(sweep, command)
+config = notebook.below(config)         # of a trial: its run will stand below the sweep's
+notebook.end(trial)                     # why it ended, and what its own process could not send
+notebook.close("FINISHED")
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from data_prep.store import SegmentStore
+from pipelines.cli import sentence
+from pipelines.config import TrainConfig
+from pipelines.registering import register_winner
+from pipelines.session import Run, start_tracker
+from pipelines.sweep import Sweep, Trial
+from pipelines.sweep_report import report_sweep
+from pipelines.tracking import Tracker
+from pipelines.winner import winner_command, write_best
+
+LAST_STEP = 1 << 60
+PARENT_SECONDS = 60.0
+"""How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
+
+
+class Notebook:
+    """The sweep's run in MLflow, and of its trials what their own processes could not say: why they were stopped, or what a worker
+    that was killed had not yet sent.
+    """
+
+    def __init__(self, sweep: Sweep, command: str) -> None:
+        config = sweep.config
+        self._sweep, self._tracking = sweep, config.train.tracking
+        self._root = Path(config.train.root).absolute()
+        self._ends = sum(trial.over for trial in sweep.trials.values())
+        self._tracker = Tracker.start(
+            replace(self._tracking, system_metrics="off"),
+            root=self._root,
+            run_folder=sweep.folder,
+            run_name=config.train.run,
+            params={key: value for key, value in vars(config).items() if key != "train"},
+            tags={"sweep": config.train.run, "command": command, "fields": ", ".join(sweep.fields)},
+            resume_step=self._ends,
+        )
+        self._pool, self._silent = ThreadPoolExecutor(1), False
+        self.run_id = ""
+        deadline = time.monotonic() + PARENT_SECONDS
+        while self._tracking.backend == "mlflow" and not self.run_id and time.monotonic() < deadline:
+            self.run_id = self._tracker.run_id or ""
+            time.sleep(0.05)
+
+    def below(self, run: TrainConfig) -> TrainConfig:
+        """The same run, as a child of the sweep's."""
+        self.run_id = self.run_id or self._tracker.run_id or ""
+        models = "figures" if run.tracking.models == "best" else run.tracking.models  # the sweep registers its winner
+        return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
+
+    def again(self) -> None:
+        """Send what an MLflow that was silent, or an earlier start that was killed, has left unsaid."""
+        for trial in self._sweep.trials.values():
+            if trial.over and not trial.recorded:
+                self._pool.submit(self._tell, trial)
+
+    def end(self, trial: Trial) -> None:
+        """Note how a trial ended."""
+        self._ends += 1
+        best = self._sweep.best()
+        if best and best.best:
+            self._tracker.log({"sweep/best": best.best["bits_per_token"]}, self._ends)
+        self._pool.submit(self._tell, trial)
+
+    def _tell(self, trial: Trial) -> None:
+        try:
+            self._record(trial)
+        except (ValueError, OSError) as error:  # the store is gone, the disk full: the sweep goes on
+            print(
+                f"warning: MLflow was not told how trial {trial.id} ended: {sentence(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _record(self, trial: Trial) -> None:
+        if self._silent or trial.recorded or not trial.over:
+            return
+        statuses: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+        run = self.below(self._sweep.run_of(trial))
+        run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
+        store = SegmentStore.open(run.data.store, run.data.corpus, "train")
+        tracker = start_tracker(run, Run(store, None, None, []), resume_step=LAST_STEP)
+        tags = {
+            "sweep": self._sweep.config.train.run,
+            "trial": trial.id,
+            "trial.status": trial.status,
+            "trial.reason": trial.reason,
+        }
+        if trial.exploited:
+            tags["trial.exploited"] = "; ".join(
+                f"from {each['from']} at step {each['step']}" for each in trial.exploited
+            )
+        for key, value in tags.items():
+            if value:
+                tracker.set_tag(key, value)
+        trial.recorded = tracker.finish(statuses[trial.status])
+        self._silent = not trial.recorded
+        self._sweep.save(trial)
+        self._report(final=False)
+
+    def _report(self, final: bool) -> None:
+        """The table and charts of the trials, into the sweep's folder and its run. They cost no sweep its end."""
+        try:
+            report_sweep(self._sweep.folder, self._tracker, final=final)
+        except (ValueError, OSError) as error:
+            print(f"warning: no report of the sweep: {sentence(error)}", file=sys.stderr, flush=True)
+
+    def close(self, status: Any) -> None:
+        self._pool.shutdown()
+        best = self._sweep.best()
+        if best:
+            self._tracker.set_tag("best.trial", best.id)
+            self._tracker.set_tag("best.command", winner_command(self._sweep, best))
+            write_best(self._sweep, best)
+        if self._sweep.trials:
+            self._report(final=True)
+        self._tracker.finish(status)
+        if status == "FINISHED":
+            register_winner(self._sweep.folder, self._tracking, self._root)

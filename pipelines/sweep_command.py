@@ -1,0 +1,105 @@
+"""A sweep's command line, and all that can be said against it before anything is begun.
+
+config = read_command(["lr+states", "--preset", "small-rec", "--samples", "12"])
+check(config, domains)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from data_prep.store import SegmentStore
+from pipelines import cli
+from pipelines.config import flatten, to_json
+from pipelines.population import check_perturbable
+from pipelines.presets import PRESETS
+from pipelines.sweep import FREE, SweepConfig
+from tune_spaces import SPACES
+from tune_spaces.drawing import Searcher, fields
+
+ABOUT = "Search over a preset: trials on Ray Train, several at once, bad ones stopped early. Repeating the command resumes it."
+
+
+def read_command(argv: Sequence[str]) -> SweepConfig:
+    """The command line as a sweep. Raises UsageError."""
+    if argv and argv[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
+        print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
+        print("  FIELD=a,b,c         any field of the preset\n  FIELD=low..high     on a logarithmic scale\n")
+        print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
+        sys.exit(0)
+    if not argv or argv[0].startswith("-"):
+        raise cli.UsageError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
+    space = argv[0]
+    preset = _option(argv, "--preset") or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
+    if preset not in PRESETS:
+        raise cli.UsageError(f"unknown preset {preset!r}: {cli.nearest(preset, PRESETS)}")
+    metric: Any = (
+        "validation/bits_per_byte" if "data.store" in space or space == "rec-table-5" else "validation/bits_per_token"
+    )
+    search: Any = "grid" if space.startswith("rec-table") else "random"
+    default = SweepConfig(space, replace(PRESETS[preset], run=""), preset, metric=metric, search=search)
+    config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
+    name = config.train.run or f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"}))
+    numbers = config.train.workers
+    if numbers in ([0], [1]) or len(numbers) > 1:  # a trial's workers are its own throughout
+        config = replace(config, train=replace(config.train, num_workers=max(1, numbers[0])))
+    return replace(config, train=replace(config.train, run=name).located())
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    for i, word in enumerate(argv):
+        if word == name and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def check(config: SweepConfig, domains: dict[str, Any]) -> None:
+    """Raise ValueError, in a sentence, for a sweep that could only fail."""
+    run, every = config.train, config.train.validate_every
+    if config.metric.startswith("validation/") and not 0 < every <= run.steps:
+        raise ValueError(
+            f"validate_every is {every} and steps {run.steps}, so that no trial would ever be validated: choose --validate-every "
+            f"{max(1, run.steps // 9)}"
+        )
+    if config.metric.endswith("states_cleared") and "model.states" not in flatten(to_json(run)):
+        raise ValueError(
+            f"{config.preset} has no states, so that {config.metric} is never logged: choose another --metric"
+        )
+    first = (every or run.log_every) * run.tokens_per_step
+    if 0 < config.tokens < first:
+        raise ValueError(
+            f"a budget of {config.tokens:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
+            "--tokens, or lower --validate-every"
+        )
+    if config.rung_tokens >= config.whole:
+        raise ValueError(
+            f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
+        )
+    for name in fields(domains):
+        if any(name == free or name.startswith(f"{free}.") for free in FREE):
+            raise ValueError(f"{name} does not change what a trial learns: vary something else")
+        if name == "steps" and config.equal != "steps":
+            raise ValueError(
+                f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
+            )
+    if config.scheduler == "pbt":
+        check_perturbable(fields(domains))
+        if config.search not in ("random", "grid"):
+            raise ValueError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
+        if every >= run.steps:
+            raise ValueError(
+                f"pbt compares trials at each validation, and the first is at step {every} of {run.steps}: lower it"
+            )
+        if config.metric.startswith("train/"):
+            raise ValueError(f"pbt compares trials where they are validated, and {config.metric} is no such figure")
+    if config.search in ("optuna", "bohb"):
+        Searcher(config.search, domains, run.seed)
+    if "data.store" not in fields(domains):
+        for split in ("train", "validation") if every else ("train",):
+            SegmentStore.open(run.data.store, run.data.corpus, split)
