@@ -21,7 +21,7 @@ from pipelines.config import TrainConfig
 from pipelines.session import Run, start_tracker
 from pipelines.sweep import Sweep, Trial
 from pipelines.tracking import Tracker
-from pipelines.winner import winner_command, write_best
+from pipelines.winner import winner_command
 
 LAST_STEP = 1 << 60
 PARENT_SECONDS = 60.0
@@ -114,5 +114,4 @@ class Notebook:
         if best:
             self._tracker.set_tag("best.trial", best.id)
             self._tracker.set_tag("best.command", winner_command(self._sweep, best))
-            write_best(self._sweep, best)
         self._tracker.finish(status)

@@ -1,6 +1,7 @@
 """What a sweep has found: the table of its trials, the winner's command and preset file, and whether it beats the preset.
 
-conclude(sweep)                         # prints it all, and writes <sweep>/best.json
+write_best(sweep, trial)                # <sweep>/best.json
+conclude(sweep)                         # prints it all
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def winner_command(sweep: Sweep, best: Trial) -> str:
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:
-    """best.json: the best trial so far, its command, and its config as a preset."""
+    """best.json: the best trial so far."""
     values = {"trial": best.id, "values": best.values, **(best.best or {})}
     config = as_preset(replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=()))
     rest = {"metric": sweep.config.metric, "command": winner_command(sweep, best), "exploited": best.exploited}
-    write_json(sweep.folder / "best.json", {**values, **rest, "config": config})
+    write_json(sweep.folder / "best.json", values | rest | {"config": config})
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:
-    """Write best.json, and say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
+    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
     best = sweep.best()
     print_table(sweep, best)
     left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
@@ -46,7 +47,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
     if best is None or best.best is None:
         print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
         return 1
-    write_best(sweep, best)
+    command = winner_command(sweep, best)
     print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
     print(against_baseline(sweep, best))
     if best.exploited:
@@ -54,7 +55,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
             "it went on from other trials on its way (exploited, in best.json): the command below has its last values alone"
         )
     print(
-        f"  again   {winner_command(sweep, best)}\n"
+        f"  again   {command}\n"
         f"  or      python -m pipelines.train {cli.shown(sweep.folder / 'best.json')}\n"
         f"  test    python -m pipelines.evaluate {cli.shown(sweep.place(best))}\n"
         f"  look    make ui"
