@@ -257,8 +257,8 @@ def fit(config: SweepConfig) -> tuple[int, bool]:
     if has < workers:
         raise ValueError(
             f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''} for its {workers} "
-            f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; lower "
-            "--num-workers"
+            f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; "
+            "lower --num-workers"
         )
     most = has // workers
     at_once = min(most, config.concurrent or most)
