@@ -1,6 +1,7 @@
 """What a sweep has found: the table of its trials, the winner's command and preset file, and whether it beats the preset.
 
-conclude(sweep)                         # prints it all, and writes <sweep>/best.json
+write_best(sweep, trial)                # <sweep>/best.json
+conclude(sweep)                         # prints it all
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def winner_command(sweep: Sweep, best: Trial) -> str:
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:
-    """best.json: the best trial so far, and its run as a preset."""
-    values = {"trial": best.id, "values": best.values, **(best.best or {}), "metric": sweep.config.metric}
+    """best.json: the best trial so far."""
+    values = {"trial": best.id, "values": best.values, **(best.best or {})}
     config = as_preset(replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=()))
-    rest = {"command": winner_command(sweep, best), "exploited": best.exploited, "config": config}
-    write_json(sweep.folder / "best.json", values | rest)
+    rest = {"metric": sweep.config.metric, "command": winner_command(sweep, best), "exploited": best.exploited}
+    write_json(sweep.folder / "best.json", values | rest | {"config": config})
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:
-    """Write best.json, and say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
+    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
     best = sweep.best()
     print_table(sweep, best)
     left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
@@ -47,7 +48,6 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
         return 1
     command = winner_command(sweep, best)
-    write_best(sweep, best)
     print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
     print(against_baseline(sweep, best))
     if best.exploited:

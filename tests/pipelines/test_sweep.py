@@ -22,7 +22,7 @@ from pipelines.session import work
 from pipelines.stopping import Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder
 from pipelines.sweep_command import check, read_command
-from pipelines.winner import conclude
+from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
@@ -289,7 +289,9 @@ def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
 def test_the_winners_command_and_file_repeat_it(here: Make, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = here(*GRID).run()
     best = sweep.best()
-    assert best and best.last and conclude(sweep) == 0
+    assert best and best.last
+    write_best(sweep, best)
+    assert conclude(sweep) == 0
     assert "by" in capsys.readouterr().out
     saved = json.loads((sweep.folder / "best.json").read_text())
     assert (saved["trial"], saved["values"], saved["step"]) == (best.id, best.values, best.best and best.best["step"])
