@@ -2,9 +2,9 @@
 
     python -m benchmarks.tracking_cost                  about four minutes on two cores
 
-Each phase trains the demo's model for some steps, in this process and with one thread, with a point of the curve every ten steps and
-a tracker as a run has it: system metrics on, its thread beside training, the server on this machine too. The three are phases of one
-round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine moves the time that passes more
+Each phase trains the demo's model for some steps, in this process and with one thread, with a point of the curve every ten steps
+and a tracker as a run has it: system metrics on, its thread beside training, the server on this machine too. The three are phases of
+one round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine moves the time that passes more
 than tracking does. So the processor time of all threads but the training one is compared too, as a share of a step: were there one
 core alone, that is what a step would lose.
 """
@@ -117,7 +117,8 @@ def main(argv: list[str]) -> None:
         ratios = [a / b - 1 for a, b in zip(wall[kind], wall[alone], strict=True)]
         beside = [a - b for a, b in zip(others[kind], others[alone], strict=True)]
         print(
-            f"{kind}: {statistics.median(ratios):+.2%} time, median of {len(ratios)} rounds ({min(ratios):+.2%} to {max(ratios):+.2%}); "
+            f"{kind}: {statistics.median(ratios):+.2%} time, median of {len(ratios)} rounds "
+            f"({min(ratios):+.2%} to {max(ratios):+.2%}); "
             f"processor time beside training {statistics.median(beside):.2%} of a step ({min(beside):.2%} to {max(beside):.2%})"
         )
 
