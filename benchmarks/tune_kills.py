@@ -41,7 +41,7 @@ class BenchConfig:
 
     kills: int = 10
     """SIGKILLs of the driver."""
-    steps: int = 600
+    steps: int = 900
     """Steps of a trial."""
     longest: float = 40.0
     """Every other kill comes within so many seconds after the start of the command, Ray's own start included; those between them

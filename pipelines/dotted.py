@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cli import nearest
-from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig, flatten, to_json
+from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.provenance import mask
-from pipelines.saving import CheckpointConfig
-from pipelines.tracking import TrackingConfig
 from recur_models import model_from_json
 
-PARTS: dict[str, type[Any]] = {
-    "data": DataConfig,
-    "optim": OptimConfig,
-    "schedule": ScheduleConfig,
-    "checkpoint": CheckpointConfig,
-    "tracking": TrackingConfig,
+PARTS: dict[str, Any] = {
+    field.name: field.default_factory
+    for field in dataclasses.fields(TrainConfig)
+    if dataclasses.is_dataclass(field.default_factory)
 }
+"""The parts of a run that are configs of their own, but for its model."""
 
 
 def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:

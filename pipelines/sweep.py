@@ -25,7 +25,7 @@ import tyro
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.cli import shown
-from pipelines.config import TrainConfig, flatten, to_json
+from pipelines.config import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.dotted import changes, with_fields
 from pipelines.presets import PRESETS
 from recur_models.costs import costs
@@ -249,19 +249,7 @@ class Sweep:
         return min(scored, key=lambda trial: (trial.best or {})["bits_per_token"], default=None)
 
 
-FREE = (
-    "tracking",
-    "run",
-    "root",
-    "num_workers",
-    "use_gpu",
-    "recompute",
-    "max_failures",
-    "hang_seconds",
-    "allow_change",
-    "checkpoint",
-    "log_every",
-)
+FREE = tuple(name for name in MEANING_FREE if name not in ("data.store", "validate_every", "validate_tokens"))
 """Fields of a run that may differ when a sweep is resumed."""
 OWN = (
     "space",

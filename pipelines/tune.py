@@ -44,7 +44,7 @@ from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import Sweep, SweepConfig, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
-from pipelines.winner import conclude
+from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tune_spaces import combine
 from tune_spaces.drawing import fields
@@ -256,8 +256,9 @@ def fit(config: SweepConfig) -> tuple[int, bool]:
     has, kind = (min(cpus, gpus), "CPUs with a GPU each") if use_gpu else (cpus, "CPUs" if cpus != 1 else "CPU")
     if has < workers:
         raise ValueError(
-            f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''}, one for each of its "
-            f"workers, and there {'is' if has == 1 else 'are'} {has}: it could never start; lower --num-workers"
+            f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''} for its {workers} "
+            f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; "
+            "lower --num-workers"
         )
     most = has // workers
     at_once = min(most, config.concurrent or most)
@@ -324,7 +325,7 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     print(f"  trials  {count}{begun}\n  into    {cli.shown(sweep.folder)}", flush=True)
     if not conductor.waiting():
         notebook.close("FINISHED")
-        return conclude(sweep, conductor.out_of_budget())
+        return ended(sweep, conductor)
     crew = Crew(sweep.folder / ".ray", config.train.workers[0], use_gpu, config.workers == "reuse")
     status, kept = "FAILED", 0.0
     try:
@@ -361,6 +362,13 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     if asked:
         print("stopped; all that was trained is saved: the same command goes on from here")
         return STOPPED_STATUS
+    return ended(sweep, conductor)
+
+
+def ended(sweep: Sweep, conductor: Conductor) -> int:
+    """Write down and say what was found."""
+    if best := sweep.best():
+        write_best(sweep, best)
     return conclude(sweep, conductor.out_of_budget())
 
 

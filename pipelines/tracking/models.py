@@ -89,9 +89,12 @@ class Models:
                 self.client.log_model_artifacts(model.model_id, str(folder))
             # A server takes a model by its id alone. Without one, MLflow would look an id up in its default database.
             source = f"models:/{model.model_id}" if self.server else model.artifact_location
-            tags = {"step": str(step), "run": self.name, "model_id": model.model_id}
+            run = self.client.get_run(self.run_id).info.run_name or self.name
+            tags = {"step": str(step), "run": run, "model_id": model.model_id}
+            figures = {metric.key: f"{metric.value:.4f}" for metric in model.metrics or []}
+            told = f"Step {step} of {run}. " + ", ".join(f"{key} {value}" for key, value in sorted(figures.items()))
             version = self.client.create_model_version(
-                name, source, run_id=self.run_id, tags=tags, model_id=model.model_id
+                name, source, run_id=self.run_id, tags=tags, description=told, model_id=model.model_id
             )
         self.client.set_registered_model_alias(name, BEST, version.version)
 

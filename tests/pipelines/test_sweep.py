@@ -22,7 +22,7 @@ from pipelines.session import work
 from pipelines.stopping import Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder
 from pipelines.sweep_command import check, read_command
-from pipelines.winner import conclude
+from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
@@ -271,6 +271,10 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
     assert 4000 <= tokens < 4000 + 2 * 128
     cut = [trial for trial in sweep.trials.values() if trial.status == "stopped"]
     assert len(cut) == 1 and cut[0].reason == "the sweep's budget of 4,000 tokens is spent"
+    late = here(*GRID, "--seconds", "0.001")
+    late.run()
+    assert late.conductor.out_of_budget() == "the sweep's budget of 0.001 s is spent"
+    assert [trial.status for trial in late.sweep.trials.values()].count("pending") == 4  # nothing more was begun
     some = here(*GRID, "--trials", "4").run()
     assert [trial.status for trial in some.trials.values()] == [*["finished"] * 4, "pending"]
     assert all(trial.status == "finished" for trial in here(*GRID).run().trials.values())
@@ -285,7 +289,9 @@ def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
 def test_the_winners_command_and_file_repeat_it(here: Make, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = here(*GRID).run()
     best = sweep.best()
-    assert best and best.last and conclude(sweep) == 0
+    assert best and best.last
+    write_best(sweep, best)
+    assert conclude(sweep) == 0
     assert "by" in capsys.readouterr().out
     saved = json.loads((sweep.folder / "best.json").read_text())
     assert (saved["trial"], saved["values"], saved["step"]) == (best.id, best.values, best.best and best.best["step"])

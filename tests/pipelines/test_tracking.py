@@ -133,7 +133,7 @@ def test_a_silent_server_loses_nothing(
     server.signal(signal.SIGSTOP)
     try:
         longest = 0.0
-        for step in range(1, 41):
+        for step in range(1, 81):
             began = time.perf_counter()
             tracker.log({"a": float(step), "b": 1.0}, step)
             longest = max(longest, time.perf_counter() - began)
@@ -141,19 +141,19 @@ def test_a_silent_server_loses_nothing(
     finally:
         server.signal(signal.SIGCONT)
     assert longest < 0.5  # a request that is waited for takes a second
-    tracker.log({"a": 41.0}, 41)
+    tracker.log({"a": 81.0}, 81)
     run_id = tracker.run_id
     assert run_id
     memory = (
         "system/system_memory_usage_percentage"  # MLflow's own monitor ends when the server is silent; ours goes on
     )
-    wait_until(lambda: 41 in server.steps(run_id, "a"), 20)
+    wait_until(lambda: 81 in server.steps(run_id, "a"), 20)
     before = len(server.points(run_id, memory))
     wait_until(lambda: len(server.points(run_id, memory)) > before, 20)
     tracker.finish()
     steps = server.steps(run_id, memory)
     assert len(set(steps)) == len(steps)
-    assert server.steps(run_id, "a") == list(range(42)) and server.steps(run_id, "b") == list(range(1, 41))
+    assert server.steps(run_id, "a") == list(range(82)) and server.steps(run_id, "b") == list(range(1, 81))
     told = capfd.readouterr().err
     assert told.count("does not answer") == 1 and "answers again" in told and config.uri in told
 

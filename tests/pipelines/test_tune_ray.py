@@ -106,9 +106,8 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--concurrent", "4"]
-    with pytest.raises(
-        ValueError, match="a trial takes 2 CPUs, one for each of its workers, and there is 1: it could never"
-    ):
+    sentence = "a trial takes 2 CPUs for its 2 workers, and there is 1 CPU: it could never start"
+    with pytest.raises(ValueError, match=sentence):
         tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "1"))
     assert not (tmp_path / "runs" / "sweep").exists()
 
