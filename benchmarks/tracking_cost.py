@@ -3,10 +3,10 @@
     python -m benchmarks.tracking_cost                  about four minutes on two cores
 
 Each phase trains the demo's model for some steps, in this process and with one thread, with a point of the curve every ten steps
-and a tracker as a run has it: system metrics on, its thread beside training, the server on this machine too. The three are phases of
-one round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine moves the time that passes more
-than tracking does. So the processor time of all threads but the training one is compared too, as a share of a step: were there one
-core alone, that is what a step would lose.
+and a tracker as a run has it: system metrics on, its thread beside training, the server on this machine too. The three are phases
+of one round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine moves the time that
+passes more than tracking does. So the processor time of all threads but the training one is compared too, as a share of a step:
+were there one core alone, that is what a step would lose.
 """
 
 from __future__ import annotations
