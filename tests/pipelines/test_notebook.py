@@ -22,6 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recur_models  # noqa: F401  (registers the models)
+from pipelines.compared import collect
+from pipelines.comparing import compare, rows
 from pipelines.presets import PRESETS
 from pipelines.registering import register_best
 from pipelines.tracking import Tracker, TrackingConfig
@@ -148,6 +150,16 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
             assert figures == expected and model["info"]["status"] == "LOGGED_MODEL_READY"
             assert pairs(model["info"]["tags"])["checkpoint"].endswith(f"step-{step:08d}")
 
+    by_id = {run["info"]["run_name"]: run["info"]["run_id"] for run in runs}
+    found = collect([by_id["alone"], parent_id, str(alone), *map(str, trials)], tracking, tmp_path, every_trial=True)
+    table = sorted(
+        (row["run"].partition(" ")[0], row["parameters"], row["tokens"], row["best_bits_per_token"], row["flops"])
+        for row in rows(compare(found))
+    )
+    assert len(table) == 6 and table[::2] == table[1::2] and {run.tokenizer for run in found} == {found[0].tokenizer}
+    with pytest.raises(ValueError, match="has no run 0000"):
+        collect(["0" * 32], tracking, tmp_path, every_trial=False)
+
     version = server.call("registered-models/alias", name="alone", alias="best")["model_version"]
     (run,) = [run for run in runs if run["info"]["run_name"] == "alone"]
     models = models_of(server, run)
@@ -164,8 +176,6 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
 MANY = """
 import sys
 from pathlib import Path
-from pipelines.presets import PRESETS
-from pipelines.registering import register_best
 from pipelines.tracking import Tracker, TrackingConfig
 root, name, uri = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", uri)]
