@@ -23,7 +23,7 @@ from pipelines.session import Run, start_tracker
 from pipelines.sweep import Sweep, Trial
 from pipelines.sweep_report import report_sweep
 from pipelines.tracking import Tracker
-from pipelines.winner import winner_command, write_best
+from pipelines.winner import winner_command
 
 LAST_STEP = 1 << 60
 PARENT_SECONDS = 60.0
@@ -125,7 +125,6 @@ class Notebook:
         if best:
             self._tracker.set_tag("best.trial", best.id)
             self._tracker.set_tag("best.command", winner_command(self._sweep, best))
-            write_best(self._sweep, best)
         if self._sweep.trials:
             self._report(final=True)
         self._tracker.finish(status)

@@ -324,8 +324,8 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     begun = f", of which {over} are over" if over else ""
     print(f"  trials  {count}{begun}\n  into    {cli.shown(sweep.folder)}", flush=True)
     if not conductor.waiting():
-        notebook.close("FINISHED")
-        return ended(sweep, conductor)
+        settle(sweep, notebook, "FINISHED")
+        return conclude(sweep, conductor.out_of_budget())
     crew = Crew(sweep.folder / ".ray", config.train.workers[0], use_gpu, config.workers == "reuse")
     status, kept = "FAILED", 0.0
     try:
@@ -356,20 +356,20 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     finally:
         conductor.interrupt()
         crew.close()
-        notebook.close(status)
+        settle(sweep, notebook, status)
         asked = stop.asked()
         stop.clear()
     if asked:
         print("stopped; all that was trained is saved: the same command goes on from here")
         return STOPPED_STATUS
-    return ended(sweep, conductor)
+    return conclude(sweep, conductor.out_of_budget())
 
 
-def ended(sweep: Sweep, conductor: Conductor) -> int:
-    """Write down and say what was found."""
+def settle(sweep: Sweep, notebook: Notebook, status: str) -> None:
+    """Write down what was found, in the folder and in MLflow."""
     if best := sweep.best():
         write_best(sweep, best)
-    return conclude(sweep, conductor.out_of_budget())
+    notebook.close(status)
 
 
 def show(trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""A real S3 API on loopback for tests: moto's server on a free port, in a process of its own."""
+"""A real S3 API for tests, on loopback unless told otherwise: moto's server on a free port, in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.fs
 SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
@@ -26,11 +26,11 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """Start the server with one empty bucket `books`. Yields its endpoint, 127.0.0.1:PORT."""
+def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
+    """Start the server with one empty bucket `books`. Yields its endpoint, ADDRESS:PORT."""
     environment = {**os.environ, **ENVIRONMENT}
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
+        [sys.executable, "-c", SERVER, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -39,7 +39,7 @@ def s3_server() -> Iterator[str]:
     ) as process:
         assert process.stdin and process.stdout
         try:
-            endpoint = f"127.0.0.1:{process.stdout.readline().strip()}"
+            endpoint = f"{address}:{process.stdout.readline().strip()}"
             _wait(f"http://{endpoint}")
             pyarrow.fs.S3FileSystem(
                 endpoint_override=endpoint, scheme="http", allow_bucket_creation=True,

@@ -48,10 +48,14 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
     try:
         run = client.get_run(run_id)
-        found: dict[tuple[int, int], dict[str, float]] = {}
+        found: dict[
+            int, dict[str, float]
+        ] = {}  # what was logged at a step: training's figures, and validation's a little later
+        times: dict[int, int] = {}
         for key in sorted(set(run.data.metrics) & set(keys)):
             for point in client.get_metric_history(run_id, key):
-                found.setdefault((point.step, point.timestamp), {})[key] = point.value
+                found.setdefault(point.step, {})[key] = point.value
+                times[point.step] = max(point.timestamp, times.get(point.step, 0))
         below = client.search_runs(
             [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=1000
         )
@@ -64,6 +68,6 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
         name=run.info.run_name or run_id,
         params=run.data.params,
         tags=run.data.tags,
-        records=tuple(Record(step, time, metrics) for (step, time), metrics in sorted(found.items())),
+        records=tuple(Record(step, times[step], metrics) for step, metrics in sorted(found.items())),
         children=tuple(child.info.run_id for child in below),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import NETWORK, Machines, missing
+from tests.s3_server import ENVIRONMENT, s3_server
 from tests.shared_data import SHARED
 
 PROJECT = Path(__file__).parents[2]
@@ -26,8 +27,9 @@ PORT = 18265
 class Laptop:
     """A person's machine: a folder with the project, a home, a token, and Ray's commands. `log` keeps what they said."""
 
-    def __init__(self, machines: Machines, folder: Path, shared: Path) -> None:
+    def __init__(self, machines: Machines, folder: Path, shared: Path, buckets: str) -> None:
         self.machines, self.folder, self.shared = machines, folder, shared
+        self.buckets = {**ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://{buckets}"}
         self.project, self.home = folder / "project", folder / "laptop"
         self.log = folder / "log.txt"
         self.environment = {
@@ -73,6 +75,7 @@ class Laptop:
         }.items():
             assert old in environment, old
             environment = environment.replace(old, new)
+        environment += "".join(f"export {name}={value}\n" for name, value in self.buckets.items())
         (self.project / "clusters" / "environment.sh").write_text(environment)
 
     def run(self, *command: str, status: int = 0) -> str:
@@ -136,8 +139,8 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=True)
     forward = None
     try:
-        with Machines(2, folder / "machines") as machines:
-            laptop = Laptop(machines, folder, shared)
+        with Machines(2, folder / "machines") as machines, s3_server(f"{NETWORK}.254") as buckets:
+            laptop = Laptop(machines, folder, shared, buckets)
             laptop.run("ray", "get-auth-token", "--generate")
             laptop.run("ray", "up", "-y", "cluster.yaml")
             forward = subprocess.Popen(  # what `ray dashboard` does, without its endless loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import shlex
@@ -14,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.places import Place
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint, CheckpointError
+from pipelines.run_place import RunPlace
 from tests.cluster.conftest import Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
@@ -106,7 +107,6 @@ def test_the_whole_pipeline_as_one_job(laptop: Laptop) -> None:
     assert laptop.job("run", *words).count("done before") == 3
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pipelines.tune") is None, reason="there is no pipelines.tune yet")
 @pytest.mark.usefixtures("prepared")
 def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
     fields = [word for word in TINY if word not in ("--placement.strategy", "strict-spread")]
@@ -206,11 +206,41 @@ def test_preflight_names_what_is_wrong(laptop: Laptop) -> None:
     laptop.machines.ssh(1, f"umount {laptop.shared}")
 
 
+def test_a_bucket_and_no_shared_folder(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in laptop.buckets.items():
+        monkeypatch.setenv(name, value)
+    for path in (laptop.shared / "books").glob("*/*.txt"):
+        (Place.parse("s3://books/texts") / path.parent.name / path.name).write_atomically(path.read_bytes())
+    laptop.machines.ssh(1, f"mount -t tmpfs tmpfs {laptop.shared}")  # the second machine has a folder of its own
+    try:
+        laptop.job(
+            "prepare", *(word.replace("books", "s3://books/texts").replace("runs/", "s3://books/") for word in PREPARE)
+        )
+        place = ("--data.store", "s3://books/store.v1", "--root", "s3://books/runs", "--run", "far")
+        words = ("small-rec", *TINY, *place, "--num-workers", "2", "--checkpoint.every", "20")
+        said = laptop.job("train", *words, "--steps", "100000", options=("--no-wait",))
+        run = RunPlace.parse("s3://books/runs/far")
+        wait_until(lambda: run.newest_step() >= 40, 240)
+        for i in range(2):
+            laptop.machines.ssh(i, "pkill -KILL -f 'pipelines.train|RayTrainWorker'")
+        note(laptop, f"all processes of {job_id(said)} were killed on both machines")
+        saved = run.newest_step()
+        again = laptop.job("train", *words, "--steps", str(saved + 20), "--allow-change", "steps")
+        assert f"resumes from step {saved:,}" in again and run.newest_step() == saved + 20
+        lines = (run.place / "metrics.jsonl").read_bytes().decode().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        assert steps == list(range(1, saved + 21))
+        assert "bits/byte" in laptop.job("evaluate", "s3://books/runs/far", "--split", "validation")
+        assert not (laptop.shared / "runs" / "far").exists()
+    finally:
+        laptop.machines.ssh(1, f"umount {laptop.shared}")
+
+
 def test_no_secret_is_in_logs_or_records(laptop: Laptop) -> None:
     token = (laptop.home / ".ray" / "auth_token").read_text().strip()
     places = [laptop.shared, laptop.log, *(laptop.machines.folder / f"ray{i}" for i in (1, 2))]
-    found = laptop.run("grep", "-rlF", "-e", token, *map(str, places), status=1)
-    assert not found
+    for secret in (token, laptop.buckets["AWS_SECRET_ACCESS_KEY"]):
+        assert not laptop.run("grep", "-rlF", "-e", secret, *map(str, places), status=1)
 
 
 def records(laptop: Laptop, run: str) -> list[dict[str, object]]:

@@ -271,9 +271,9 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
     assert 4000 <= tokens < 4000 + 2 * 128
     cut = [trial for trial in sweep.trials.values() if trial.status == "stopped"]
     assert len(cut) == 1 and cut[0].reason == "the sweep's budget of 4,000 tokens is spent"
-    late = here(*GRID, "--seconds", "0.001")
+    late = here(*GRID, "--seconds", "1e-9")  # spent before anything begins, on any machine
     late.run()
-    assert late.conductor.out_of_budget() == "the sweep's budget of 0.001 s is spent"
+    assert late.conductor.out_of_budget() == "the sweep's budget of 1e-09 s is spent"
     assert [trial.status for trial in late.sweep.trials.values()].count("pending") == 4  # nothing more was begun
     some = here(*GRID, "--trials", "4").run()
     assert [trial.status for trial in some.trials.values()] == [*["finished"] * 4, "pending"]
