@@ -17,6 +17,13 @@ from tests.small_corpus import words
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side (-n 2), the tests that share a Ray session stay in one process."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One local Ray session of 4 CPUs for all tests that need one; it never joins a session that runs already."""

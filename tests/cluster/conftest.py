@@ -47,7 +47,7 @@ class Laptop:
         }
         (self.home / "tmp").mkdir(parents=True)
         self.project.mkdir()
-        for name in (*COPIED, "README.md", ".gitignore"):
+        for name in (*COPIED, "README.md", ".gitignore", ".rayignore"):
             source = PROJECT / name
             if source.is_dir():
                 shutil.copytree(source, self.project / name, ignore=shutil.ignore_patterns("__pycache__"))

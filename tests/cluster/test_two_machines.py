@@ -111,7 +111,7 @@ def test_the_whole_pipeline_as_one_job(laptop: Laptop) -> None:
 def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
     fields = [word for word in TINY if word not in ("--placement.strategy", "strict-spread")]
     sweep = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", "--run", "sweep")
-    common = (*fields, "--data.store", "runs/store.v1", "--steps", "4", "--num-workers", "1")
+    common = (*fields, "--data.store", "runs/store.v1", "--steps", "4", "--validate-every", "2", "--num-workers", "1")
     laptop.submit("tune", *sweep, *common)
     assert (laptop.shared / "runs/sweep/best.json").is_file()
     laptop.job("compare", "runs/by-submit", "runs/by job")
@@ -221,8 +221,8 @@ def test_a_bucket_and_no_shared_folder(laptop: Laptop, monkeypatch: pytest.Monke
         said = laptop.job("train", *words, "--steps", "100000", options=("--no-wait",))
         run = RunPlace.parse("s3://books/runs/far")
         wait_until(lambda: run.newest_step() >= 40, 240)
-        for i in range(2):
-            laptop.machines.ssh(i, "pkill -KILL -f 'pipelines.train|RayTrainWorker'")
+        for i in range(2):  # the second's worker may have died of the first's
+            laptop.machines.ssh(i, "pkill -KILL -f 'pipelines.train|RayTrainWorker'", check=i == 0)
         note(laptop, f"all processes of {job_id(said)} were killed on both machines")
         saved = run.newest_step()
         again = laptop.job("train", *words, "--steps", str(saved + 20), "--allow-change", "steps")
