@@ -20,7 +20,7 @@ demo: $(ENV)
 	$(RUN) -m pipelines.evaluate $(ROOT)/demo-rec $(ROOT)/demo-slide
 
 test: $(ENV)
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -n 2 --dist loadgroup
 
 # Two machines made of namespaces: `ray up cluster.yaml`, every stage on them. Needs root, iproute2, openssh-server, rsync.
 test-cluster: $(ENV)

@@ -38,6 +38,7 @@ from pipelines.run_place import RECORDS
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.world import World, join_torchrun
+from recur_models.costs import costs
 
 USER_ERRORS = (ValueError, OSError)
 """Errors that starting the workers again would only repeat."""
@@ -50,8 +51,7 @@ GROW_SECONDS = 15.0
 def describe(config: TrainConfig, run: Run) -> int:
     """Say what will be done. Returns the number of parameters."""
     totals, data = run.train_store.manifest.totals, config.data
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in config.model.build(run.train_store.vocab_size).parameters())
+    parameters = costs(config.model, run.train_store.vocab_size).parameters
     tokens = config.steps * config.tokens_per_step
     numbers = [str(number) for number in config.workers]
     where = "in this process" if numbers == ["0"] else f"on {' or '.join(numbers)} Ray Train workers"
