@@ -23,7 +23,6 @@ from pipelines.session import Run, start_tracker
 from pipelines.sweep import Sweep, Trial
 from pipelines.sweep_report import report_sweep
 from pipelines.tracking import Tracker
-from pipelines.winner import winner_command
 
 LAST_STEP = 1 << 60
 PARENT_SECONDS = 60.0
@@ -121,10 +120,6 @@ class Notebook:
 
     def close(self, status: Any) -> None:
         self._pool.shutdown()
-        best = self._sweep.best()
-        if best:
-            self._tracker.set_tag("best.trial", best.id)
-            self._tracker.set_tag("best.command", winner_command(self._sweep, best))
         if self._sweep.trials:
             self._report(final=True)
         self._tracker.finish(status)

@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +49,9 @@ LOOPBACK = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 """For a session of our own; a cluster's ports must be reached from its other machines. Ray reads it when it is imported."""
+
+STARTS = 3
+"""How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
 
 PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
 """What a cluster's workers run: the copies that this process has imported, whatever lies on their own machines."""
@@ -112,8 +115,26 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
-    # Without an address ray.init would join any session that it finds on this machine.
-    ray.init(address="local", num_cpus=num_cpus, **{"include_dashboard": False, **options})
+    before = psutil.Process().children(recursive=True)
+    for left in reversed(range(STARTS)):
+        try:
+            # Without an address ray.init would join any session that it finds on this machine.
+            ray.init(address="local", num_cpus=num_cpus, **{"include_dashboard": False, **options})
+            return
+        except ValueError:
+            raise
+        except (
+            Exception
+        ) as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError, RpcError…
+            ray.shutdown()
+            abandon(but=before)
+            if not left:
+                raise
+            print(
+                f"Ray did not start ({str(error).strip().partition('. ')[0]}): trying again",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def surroundings(address: str) -> dict[str, Any]:
@@ -210,7 +231,7 @@ class Watch:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        if self._raylet and (not self._raylet.is_running() or self._raylet.status() == psutil.STATUS_ZOMBIE):
+        if self._raylet and not _runs(self._raylet):
             raise RayLost(f"Ray's process on {socket.gethostname()} (raylet) has died")
         try:
             socket.create_connection(self._head, timeout=LOOK_SECONDS).close()
@@ -224,6 +245,13 @@ class Watch:
                 ) from None
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
@@ -231,8 +259,9 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def abandon() -> None:
-    """End the processes of a local session, whose Ray cannot end them any more."""
+def abandon(but: Sequence[psutil.Process] = ()) -> None:
+    """End the processes of a local session, whose Ray cannot end them any more, ``but`` those which were there before it."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            process.kill()
+            if process not in but:
+                process.kill()

@@ -111,7 +111,8 @@ def test_the_whole_run_killed_then_asked_to_stop_and_the_same_command_again(comm
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
         deadline = time.monotonic() + 240
-        while newest() < step and process.poll() is None and time.monotonic() < deadline:
+        while newest() < step and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
         return process
 
@@ -152,6 +153,30 @@ def test_the_whole_run_killed_then_asked_to_stop_and_the_same_command_again(comm
     history = client.get_metric_history(runs[0].info.run_id, "train/bits_per_token")
     assert [point.step for point in history] == list(range(1, 201))
     assert [point.value for point in history] == losses(folder)
+
+
+SLOW = """
+import psutil, ray
+from pipelines import ray_session
+
+init, calls = ray.init, []
+def timed_out(*arguments, **options):
+    init(*arguments, **options)
+    calls.append(options)
+    if len(calls) == 1:
+        raise Exception("The current node timed out during startup. This could happen because")
+
+ray.init = timed_out
+ray_session.start(num_cpus=1)
+raylets = [child for child in psutil.Process().children(recursive=True) if child.name() == "raylet"]
+print(len(calls), ray.is_initialized(), len(raylets))
+"""
+
+
+def test_a_session_that_came_up_too_late_is_started_again() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["2", "True", "1"], done.stderr
+    assert "Ray did not start (The current node timed out during startup): trying again" in done.stderr
 
 
 @pytest.mark.usefixtures("ray_session")

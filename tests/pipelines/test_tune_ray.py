@@ -73,7 +73,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
     parent = runs.pop("sweep")
     assert (
         parent.info.status == "FINISHED"
-        and parent.data.tags["best.trial"]
+        and parent.data.tags["winner.trial"]
         == json.loads((tmp_path / "runs" / "sweep" / "best.json").read_text())["trial"]
     )
     assert sorted(runs) == [f"sweep/trials/{name}" for name in ended]
