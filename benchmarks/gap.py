@@ -15,6 +15,7 @@ import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.metrics_file import read_records
 
@@ -39,7 +40,7 @@ def validations(run: Path, key: str) -> dict[int, float]:
         if {key, "train/tokens"} <= r.metrics.keys()
     }
     if not points and key == CARRIED:
-        raise ValueError(f"{run}/metrics.jsonl has no validation in it: name the folder of a run that has validated")
+        raise UserError(f"{run}/metrics.jsonl has no validation in it: name the folder of a run that has validated")
     return points
 
 
@@ -51,14 +52,14 @@ def gaps(run: Path, base: Path, key: str = CARRIED) -> dict[int, float]:
     ours, theirs = validations(run, key), validations(base, CARRIED)
     both = {tokens: bits - theirs[tokens] for tokens, bits in ours.items() if tokens in theirs}
     if ours and not both:
-        raise ValueError(f"{run} and {base} have not validated after equally many tokens: compare runs on one corpus")
+        raise UserError(f"{run} and {base} have not validated after equally many tokens: compare runs on one corpus")
     return both
 
 
 def main(argv: list[str]) -> None:
     config = cli.parse(GapConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     if len(config.runs) < 2:
-        raise ValueError("name two runs or more: the first is what the others are compared with")
+        raise UserError("name two runs or more: the first is what the others are compared with")
     base, *others = config.runs
     figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.add_subplot()

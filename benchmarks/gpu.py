@@ -27,6 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
+from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.config import AnyModel, OptimConfig
 from pipelines.optim import build_optimizer
@@ -74,9 +75,9 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"--steps is {self.steps}: it must be at least 1")
+            raise UserError(f"--steps is {self.steps}: it must be at least 1")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
+            raise UserError(
                 "torch sees no GPU: run this on a machine that has one, or try it with --device cpu --size tiny"
             )
 

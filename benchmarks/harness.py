@@ -31,6 +31,7 @@ import torch
 import tyro
 from torch.nn import functional as F
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import cli
 from pipelines.exporting import export
@@ -83,7 +84,7 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         if self.blocks < 1 or self.questions < 1:
-            raise ValueError(f"--blocks is {self.blocks} and --questions {self.questions}: both must be at least 1")
+            raise UserError(f"--blocks is {self.blocks} and --questions {self.questions}: both must be at least 1")
 
 
 def harness(folder: Path, exported: Path, task: str, batch_size: int, **model_args: Any) -> tuple[dict[str, Any], Any]:
@@ -98,7 +99,7 @@ def harness(folder: Path, exported: Path, task: str, batch_size: int, **model_ar
     command += ["--output_path", str(output), "--log_samples"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **offline})
     if done.returncode:
-        raise ValueError(f"lm_eval stopped with status {done.returncode}: {done.stderr[-2000:]}")
+        raise UserError(f"lm_eval stopped with status {done.returncode}: {done.stderr[-2000:]}")
     results = json.loads(next(output.rglob("results_*.json")).read_text("utf-8"))["results"][task]
     lines = next(output.rglob("samples_*.jsonl")).read_text("utf-8").splitlines()
     samples = sorted((json.loads(line) for line in lines), key=lambda sample: sample["doc_id"])
@@ -171,7 +172,7 @@ def main(argv: list[str]) -> int:
     documents = [tokenizer.decode(ids) for ids in whole_ids]
     size = sum(len(text.encode()) for text in documents)
     if size != store.manifest.totals.bytes:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer {tokenizer.name} does not give texts back as they were: nothing can be compared"
         )
     ids = [tokenizer.encode(text).tolist() for text in documents]

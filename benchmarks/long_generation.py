@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from benchmarks import machine
+from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.generate import GenerateConfig, generate
 from pipelines.trained import Trained
@@ -55,9 +56,9 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         if self.stretch < 1 or self.tokens < 3 * self.stretch:
-            raise ValueError(f"--tokens is {self.tokens}: it must be at least three times --stretch, {self.stretch}")
+            raise UserError(f"--tokens is {self.tokens}: it must be at least three times --stretch, {self.stretch}")
         if self.prompt < 10 * TOKENS_AT_ONCE:
-            raise ValueError(f"--prompt is {self.prompt}: it must be at least {10 * TOKENS_AT_ONCE}")
+            raise UserError(f"--prompt is {self.prompt}: it must be at least {10 * TOKENS_AT_ONCE}")
 
 
 class NoTokenizer:

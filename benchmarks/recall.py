@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines import cli
@@ -79,11 +80,11 @@ class RecallConfig:
 
     def __post_init__(self) -> None:
         if min(self.train_documents, self.test_documents, *self.distances) < 1 or not self.distances:
-            raise ValueError(
+            raise UserError(
                 "train_documents, test_documents and all distances must be at least 1: a question follows its name"
             )
         if unknown := set(self.presets) - PRESETS.keys():
-            raise ValueError(f"presets names {min(unknown)!r}: {cli.nearest(min(unknown), PRESETS)}")
+            raise UserError(f"presets names {min(unknown)!r}: {cli.nearest(min(unknown), PRESETS)}")
 
 
 def line(rng: random.Random) -> str:
@@ -118,7 +119,7 @@ def write_corpus(config: RecallConfig) -> Path:
     folder, files = config.root / "corpus", corpus(config)
     for file in folder.rglob("*.txt"):
         if files.get(file.relative_to(folder).as_posix()) != file.read_text("utf-8"):
-            raise ValueError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
+            raise UserError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
     for path, text in files.items():
         file = folder / path
         if not file.exists():
@@ -217,7 +218,7 @@ def call(module: str, *words: str) -> None:
     """Run one of our entry scripts as a user does. Raises ValueError when it fails; it has said why."""
     done = subprocess.run([sys.executable, "-m", module, *words], check=False)
     if done.returncode:
-        raise ValueError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")
+        raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")
 
 
 def main(argv: list[str]) -> None:

@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import xxhash
 
+from data_prep.errors import UserError
 from data_prep.places import Place, is_uri
 
 SPLITS = ("train", "validation", "test")
 
 
-class CorpusError(ValueError):
+class CorpusError(UserError):
     """A corpus cannot be read: the message names the file, the place in it and the remedy."""
 
 

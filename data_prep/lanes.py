@@ -33,6 +33,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from data_prep.errors import UserError
 from data_prep.timeline import Span, Timeline
 
 IGNORE = -1
@@ -79,7 +80,7 @@ class Lanes(Protocol):
 def _usable(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     lengths = np.asarray(lengths, dtype=np.int64)
     if not (lengths > 0).any():
-        raise ValueError("no document has any token: there is nothing to put on the lanes")
+        raise UserError("no document has any token: there is nothing to put on the lanes")
     return lengths
 
 
@@ -242,7 +243,7 @@ class EvaluationLanes:
 def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     """Clip every document to one length, such that the sum is as near below `limit` as whole blocks allow."""
     if limit < 1:
-        raise ValueError(f"limit_tokens is {limit}: give at least 1, or leave it out to read everything")
+        raise UserError(f"limit_tokens is {limit}: give at least 1, or leave it out to read everything")
     low, high = 0, int(lengths.max()) // block + 1  # in blocks: the sum at `low` fits
     while low < high:
         middle = (low + high + 1) // 2

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from data_prep.errors import UserError
 from data_prep.places import Place
 
 SCHEMA = 2
@@ -27,7 +28,7 @@ SCHEMA = 2
 REMEDY = "prepare this split again with --overwrite"
 
 
-class StoreError(ValueError):
+class StoreError(UserError):
     """A store is missing, damaged, or made from something else than what was asked for."""
 
 

@@ -29,6 +29,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs
 
+from data_prep.errors import UserError
+
 TEMPORARY = ".tmp"
 """Ending of a local file that is being written. A process that was killed leaves one behind."""
 
@@ -36,7 +38,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(r"secret|password|credential|token|key|signature|^sig$|^sas$", re.IGNORECASE)
 
 
-class PlaceError(ValueError):
+class PlaceError(UserError):
     """A URI that cannot be used: the message names it, without its credentials."""
 
 

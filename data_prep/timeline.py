@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.errors import UserError
+
 
 class Span(NamedTuple):
     """A run of one document's tokens within one segment of one lane."""
@@ -38,11 +40,11 @@ class Timeline:
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
-            raise ValueError(f"lanes is {self.lanes}: give at least 1")
+            raise UserError(f"lanes is {self.lanes}: give at least 1")
         if self.block < 1:
-            raise ValueError(f"block is {self.block}: give at least 1")
+            raise UserError(f"block is {self.block}: give at least 1")
         if self.segment_length < 1 or self.segment_length % self.block:
-            raise ValueError(
+            raise UserError(
                 f"segment_length {self.segment_length} is not a multiple of the model's block {self.block}: "
                 "choose a segment length that the block divides"
             )

@@ -29,6 +29,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 
 SCHEMA = 1
@@ -38,7 +39,7 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy",
 """Endings of files that may hold pickled objects, which run code when they are read."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete or damaged."""
 
 
@@ -214,12 +215,12 @@ def check_fits(checkpoint: Checkpoint, store: SegmentStore, *, allow_other_store
     """Raise ValueError unless the checkpoint's vocabulary is the store's, and its training split is (or may be another)."""
     meta, manifest = checkpoint.meta, store.manifest
     if meta["vocab_size"] != manifest.tokenizer.vocab_size or meta["tokenizer"] != manifest.tokenizer.fingerprint:
-        raise ValueError(
+        raise UserError(
             f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "
             f"({manifest.tokenizer.name}, {manifest.tokenizer.vocab_size} ids): prepare the corpus with the tokenizer of its run"
         )
     if meta["store"] != manifest.fingerprint and not allow_other_store:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint.folder} was made from another store than {store.folder} (fingerprint {meta['store'][:12]}, "
             f"not {manifest.fingerprint[:12]}): use that store, or add {override}"
         )

@@ -7,8 +7,9 @@
     if __name__ == "__main__":
         cli.run(main)
 
-`ValueError` and `OSError` are the user's errors: `run` prints `error: <sentence>` on stderr and exits with status 2, so
-messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+Of a user's errors (UserError, and a file that is not there or may not be read), `run` prints `error: <sentence>` on stderr and
+exits with status 2, so messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+Any other error shows its traceback and exits with 1.
 
 Relative paths begin in the working directory; on the nodes of a cluster in THROUGHLINE_HOME, the folder that all of them share.
 """
@@ -27,12 +28,13 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
+from data_prep.errors import UserError, is_users
 from pipelines import home
 
 T = TypeVar("T")
 
 
-class UsageError(ValueError):
+class UsageError(UserError):
     """The command line does not say what the program can do."""
 
 
@@ -47,8 +49,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
                 file=sys.stderr,
             )
         status = main(sys.argv[1:])
-    except (ValueError, OSError) as error:
-        if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
+    except (UserError, OSError) as error:
+        if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0") or not is_users(error):
             raise
         print(f"error: {sentence(error)}", file=sys.stderr)
         status = 2

@@ -17,6 +17,7 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
+from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.compared import collect
 from pipelines.comparing import Comparison, compare, comparison_table, write_comparison
@@ -40,9 +41,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError(
-                "name at least one run or sweep: python -m pipelines.compare runs/demo-rec runs/demo-slide"
-            )
+            raise UserError("name at least one run or sweep: python -m pipelines.compare runs/demo-rec runs/demo-slide")
 
 
 def main(argv: list[str]) -> None:

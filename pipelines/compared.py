@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
 from pipelines.metrics_file import Record, read_records
@@ -86,7 +87,7 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
         elif len(name) == 32 and all(c in "0123456789abcdef" for c in name):
             found += runs_of_mlflow(name, config, root, every_trial)
         else:
-            raise ValueError(
+            raise UserError(
                 f"{name} is neither the folder of a run or a sweep nor the id of a run in MLflow (32 characters)"
             )
     return found
@@ -98,7 +99,7 @@ def run_of_folder(folder: Path, name: str = "") -> Compared:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         model, data = config["model"], config["data"]
     except (FileNotFoundError, KeyError, ValueError, TypeError):
-        raise ValueError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
+        raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
     vocab_size, tokenizer = 0, ""
     saved = checkpoints.glance_all(folder / "checkpoints")
     if saved:
@@ -116,7 +117,7 @@ def run_of_folder(folder: Path, name: str = "") -> Compared:
 def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
     sweep = read_sweep(folder)
     if not sweep.scored:
-        raise ValueError(f"{folder}: no trial of this sweep has a figure yet")
+        raise UserError(f"{folder}: no trial of this sweep has a figure yet")
     trials = sweep.scored if every_trial else sweep.scored[:1]
     return [run_of_folder(folder / "trials" / trial.id, f"{sweep.name}/{trial.id}") for trial in trials]
 
@@ -129,16 +130,14 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     scored = {name.name: best.metrics[TOKEN] for name in below if (best := name.best(TOKEN))}
     trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
     if not trials:
-        raise ValueError(f"no run below {run.name} ({run_id}) has a figure {TOKEN}")
+        raise UserError(f"no run below {run.name} ({run_id}) has a figure {TOKEN}")
     return trials if every_trial else trials[:1]
 
 
 def run_of_mlflow(run: StoredRun) -> Compared:
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
-        raise ValueError(
-            f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name"
-        )
+        raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
     text = _text(run.params.get("data.corpus", ""), _value(run.params.get("validate_tokens", "None")))
     vocab_size, tokenizer = int(run.tags.get("vocab_size", 0)), run.tags.get("tokenizer_fingerprint", "")
     return _run(run.name, model, vocab_size, tokenizer, text, run.records)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
+from data_prep.errors import UserError
 from pipelines.cli import duration
 from pipelines.compared import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
 from pipelines.metrics_file import Record
@@ -46,7 +47,7 @@ def compare(runs: Sequence[Compared]) -> Comparison:
     ]
     for run in runs:
         if not any(run.has(key) for key in (TOKEN, BYTE, TRAIN)):
-            raise ValueError(f"{run.name} has no figure to compare: it was never logged, train it first")
+            raise UserError(f"{run.name} has no figure to compare: it was never logged, train it first")
     notes, wanted = [], (TOKEN, BYTE, TRAIN)
     tokenizers = {run.tokenizer for run in runs}
     if len(tokenizers - {""}) > 1:
@@ -66,7 +67,7 @@ def compare(runs: Sequence[Compared]) -> Comparison:
             for run in runs
             if not all(map(run.has, wanted))
         )
-        raise ValueError(f"there is no figure that all of the runs have and that can be compared: {lacking}")
+        raise UserError(f"there is no figure that all of the runs have and that can be compared: {lacking}")
     if metric == TRAIN:
         notes.append("not all of them were validated: the training figure is compared, of different text for each step")
     return Comparison(tuple(runs), metric, tuple(notes))

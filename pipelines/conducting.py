@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines import checkpoint as checkpoints
 from pipelines.config import TrainConfig
@@ -204,7 +205,7 @@ class Conductor:
             self.sweep.note(event="draw", name=name, trial=None, values=values, fits=fits)
             self._searcher.complete(name, 0, None)
             name = f"{number:03d}.{attempt + 1}"
-        raise ValueError(
+        raise UserError(
             f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
         )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from data_prep.errors import UserError
 from data_prep.places import Place, without_credentials
 from pipelines.provenance import mask
 from pipelines.run_place import RunPlace
@@ -92,7 +93,7 @@ class PlacementConfig:
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"placement.{name} is {getattr(self, name)}: it must be above 0")
+                raise UserError(f"placement.{name} is {getattr(self, name)}: it must be above 0")
 
     def worker(self, use_gpu: bool) -> dict[str, float]:
         """Ray's resources of one worker."""
@@ -156,25 +157,25 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "log_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.recompute not in self.model.recomputes:
-            raise ValueError(
+            raise UserError(
                 f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
                 f"choose one of {', '.join(self.model.recomputes)}"
             )
         if self.data.lanes < 1 or not self.workers:
-            raise ValueError(
+            raise UserError(
                 f"data.lanes is {self.data.lanes}, which {self.num_workers} workers cannot share equally: choose a multiple of "
                 f"{str(self.num_workers).rpartition(':')[2]}"
             )
         blocks, rest = divmod(self.data.segment_length, self.model.block)
         if rest:
-            raise ValueError(
+            raise UserError(
                 f"data.segment_length is {self.data.segment_length}, not a multiple of the model's block of {self.model.block} "
                 f"tokens: choose {max(self.model.least_blocks, blocks) * self.model.block}"
             )
         if blocks < self.model.least_blocks:
-            raise ValueError(
+            raise UserError(
                 f"data.segment_length is {self.data.segment_length}, which is {blocks} block of {self.model.block} tokens: "
                 f"{self.model.name} learns its recurrence across blocks, so choose at least "
                 f"{self.model.least_blocks * self.model.block}"
@@ -203,10 +204,10 @@ class TrainConfig:
         """The numbers of workers that the run may have, in order: those that share the lanes equally. [0] is without Ray."""
         least, colon, most = str(self.num_workers).partition(":")
         if not (least.isdecimal() and (most.isdecimal() if colon else True)):
-            raise ValueError(f"num_workers is {self.num_workers}: write a number, or two with a colon, as in 1:4")
+            raise UserError(f"num_workers is {self.num_workers}: write a number, or two with a colon, as in 1:4")
         numbers = range(int(least), int(most or least) + 1)
         if colon and (not numbers or numbers[0] < 1):
-            raise ValueError(
+            raise UserError(
                 f"num_workers is {self.num_workers}: the first must be at least 1 and no more than the second"
             )
         return [number for number in numbers if self.data.lanes % max(number, 1) == 0]
@@ -266,7 +267,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         if any(key == name or key.startswith(name + ".") for name in allowed):
             continue
         if old.get(key) != new.get(key):
-            raise ValueError(
+            raise UserError(
                 f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: choose another --run, "
                 f"or add --allow-change {key}"
             )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from pipelines.cli import nearest
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
@@ -38,7 +39,7 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         owner = getattr(config, part, None) if part else config
         known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         if name not in known:
-            raise ValueError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
+            raise UserError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
         parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
     changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
     return dataclasses.replace(config, **changed, **parts.get("", {}))
@@ -73,7 +74,7 @@ def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
             given[name] = kind(**part)
         return TrainConfig(**given)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} is not a run's config of this version ({error}): name another file") from None
+        raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None
 
 
 def presets_with(argv: Sequence[str]) -> dict[str, TrainConfig]:
@@ -86,7 +87,7 @@ def presets_with(argv: Sequence[str]) -> dict[str, TrainConfig]:
         values = values.get("config", values)
         name = str(values["run"])
     except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
+        raise UserError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
     run = read_run(values, str(path))
     return {**PRESETS, argv[0]: dataclasses.replace(run, run=name)}
 

@@ -21,6 +21,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
+from data_prep.errors import UserError
 from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
@@ -60,7 +61,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("name at least one run or checkpoint: python -m pipelines.evaluate runs/demo-rec")
+            raise UserError("name at least one run or checkpoint: python -m pipelines.evaluate runs/demo-rec")
 
 
 def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig, name: str) -> Evaluation:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 
+from data_prep.errors import UserError
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -121,7 +122,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         elif isinstance(tokenizer, HuggingFaceTokenizer):
             fast = tokenizer_of_file(tokenizer.data.decode())
         else:
-            raise ValueError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
+            raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
         exported = transformers.PreTrainedTokenizerFast(
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
@@ -149,12 +150,12 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> N
         theirs = exported(text)["input_ids"]
         if theirs != [bod_id(tokenizer), *ours]:
             place = next((i for i, (a, b) in enumerate(zip(theirs[1:], ours, strict=False)) if a != b), len(ours))
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer gives other ids from token {place} of the "
                 f"text that begins {text[:30]!r}"
             )
         if exported.decode(ours) != tokenizer.decode(np.asarray(ours, dtype=np.int64)):
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer reads the ids of the text that begins "
                 f"{text[:30]!r} as another text"
             )

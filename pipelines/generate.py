@@ -21,6 +21,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.trained import TextTokenizer, Trained, load
 from recur_models.decoding import begin, read
@@ -58,15 +59,15 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         if self.file is not None and self.prompt:
-            raise ValueError("--file and --prompt are both given: choose one text to continue")
+            raise UserError("--file and --prompt are both given: choose one text to continue")
         if self.max_new_tokens < 1:
-            raise ValueError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
+            raise UserError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
         if self.temperature < 0:
-            raise ValueError(f"--temperature is {self.temperature}: it must be 0 or more")
+            raise UserError(f"--temperature is {self.temperature}: it must be 0 or more")
         if self.top_k < 0:
-            raise ValueError(f"--top-k is {self.top_k}: it must be 0 (all tokens) or more")
+            raise UserError(f"--top-k is {self.top_k}: it must be 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"--top-p is {self.top_p}: it must be above 0 and at most 1")
+            raise UserError(f"--top-p is {self.top_p}: it must be above 0 and at most 1")
 
 
 @torch.no_grad()
@@ -136,7 +137,7 @@ def prompt_of(config: GenerateConfig) -> str:
     try:
         return config.file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
+        raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
 
 
 def main(argv: list[str]) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from data_prep.errors import UserError
+
 HEAD = "THROUGHLINE_HEAD"
 """Environment variable by which worker processes learn the head's address, as host:port."""
 
@@ -30,7 +32,7 @@ def enter() -> None:
         try:
             os.chdir(os.path.expanduser(home))
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"THROUGHLINE_HOME is {home}, where relative paths begin: {error.strerror}; mount it, or name another folder"
             ) from None
 

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter
 from rich.console import Console
 from rich.table import Table
 
+from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.store import SegmentStore
 from pipelines import cli
@@ -46,10 +47,10 @@ class InspectConfig:
     def __post_init__(self) -> None:
         for name in ("lanes", "segment_length", "sample_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for block in self.block:
             if block < 1 or self.segment_length % block:
-                raise ValueError(
+                raise UserError(
                     f"block {block} does not divide the segment length {self.segment_length}: give one that does"
                 )
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import xxhash
 
+from data_prep.errors import UserError
 from data_prep.places import Place
 
 
-class Locked(ValueError):
+class Locked(UserError):
     """Another process has the folder."""
 
 

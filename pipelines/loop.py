@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import xxhash
 
+from data_prep.errors import UserError
 from data_prep.lanes import Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ from recur_models.compiling import compile_model
 from recur_models.health import watch
 
 
-class Diverged(ValueError):
+class Diverged(UserError):
     """The loss is no longer a number."""
 
 

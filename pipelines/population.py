@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from pipelines.checkpoint import Checkpoint, folder_of
 from pipelines.saving import remove
 from tune_spaces import draw
@@ -42,7 +43,7 @@ def check_perturbable(fields: Sequence[str]) -> None:
     """Raise ValueError unless all of these can change in the middle of a run."""
     for field in fields:
         if field not in PERTURBABLE:
-            raise ValueError(
+            raise UserError(
                 f"pbt changes the fields of a sweep while its trials run, and {field} cannot change in the middle of a run (a "
                 f"checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
             )

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS, Remarks
+from data_prep.errors import UserError
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place, without_credentials
 from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
@@ -69,14 +70,14 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         for name in ("segment_length", "part_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.num_workers is not None and self.num_workers < 0:
-            raise ValueError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
+            raise UserError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
         if not self.splits:
-            raise ValueError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
+            raise UserError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
         for split in self.splits:
             if split not in SPLITS:
-                raise ValueError(f"unknown split {split!r}: {cli.nearest(split, SPLITS)}")
+                raise UserError(f"unknown split {split!r}: {cli.nearest(split, SPLITS)}")
 
     @property
     def place(self) -> Place:

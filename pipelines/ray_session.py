@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from data_prep.errors import UserError
 from pipelines import home
 from pipelines.stopping import RayLost
 
@@ -97,7 +98,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
     address = cluster_address()
     if address:
         if "://" in address:
-            raise ValueError(
+            raise UserError(
                 f"RAY_ADDRESS is {address}, which takes jobs but is not what a program joins: submit this command with "
                 "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
             )
@@ -108,7 +109,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
             ray.init(address=address, runtime_env=surroundings(address), **options)
         except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(
+            raise UserError(
                 f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
                 "its token (~/.ray/auth_token)?"
             ) from None

@@ -81,7 +81,7 @@ def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str)
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
     try:
-        export(Checkpoint.open(checkpoint.folder), folder)
+        export(checkpoint, folder)
     except (ValueError, OSError) as error:
         print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
     else:

@@ -26,6 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.metrics_file import Record, read_records
 
@@ -152,7 +153,7 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     cleared at each segment (recurrent states: dashed; all of it: dotted), and how many documents reach that position.
     """
     if not evaluations:
-        raise ValueError(f"{path.name} needs at least one evaluation")
+        raise UserError(f"{path.name} needs at least one evaluation")
     splits = list(dict.fromkeys(e.split for e in evaluations))
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
@@ -220,7 +221,7 @@ def plot_curves(metrics: Mapping[str, Path], path: Path, title: str = "Training"
         records = read_records(file)
         tokens, bits = _series(records, "train/bits_per_token")
         if not len(bits):
-            raise ValueError(f"{file}: no train/bits_per_token in it: name the metrics.jsonl of a run that has trained")
+            raise UserError(f"{file}: no train/bits_per_token in it: name the metrics.jsonl of a run that has trained")
         axes.plot(tokens, bits, color=colour, alpha=0.25, linewidth=0.8)
         axes.plot(
             tokens, running_mean(bits, max(1, round(smoothing * len(bits)))), color=colour, linewidth=1.6, label=label

@@ -29,6 +29,7 @@ import tyro
 import xxhash
 
 from data_prep.documents import SPLITS
+from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines import checkpoint as checkpoints
 from pipelines import cli
@@ -73,13 +74,13 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         for name in (self.preset, *self.also):
             if name not in PRESETS:
-                raise ValueError(f"unknown preset {name!r}: {cli.nearest(name, PRESETS)}")
+                raise UserError(f"unknown preset {name!r}: {cli.nearest(name, PRESETS)}")
         for pair in (*self.set, *self.tune_set):
             field, equals, value = pair.partition("=")
             if not (field and equals and value):
-                raise ValueError(f"--set {pair}: write a field and its value, as in --set steps=500 optim.lr=1e-3")
+                raise UserError(f"--set {pair}: write a field and its value, as in --set steps=500 optim.lr=1e-3")
         if self.retries < 0:
-            raise ValueError(f"--retries is {self.retries}: it must be 0 or more")
+            raise UserError(f"--retries is {self.retries}: it must be 0 or more")
 
     def located(self) -> PipelineConfig:
         """With what the preset says where nothing else was said."""

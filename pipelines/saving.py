@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
 from pipelines.checkpoint import (
@@ -76,7 +77,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
+                raise UserError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
 
 
 class Saver:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
 from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
@@ -62,7 +63,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
         validation_store
         and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint
     ):
-        raise ValueError(
+        raise UserError(
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )

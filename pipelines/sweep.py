@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.cli import shown
@@ -96,7 +97,7 @@ class SweepConfig:
         }
         for name, smallest in {**least, "trials": 0, "num_cpus": 0}.items():
             if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {smallest}")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {smallest}")
 
     @property
     def folder(self) -> Path:
@@ -233,7 +234,7 @@ class Sweep:
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{path} is damaged ({error}): remove it, and the trial's folder with it") from None
+                raise UserError(f"{path} is damaged ({error}): remove it, and the trial's folder with it") from None
             self.trials[trial.id] = trial
 
     def spent(self) -> float:
@@ -286,17 +287,17 @@ def open_folder(sweep: Sweep, command: str, baseline: dict[str, Any]) -> None:
         try:
             theirs = json.loads(path.read_text("utf-8"))["identity"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): choose another --run") from None
+            raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             if ours.get(key) != theirs.get(key):
-                raise ValueError(
+                raise UserError(
                     f"{shown(folder)} holds another sweep, with {key}={theirs.get(key)}, and this command says {ours.get(key)}: "
                     "choose another --run"
                 )
         sweep.load_trials()
         return
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{shown(folder)} holds something else than a sweep: choose another --run")
+        raise UserError(f"{shown(folder)} holds something else than a sweep: choose another --run")
     config = sweep.config
     folder.mkdir(parents=True, exist_ok=True)
     write_json(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import cli
 from pipelines.config import flatten, to_json
@@ -63,46 +64,46 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
     run, every = config.train, config.train.validate_every
     if not run.place.is_local:
-        raise ValueError(
+        raise UserError(
             f"--root is {run.place.place.parent}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
             "(its store can)"
         )
     if config.metric.startswith("validation/") and not 0 < every <= run.steps:
-        raise ValueError(
+        raise UserError(
             f"validate_every is {every} and steps {run.steps}, so that no trial would ever be validated: choose --validate-every "
             f"{max(1, run.steps // 9)}"
         )
     if config.metric.endswith("states_cleared") and "model.states" not in flatten(to_json(run)):
-        raise ValueError(
+        raise UserError(
             f"{config.preset} has no states, so that {config.metric} is never logged: choose another --metric"
         )
     first = (every or run.log_every) * run.tokens_per_step
     if 0 < config.tokens < first:
-        raise ValueError(
+        raise UserError(
             f"a budget of {config.tokens:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
             "--tokens, or lower --validate-every"
         )
     if config.rung_tokens >= config.whole:
-        raise ValueError(
+        raise UserError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
     for name in fields(domains):
         if any(name == free or name.startswith(f"{free}.") for free in FREE):
-            raise ValueError(f"{name} does not change what a trial learns: vary something else")
+            raise UserError(f"{name} does not change what a trial learns: vary something else")
         if name == "steps" and config.equal != "steps":
-            raise ValueError(
+            raise UserError(
                 f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
             )
     if config.scheduler == "pbt":
         check_perturbable(fields(domains))
         if config.search not in ("random", "grid"):
-            raise ValueError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
+            raise UserError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
         if every >= run.steps:
-            raise ValueError(
+            raise UserError(
                 f"pbt compares trials at each validation, and the first is at step {every} of {run.steps}: lower it"
             )
         if config.metric.startswith("train/"):
-            raise ValueError(f"pbt compares trials where they are validated, and {config.metric} is no such figure")
+            raise UserError(f"pbt compares trials where they are validated, and {config.metric} is no such figure")
     if config.search in ("optuna", "bohb"):
         Searcher(config.search, domains, run.seed)
     if "data.store" not in fields(domains):

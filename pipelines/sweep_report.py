@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.metrics_file import read_records
 
@@ -115,7 +116,7 @@ def read_sweep(folder: Path) -> SweepResult:
         winner = _read(folder / "best.json", "") if (folder / "best.json").exists() else None
         return SweepResult(str(sweep["name"]), metric, fields, str(sweep["command"]), trials, winner)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder}: sweep.json or a trial.json lacks {error}: was it written by pipelines.tune?"
         ) from None
 
@@ -124,11 +125,11 @@ def _read(path: Path, otherwise: str) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} {otherwise}") from None
+        raise UserError(f"{path.parent} {otherwise}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is damaged: it holds no JSON object")
+        raise UserError(f"{path} is damaged: it holds no JSON object")
     return values
 
 
@@ -231,7 +232,7 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
     sweep = read_sweep(folder)
     if not sweep.trials:
         if final:
-            raise ValueError(f"{folder} has no trial yet: run the sweep first")
+            raise UserError(f"{folder} has no trial yet: run the sweep first")
         return []
     paths = [write_csv(trial_rows(sweep), table)]
     if sweep.scored:

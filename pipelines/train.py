@@ -25,14 +25,16 @@ from typing import Any
 
 import torch
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines import cli, readiness
+from pipelines import cli, ray_train, readiness
 from pipelines.config import TrainConfig, to_json
 from pipelines.dotted import presets_with
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.progress import messages_into, show_progress, worker_log
+from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.registering import register_best
 from pipelines.run_place import RECORDS
 from pipelines.session import Run, open_run, start_tracker, work
@@ -40,8 +42,6 @@ from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.world import World, join_torchrun
 from recur_models.costs import costs
 
-USER_ERRORS = (ValueError, OSError)
-"""Errors that starting the workers again would only repeat."""
 SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
 """After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
 GROW_SECONDS = 15.0
@@ -118,13 +118,12 @@ def check_machines(config: TrainConfig) -> None:
     vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
     complaints = readiness.check(config, nodes, vocab_size, room=False)  # an autoscaler may make room yet
     if complaints:
-        raise ValueError("; and ".join(complaints))
+        raise UserError("; and ".join(complaints))
 
 
 def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop) -> BaseException | None:
     """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it."""
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, WorkerGroupError
-    from ray.train.torch import TorchTrainer
+    from ray.train import ScalingConfig
 
     from pipelines import ray_session
 
@@ -139,33 +138,19 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
             work(config, world, ray.train.report, Stop(config.place.place).asked)
 
-    trainer = TorchTrainer(
-        worker,
-        train_loop_config={"config": config},
-        scaling_config=ScalingConfig(
-            num_workers=workers,
-            use_gpu=use_gpu,
-            resources_per_worker=config.placement.worker(use_gpu),
-            placement_strategy=config.placement.strategy.replace("-", "_").upper(),
-        ),
-        run_config=RunConfig(
-            name=f"{config.run}-{attempt}",
-            storage_path=(config.place.place / ".ray").path,
-            storage_filesystem=None if config.place.is_local else config.place.place.filesystem,
-            failure_config=FailureConfig(max_failures=0),
-            logging_config=LoggingConfig(log_level="ERROR"),
-        ),
+    scaling = ScalingConfig(
+        num_workers=workers,
+        use_gpu=use_gpu,
+        resources_per_worker=config.placement.worker(use_gpu),
+        placement_strategy=config.placement.strategy.replace("-", "_").upper(),
     )
+    scratch = config.place.place / ".ray"
+    filesystem = None if config.place.is_local else config.place.place.filesystem
     ended: list[BaseException | None] = []
 
     def run() -> None:
-        try:
-            trainer.fit()
-            ended.append(None)
-        except BaseException as error:
-            causes = error.worker_failures.values() if isinstance(error, WorkerGroupError) else ()
-            told = (getattr(failure, "cause", failure) for failure in causes)
-            ended.append(next((cause for cause in told if isinstance(cause, USER_ERRORS)), error))
+        name = f"{config.run}-{attempt}"
+        ended.append(ray_train.fit(worker, {"config": config}, scaling, name, scratch.path, filesystem))
 
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
@@ -227,8 +212,7 @@ def why(config: TrainConfig, error: BaseException) -> str:
     """Why the workers ended, in one line."""
     with contextlib.suppress(OSError):
         return f"the workers hung ({hang_file(config.place).read_bytes().decode()})"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
-    return f"a worker died ({lines[0] if lines else type(error).__name__})"
+    return f"a worker died ({first_line(error)})"
 
 
 def main(argv: list[str]) -> int:

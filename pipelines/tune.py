@@ -30,16 +30,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines import cli
+from data_prep.errors import UserError
+from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.progress import messages_into, worker_log
+from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import Sweep, SweepConfig, Trial, open_folder, write_json
@@ -49,8 +51,6 @@ from pipelines.world import World
 from tune_spaces import combine
 from tune_spaces.drawing import fields
 
-USER_ERRORS = (ValueError, OSError)
-"""Errors that training again would only repeat."""
 POLL_SECONDS = 0.1
 
 
@@ -95,7 +95,7 @@ class Slot:
     job: Job | None = None
     began: float = 0.0
     leaving: bool = False
-    error: list[BaseException] = field(default_factory=list)
+    error: BaseException | None = None
 
 
 class Crew:
@@ -139,9 +139,9 @@ class Crew:
         for slot in dead:
             del self._slots[slot.number]
             if slot.job:
-                error = slot.error[0] if slot.error else RuntimeError("its workers ended without a word")
+                error = slot.error or RuntimeError("its workers ended without a word")
                 outcome: Outcome = "failed" if isinstance(error, USER_ERRORS) else "died"
-                said = cli.sentence(error) if outcome == "failed" else f"a worker died ({_first_line(error)})"
+                said = cli.sentence(error) if outcome == "failed" else f"a worker died ({first_line(error)})"
                 found.append((slot.job, outcome, said, time.monotonic() - slot.began))
         return found
 
@@ -166,25 +166,11 @@ class Crew:
         return slot.thread is not None and slot.thread.is_alive()
 
     def _fit(self, slot: Slot) -> None:
-        from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchTrainer
+        from ray.train import ScalingConfig
 
-        try:
-            TorchTrainer(
-                serve,
-                train_loop_config={"post": self._post, "slot": slot.number},
-                scaling_config=ScalingConfig(num_workers=self._workers, use_gpu=self._use_gpu),
-                run_config=RunConfig(
-                    name=f"slot-{slot.number}",
-                    storage_path=str(self._folder),
-                    failure_config=FailureConfig(max_failures=0),
-                    logging_config=LoggingConfig(log_level="ERROR"),
-                ),
-            ).fit()
-        except BaseException as error:
-            causes = getattr(error, "worker_failures", {}).values()
-            told = (getattr(failure, "cause", failure) for failure in causes)
-            slot.error.append(next((cause for cause in told if isinstance(cause, USER_ERRORS)), error))
+        scaling = ScalingConfig(num_workers=self._workers, use_gpu=self._use_gpu)
+        arguments = {"post": self._post, "slot": slot.number}
+        slot.error = ray_train.fit(serve, arguments, scaling, f"slot-{slot.number}", str(self._folder))
 
 
 def serve(arguments: dict[str, Any]) -> None:
@@ -237,11 +223,6 @@ class Until:
         return self._left <= 0 or self._asked()
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
-    return lines[0] if lines else type(error).__name__
-
-
 # Before the sweep
 
 
@@ -255,7 +236,7 @@ def fit(config: SweepConfig) -> tuple[int, bool]:
     use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers)
     has, kind = (min(cpus, gpus), "CPUs with a GPU each") if use_gpu else (cpus, "CPUs" if cpus != 1 else "CPU")
     if has < workers:
-        raise ValueError(
+        raise UserError(
             f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''} for its {workers} "
             f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; "
             "lower --num-workers"

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS, Document, Skipped, Source
+from data_prep.errors import UserError
 from data_prep.manifest import digest, write_atomically
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
@@ -54,9 +55,9 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise ValueError(f"unknown split {self.split!r}: {cli.nearest(self.split, SPLITS)}")
+            raise UserError(f"unknown split {self.split!r}: {cli.nearest(self.split, SPLITS)}")
         if not self.tokenizers:
-            raise ValueError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
+            raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
 
 
 COMMANDS = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
@@ -67,13 +68,13 @@ def main(argv: list[str]) -> None:
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = config.corpus.sources(config.split)
     if not sources:
-        raise ValueError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
+        raise UserError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
     console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
     tokenizers = trained(asked, config, console)
     with _progress(console, sources) as done:
         rows = study(tokenizers, documents(config.corpus, sources), done)
     if not rows[0].words:
-        raise ValueError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
+        raise UserError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
     first = rows[0]
     console.print(
         f"{config.corpus.name}, {config.split}: {len(sources):,} documents, {first.bytes:,} bytes, {first.words:,} words"

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from data_prep.errors import UserError
 
-class TokenizerError(ValueError):
+
+class TokenizerError(UserError):
     """A tokenizer cannot be made or read, or not used on a text: the message names it, or its file, and the remedy."""
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from data_prep.errors import UserError
+
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -41,11 +43,11 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         if re.match(r"sqlite:///(?!/)", self.uri):
-            raise ValueError(
+            raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
             )
         if not self.experiment.strip():
-            raise ValueError("tracking.experiment is empty: name an MLflow experiment")
+            raise UserError("tracking.experiment is empty: name an MLflow experiment")
 
 
 @dataclass(frozen=True)

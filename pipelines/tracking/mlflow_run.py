@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.metrics_file import Record
 from pipelines.provenance import mask
@@ -149,7 +150,7 @@ class MlflowRun:
                     raise
                 found = self.client.get_experiment_by_name(self.config.experiment)  # another process was quicker
         if found is None or found.lifecycle_stage != "active":
-            raise ValueError(
+            raise UserError(
                 f"the experiment {self.config.experiment!r} was deleted in MLflow: restore it or name another"
             )
         return found.experiment_id

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from pipelines.metrics_file import Record
 from pipelines.provenance import first_cause, mask
 from pipelines.tracking.client import load_mlflow
@@ -40,7 +41,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     """
     where = mask(tracking_uri(config, root))
     if not config.uri and not (root / "mlflow.db").exists():
-        raise ValueError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
+        raise UserError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
     load_mlflow()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -61,7 +62,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
         )
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            raise ValueError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
+            raise UserError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
         raise ConnectionError(f"MLflow at {where} does not answer ({first_cause(error)})") from None
     return StoredRun(
         id=run_id,
