@@ -13,6 +13,9 @@ export RAY_ADDRESS="${RAY_ADDRESS:-auto}"
 export RAY_AUTH_MODE=token
 export RAY_USAGE_STATS_ENABLED=0
 
+# Ray's workers run at nice 15 unless told otherwise: beside any other work on the machine they would get next to nothing.
+export RAY_worker_niceness="${RAY_worker_niceness:-0}"
+
 # `ray job stop` sends SIGTERM, and SIGKILL after so many seconds: a run saves its step in between.
 export RAY_JOB_STOP_WAIT_TIME_S=600
 

@@ -15,10 +15,12 @@ chmod 600 ~/.throughline.sh ~/.ray/auth_token
 
 pins=$(cat pyproject.toml constraints.txt | sha256sum)
 if [ -n "${THROUGHLINE_ENVIRONMENT:-}" ]; then
-    ln -sfn "$THROUGHLINE_ENVIRONMENT" ~/throughline-environment
-elif [ "$(cat ~/throughline-environment/.complete 2>/dev/null)" != "$pins" ]; then
+    rm -rf ~/throughline-environment   # a link goes, and not what it leads to; in a folder of ours `ln` would make the link inside
+    ln -s "$THROUGHLINE_ENVIRONMENT" ~/throughline-environment
+elif [ -L ~/throughline-environment ] || [ "$(cat ~/throughline-environment/.complete 2>/dev/null)" != "$pins" ]; then
+    rm -rf ~/throughline-environment   # an image's environment, linked before, is not ours to clear: `venv --clear` would follow the link
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this machine needs Python 3.11 or newer: set PYTHON in ~/.throughline.sh")'
-    "${PYTHON:-python3}" -m venv --clear ~/throughline-environment
+    "${PYTHON:-python3}" -m venv ~/throughline-environment
     ~/throughline-environment/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
     echo "$pins" > ~/throughline-environment/.complete
 fi

@@ -45,11 +45,13 @@ QUIET = {
     "KMP_BLOCKTIME": "0",
 }
 
-LOOPBACK = {
+OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a session for this machine alone, as on those systems: all its ports on 127.0.0.1
     "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_worker_niceness": "0",  # by default workers wait for whatever else the machine does, and may get a twentieth of a core
 }
-"""For a session of our own; a cluster's ports must be reached from its other machines. Ray reads it when it is imported."""
+"""For a session of our own; a cluster's ports must be reached from its other machines, and its nodes set the rest where Ray is
+started (clusters/environment.sh). Ray reads it when it is imported."""
 
 STARTS = 3
 """How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
@@ -74,7 +76,7 @@ def cluster_address() -> str:
 
 
 _address = cluster_address()
-for _name, _value in (QUIET if _address else QUIET | LOOPBACK).items():
+for _name, _value in (QUIET if _address else QUIET | OWN).items():
     os.environ.setdefault(_name, _value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from pipelines import ray_session as session
 from pipelines.prepare import COMMANDS, PrepareConfig
 from tests.small_corpus import words
 
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers are not to wait for the tests beside them
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -56,8 +57,15 @@ def test_gpu_machines_come_and_go(name: str) -> None:
     assert config["idle_timeout_minutes"] > 0
 
 
-# What KubeRay 1.4 knows (apis/ray/v1/raycluster_types.go, rayjob_types.go); its CRD itself is not among the packages.
-CLUSTER = {"headGroupSpec", "workerGroupSpecs", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions"}
+# What KubeRay 1.5.1 knows (apis/ray/v1/raycluster_types.go, rayjob_types.go); its CRD itself is not among the packages.
+CLUSTER = {
+    "headGroupSpec",
+    "workerGroupSpecs",
+    "rayVersion",
+    "enableInTreeAutoscaling",
+    "autoscalerOptions",
+    "authOptions",
+}
 HEAD = {"serviceType", "rayStartParams", "template"}
 WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 JOB = {"entrypoint", "runtimeEnvYAML", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit"}
@@ -81,6 +89,9 @@ def test_kuberay_files_have_its_fields_and_no_others(document: dict[str, Any], s
         assert yaml.safe_load(document["spec"]["runtimeEnvYAML"]) == {"working_dir": "/opt/throughline"}
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"ray=={spec['rayVersion']}" in pins
+    assert spec["authOptions"] == {
+        "mode": "token"
+    }  # the autoscaler and a job's submitter have their token from it alone
     templates = [spec["headGroupSpec"]["template"]]
     for group in spec["workerGroupSpecs"]:
         assert set(group) <= WORKERS and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
@@ -90,8 +101,10 @@ def test_kuberay_files_have_its_fields_and_no_others(document: dict[str, Any], s
         names = {volume["name"] for volume in template["spec"]["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} <= names
         environment = {entry["name"]: entry for entry in container["env"]}
-        assert environment["RAY_AUTH_MODE"]["value"] == "token"
-        assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]  # and not the token itself
+        assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(
+            environment
+        )  # the operator sets them, and where we cannot: see below
+        assert environment["RAY_worker_niceness"]["value"] == "0"
         assert container["resources"]["limits"] == container["resources"]["requests"]
     for params in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in params["rayStartParams"].values())
@@ -104,6 +117,60 @@ def test_the_environment_may_be_read_twice_and_keeps_what_a_job_has_set(tmp_path
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": "/job", "THROUGHLINE_HOME": "/there"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"/job:{tmp_path}/throughline", "/there"]
+
+
+def test_workers_are_as_urgent_as_what_runs_beside_them_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    for given, niceness in {None: "0", "7": "7"}.items():
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"} | (
+            {"RAY_worker_niceness": given} if given else {}
+        )
+        script = f"set -eu; . {ROOT}/clusters/environment.sh; echo $RAY_worker_niceness"
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == niceness
+
+
+def executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_a_node_takes_an_images_environment_and_leaves_it_whole_when_it_makes_its_own(tmp_path: Path) -> None:
+    home, image = tmp_path / "home", tmp_path / "image"
+    ours = home / "throughline-environment"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("token")
+    (home / "throughline").symlink_to(ROOT)
+    shutil.copy(ROOT / "clusters" / "environment.sh", home / ".throughline.sh")
+    executable(image / "bin" / "python", "exit 0")
+    # An environment without the packages, which would take minutes to install: `pip` does nothing, and `import ray` is left out.
+    made = f"python3 -m venv --without-pip $(echo $* | sed 's/-m venv//') && cp {image}/bin/python {ours}/bin/pip"
+    executable(
+        tmp_path / "python",
+        f'[ "$1" = -c ] || {{ {made} && cp --remove-destination {image}/bin/python {ours}/bin/python; }}',
+    )
+
+    def set_up(**more: str) -> None:
+        environment = {
+            "HOME": str(home),
+            "PATH": os.environ["PATH"],
+            "THROUGHLINE_HOME": str(tmp_path / "shared"),
+            **more,
+        }
+        done = subprocess.run(
+            ["bash", f"{ROOT}/clusters/setup_node.sh"], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    for _ in range(2):
+        set_up(PYTHON=str(tmp_path / "python"))
+        assert not ours.is_symlink() and (ours / "pyvenv.cfg").exists() and (ours / ".complete").exists()
+        for _ in range(2):
+            set_up(THROUGHLINE_ENVIRONMENT=str(image))
+            assert ours.is_symlink() and ours.resolve() == image
+    set_up(PYTHON=str(tmp_path / "python"))
+    assert not ours.is_symlink()
+    assert [path.name for path in image.rglob("*")] == ["bin", "python"]
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")

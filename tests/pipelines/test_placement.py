@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_a_run_may_go_on_elsewhere() -> None:
     check_resumable(to_json(config), moved, Path("runs/mine"))
     before = {name: value for name, value in to_json(config).items() if name != "placement"}  # of an earlier version
     check_resumable(before, moved, Path("runs/mine"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_workers_of_our_own_session_are_as_urgent_as_their_driver() -> None:
+    """Ray's default of 15 leaves them a twentieth of a core beside two busy processes."""
+    niceness: Any = ray.remote(num_cpus=0)(lambda: os.nice(0))
+    assert ray.get(niceness.remote()) == os.nice(0)
 
 
 @pytest.mark.ray
