@@ -171,7 +171,7 @@ class Place:
             return self.filesystem.open_input_file(self.path)
 
     def read_bytes(self) -> bytes:
-        with self.open_stream() as stream:
+        with self._named(), self.open_stream() as stream:
             return stream.read()
 
     def staged(self) -> Place:
@@ -190,11 +190,12 @@ class Place:
         elif not self._is_object:
             self.filesystem.move(staged.path, self.path)
         else:
-            if staged.size() <= MOST_COPIED[self.filesystem.type_name]:
-                self.filesystem.copy_file(staged.path, self.path)
-            else:  # sent once more: no more than the part of a split without a manifest is so large
-                with staged.open_stream() as source, self.open_output() as stream:
-                    shutil.copyfileobj(source, stream, 4 << 20)
+            with staged._named():
+                if staged.size() <= MOST_COPIED[self.filesystem.type_name]:
+                    self.filesystem.copy_file(staged.path, self.path)
+                else:  # sent once more: no more than the part of a split without a manifest is so large
+                    with staged.open_stream() as source, self.open_output() as stream:
+                        shutil.copyfileobj(source, stream, 4 << 20)
             with contextlib.suppress(OSError):  # it stands, whatever becomes of the other
                 self.filesystem.delete_file(staged.path)
 
@@ -266,11 +267,13 @@ class Place:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Gives a missing file's error the fields of Python's own."""
+        """Gives a missing file's error the type and the fields of Python's own, also where it goes while it is read."""
         try:
             yield
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or (error.errno is None and not self.exists()):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+            raise
 
     def _info(self) -> pyarrow.fs.FileInfo:
         return self.filesystem.get_file_info(self.path)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_prep import places
+from data_prep import places, sharding
 from data_prep import store as stores
 from data_prep.corpora import CORPORA
 from data_prep.manifest import MissingSplit, StoreError
 from data_prep.places import Place
+from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import load_tokenizer
+from data_prep.verification import verify_split
 from pipelines import run_place
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
@@ -197,6 +202,67 @@ def test_a_curve_that_a_bucket_with_checkpoints_lacks_stays(
         committed.write_atomically(b"{}") if checkpoints else committed.delete()
         run.fetch(*RECORDS)
         assert [path.name for path in run.folder.iterdir()] == ["metrics.jsonl"] * checkpoints
+
+
+@pytest.mark.parametrize("moment", ["_clear", "write_part", "commit_part", "write_table", "_manifest", "tidy_split"])
+def test_two_machines_prepare_the_same_in_a_bucket_at_once(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, moment: str,
+) -> None:  # fmt: skip
+    """The second one begins and ends while the first one is at a moment: no lock of this machine keeps it out."""
+    monkeypatch.setattr("pipelines.prepare.hold", lambda *_: nullcontext())
+    made = make_config(store=bucket("store"), splits=("train", "validation"))
+    function, calls = getattr(sharding, moment), []
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        calls.append(moment)
+        second = len(calls) == 2
+        if second and moment not in ("_clear", "write_part"):
+            prepare(made)
+        result = function(*arguments, **options)
+        if second and moment in ("_clear", "write_part"):  # the other one meets what this one has done
+            prepare(made)
+        return result
+
+    monkeypatch.setattr(sharding, moment, meanwhile)
+    prepare(made)
+    assert len(calls) >= 2
+    monkeypatch.undo()
+    local = make_config(store=str(tmp_path / "local"), splits=made.splits)
+    prepare(local)
+    assert objects(made.store) == contents(Path(local.store))
+
+
+def test_a_late_worker_replaces_nothing(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig]
+) -> None:
+    """It was begun by a preparation that was killed, and ends when the split has long been finished."""
+    made = make_config(store=bucket("store"), splits=("train",))
+    prepare(made)
+    before = objects(made.store)
+    folder = made.place / "train"
+    late = PartPlan(0, 0, (), "another", 1)
+    write_part(folder, late, made.corpus, "train", load_tokenizer(made.place / "tokenizer"), 64)
+    after = objects(made.store)
+    left = set(after) - set(before)
+    assert {name: after[name] for name in before} == before and len(left) == 1
+    assert [fault for fault in verify_split(folder, lambda _: None) if "run the same prepare command again" in fault]
+    prepare(made)
+    assert objects(made.store) == before and not verify_split(folder, lambda _: None)
+
+
+def test_two_machines_that_prepare_different_things_make_no_mixture(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_config(store=bucket("store"), splits=("train",))
+    function = sharding.commit_part
+
+    def replaced(folder: Place, index: int, staged: Place, result: PartResult) -> None:
+        function(folder, index, staged, dataclasses.replace(result, fingerprint="of another plan") if index else result)
+
+    monkeypatch.setattr(sharding, "commit_part", replaced)
+    with pytest.raises(StoreError, match="another machine prepares something else in s3://books/"):
+        prepare(made)
 
 
 def test_credentials_in_a_uri_are_in_no_record(
