@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS, Remarks
+from data_prep.documents import SPLITS, Remarks, sources_of
 from data_prep.errors import UserError
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place, without_credentials
@@ -118,9 +118,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
     splits = [split for split in SPLITS if split in config.splits]
     trains = isinstance(asked, Training)
-    sources = {
-        split: config.corpus.sources(split) for split in SPLITS if split in splits or (trains and split == "train")
-    }
+    sources = sources_of(config.corpus, [s for s in SPLITS if s in splits or (trains and s == "train")])
     size = sum(source.bytes for split in splits for source in sources[split])
     count = sum(len(sources[split]) for split in splits)
     console.print(
