@@ -62,6 +62,15 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
 
 
+def test_what_was_prepared_is_there_in_a_store_that_is_read_only(
+    make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(make_config())
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("something is written"))
+    assert len(prepare(make_config())) == 3
+
+
 WAITS = """
 import os, sys, time
 from data_prep import sharding
