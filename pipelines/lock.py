@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ import xxhash
 from data_prep.errors import UserError
 from data_prep.places import Place
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+NO_LOCKS = -1
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
 
 class Locked(UserError):
@@ -38,48 +41,53 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     Raises Locked, naming ``who`` (\"another preparation\"), when another process still holds it after ``patience`` seconds.
     """
     place = Place.parse(folder)
-    path = Path(place.path) / ".lock"
-    if not place.is_local:
-        name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
-        path = Path(tempfile.gettempdir()) / name / ".lock"
+    name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
+    here = Path(tempfile.gettempdir()) / name / ".lock"
+    path = Path(place.path) / ".lock" if place.is_local else here
     if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
         yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
         return
-    made = [above for above in path.parents if not above.exists()]
+    made = [above for above in (here.parent, *path.parents) if not above.exists()]
     deadline = time.monotonic() + patience
-    while (descriptor := _lock(path)) is None:
-        if time.monotonic() >= deadline:
+    while (descriptor := _lock(path)) is None or descriptor == NO_LOCKS:
+        if descriptor == NO_LOCKS:
+            print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
+            path.unlink(missing_ok=True)
+            path = here
+        elif time.monotonic() >= deadline:
             raise Locked(f"{who} is writing to {folder}: wait for it to end")
-        time.sleep(0.1)
+        else:
+            time.sleep(0.1)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-        with contextlib.suppress(OSError):  # one is not empty
-            for above in made:
+        for above in made:
+            with contextlib.suppress(OSError):  # it is not empty
                 above.rmdir()
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where another process holds it. Opened anew each time: its holder removes the file."""
+    """A descriptor that holds the lock; None where another process holds it; NO_LOCKS where the file system has none.
+
+    The file is opened anew each time: who holds it removes it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with contextlib.suppress(FileNotFoundError):  # the folder, or the file, went between
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError:  # the folder went between
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in NO_LOCKS:
-            raise UserError(
-                f"{path.parent} is on a file system without locks ({error.strerror}): mount it with them (NFS 4, or lockd)"
-            ) from None
-        raise
-    os.close(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                kept, descriptor = descriptor, -1
+                return kept
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in WITHOUT_LOCKS:
+                return NO_LOCKS
+            raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
     return None

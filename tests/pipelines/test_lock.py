@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -69,6 +71,24 @@ def test_what_was_prepared_is_there_in_a_store_that_is_read_only(
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("something is written"))
     assert len(prepare(make_config())) == 3
+
+
+def test_without_locks_across_machines_there_is_one_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flock = fcntl.flock
+
+    def unsupported(descriptor: int, how: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "a" / ".lock"):
+            raise OSError(errno.ENOLCK, "No locks available")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with hold(tmp_path / "a", "a test"):
+        assert "another machine is not kept out" in capsys.readouterr().err
+        with pytest.raises(Locked), hold(tmp_path / "a", "another one"):
+            pass
+    assert contents(tmp_path) == {} and not (tmp_path / "a").exists()
 
 
 WAITS = """
