@@ -237,7 +237,7 @@ def main(argv: list[str]) -> None:
     presets: list[TrainConfig] = [PRESETS[name] for name in config.presets]
     reach = max((p.model.layers for p in presets if p.model.name == "slide"), default=0)
     plot(results, reach, config.root / "recall.png")
-    Console(width=max(Console().width, 120)).print(table(results))
+    Console(width=max(Console().width, 120), markup=False).print(table(results))
     print(
         f"test split {test.manifest.fingerprint}, {config.test_documents} documents at each distance; by chance 1 name in "
         f"{len(NAMES):,} and {CHANCE_LETTER:.0%} of letters\n  figure  {cli.shown(config.root / 'recall.png')}"

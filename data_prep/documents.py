@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -104,6 +104,44 @@ class Remarks(Protocol):
     """A corpus that has something to say on its splits, which `prepare` prints."""
 
     def remarks(self, split: str, documents: Sequence[Scanned]) -> list[str]: ...
+
+
+@runtime_checkable
+class SplitsByHash(Protocol):
+    """A corpus that may have no splits of its own: `split_of` each document's id is its split then."""
+
+    def splits_by_hash(self) -> bool: ...
+
+
+SMALL = 1000
+"""A corpus of so many documents has some in each split, whatever their names."""
+
+
+def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Source]]:
+    """The documents of some splits of a corpus.
+
+    A small corpus that splits by hash gets a document in each split, where it has three: a split that none would fall to takes one
+    of the split with most, that whose hash is the least, in whatever order they are listed.
+    """
+    found = {split: corpus.sources(split) for split in splits}
+    by_hash = isinstance(corpus, SplitsByHash) and corpus.splits_by_hash()
+    if not by_hash or any(len(listed) >= SMALL for listed in found.values()):
+        return found
+    every = {split: list(found[split] if split in found else corpus.sources(split)) for split in SPLITS}
+    # A source without bytes is empty, or stands for what was left out.
+    documents = {split: sorted((s for s in every[split] if s.bytes), key=_hash_of) for split in SPLITS}
+    if 3 <= sum(map(len, documents.values())) < SMALL:
+        for split in [split for split in SPLITS if not documents[split]]:
+            giver = max(SPLITS, key=lambda name: len(documents[name]))
+            moved = documents[giver].pop(0)
+            every[giver].remove(moved)
+            documents[split].append(moved)
+            every[split].append(replace(moved, split=split))
+    return {split: every[split] for split in splits}
+
+
+def _hash_of(source: Source) -> tuple[int, str]:
+    return xxhash.xxh3_64_intdigest(source.id.encode()), source.id
 
 
 def split_of(name: str) -> str:

@@ -8,12 +8,14 @@
 Endpoint, region and credentials come from the URI's query and user part or, better, from the environment (AWS_ENDPOINT_URL,
 AWS_REGION, AWS_ACCESS_KEY_ID…) as pyarrow describes. `shown` and `recorded` never hold a credential.
 
-A written file is there whole or not at all: a local one is written beside its place, synced and renamed; an object store
-keeps an upload to itself until it is closed.
+A written file is there whole or not at all, and one that it replaces stays until then: it is written beside its place under a
+name of its own, which ends in TEMPORARY, and renamed; in an object store, copied there. A process that is killed leaves that file
+behind: who finishes the folder removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -32,7 +34,10 @@ import pyarrow.fs
 from data_prep.errors import UserError
 
 TEMPORARY = ".tmp"
-"""Ending of a local file that is being written. A process that was killed leaves one behind."""
+"""Ending of a file that is being written."""
+
+MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
+"""Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(r"secret|password|credential|token|key|signature|^sig$|^sas$", re.IGNORECASE)
@@ -71,6 +76,10 @@ class Place:
         if not _URI.match(text):
             return Place("", str(Path(text).expanduser().absolute()))
         uri = urllib.parse.urlsplit(text)
+        if "#" in text or (uri.scheme == "file" and "?" in text):  # not shown: half of a secret may stand before it
+            raise PlaceError(
+                f"the URI {uri.scheme}://… would be cut short at a sign in it: write %23 for # and %3F for ?"
+            )
         if uri.scheme == "file":
             return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
         root = f"{uri.scheme}://{uri.netloc}" + (f"?{uri.query}" if uri.query else "")
@@ -162,25 +171,37 @@ class Place:
             return self.filesystem.open_input_file(self.path)
 
     def read_bytes(self) -> bytes:
-        with self.open_stream() as stream:
+        with self._named(), self.open_stream() as stream:
             return stream.read()
 
     def staged(self) -> Place:
-        """Where to write this file before `commit` gives it its name: beside it; in an object store, itself."""
-        if not self.is_local:
-            return self
-        return Place("", f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+        """Where to write this file before `commit` gives it its name: beside it."""
+        return Place(self.root, f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
 
     def commit(self, staged: Place) -> None:
-        """Make a finished staged file durable and give it this name. An object store did both when it was closed."""
+        """Make a finished staged file durable and give it this name: a reader finds what stood here before, or all of it.
+
+        Raises FileNotFoundError where the staged file is gone.
+        """
         if self.is_local:
             _sync(staged.path)
             os.replace(staged.path, self.path)
             _sync(os.path.dirname(self.path))
+        elif not self._is_object:
+            self.filesystem.move(staged.path, self.path)
+        else:
+            with staged._named():
+                if staged.size() <= MOST_COPIED[self.filesystem.type_name]:
+                    self.filesystem.copy_file(staged.path, self.path)
+                else:  # sent once more: no more than the part of a split without a manifest is so large
+                    with staged.open_stream() as source, self.open_output() as stream:
+                        shutil.copyfileobj(source, stream, 4 << 20)
+            with contextlib.suppress(OSError):  # it stands, whatever becomes of the other
+                self.filesystem.delete_file(staged.path)
 
     @contextmanager
     def open_output(self) -> Iterator[pa.NativeFile]:
-        """A stream to a new file of this name; no file is left when the block raises."""
+        """A stream to a file of a name at which nothing stands; no file is left when the block or its end raises."""
         if self.is_local:
             stream = pa.OSFile(os.fsencode(self.path), "wb")
         else:
@@ -189,16 +210,25 @@ class Place:
             with stream:
                 yield stream
         except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
-            self.delete()
+            with contextlib.suppress(OSError):
+                self.delete()
             raise
 
     @contextmanager
     def writing(self) -> Iterator[pa.NativeFile]:
-        """A stream to a new file that takes its name when the block ends; nothing is left when the block raises."""
+        """A stream to a file that takes its name, and the place of one that stood there, when the block ends.
+
+        When it raises, nothing is left of it and what stood there stays.
+        """
         staged = self.staged()
-        with staged.open_output() as stream:
-            yield stream
-        self.commit(staged)
+        try:
+            with staged.open_output() as stream:
+                yield stream
+            self.commit(staged)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                staged.delete()
+            raise
 
     def write_atomically(self, data: bytes) -> None:
         """Write a small file such that it is either there, whole and on the disk, or not there at all."""
@@ -209,7 +239,7 @@ class Place:
         """Make the folder and those above it. An object store has no folders and needs none."""
         if self.is_local:
             os.makedirs(self.path, exist_ok=True)
-        elif self.filesystem.type_name not in ("s3", "gcs", "abfs"):
+        elif not self._is_object:
             self.filesystem.create_dir(self.path, recursive=True)
 
     def delete(self) -> None:
@@ -231,13 +261,19 @@ class Place:
         """The file system that `path` is in."""
         return pyarrow.fs.LocalFileSystem() if self.is_local else _open(self.root)[0]
 
+    @property
+    def _is_object(self) -> bool:
+        return not self.is_local and self.filesystem.type_name in MOST_COPIED
+
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Gives a missing file's error the fields of Python's own."""
+        """Gives a missing file's error the type and the fields of Python's own, also where it goes while it is read."""
         try:
             yield
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or (error.errno is None and not self.exists()):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+            raise
 
     def _info(self) -> pyarrow.fs.FileInfo:
         return self.filesystem.get_file_info(self.path)

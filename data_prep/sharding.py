@@ -4,10 +4,14 @@ A task is a group of documents to scan, or one part to write. Workers write part
 it makes a part durable, gives it its name, and writes its ledger entry. So a worker that outlives a killed preparation can
 commit nothing, and the disk is waited for while the workers go on. A killed preparation goes on at the parts that were not
 committed; a task whose worker died is run again. What is written does not depend on who writes it.
+
+A bucket has no lock that keeps out another machine. Two that prepare the same thing there commit the same bytes; the one that
+comes second to the end finds the other's manifest, and takes it. Of two that prepare different things, one fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -115,6 +119,7 @@ def prepare_splits(
         tokenizer_folder: where the plans' tokenizer was saved; tasks load it from there.
     """
     committed = {split: _clear(folder / split, len(plan.parts)) for split, plan in plans.items()}
+    fingerprints: dict[tuple[str, int], str] = {}
     # The largest parts first: then the workers end at about the same time.
     parts = [(split, i) for split, plan in plans.items() for i in range(len(plan.parts))]
     parts.sort(key=lambda key: -plans[key[0]].bytes_of(key[1]))
@@ -122,8 +127,9 @@ def prepare_splits(
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
         key = (tokenizer_folder, plan.tokenizer.fingerprint)
-        known = i in committed[split]
-        return folder / split, plan.part(i), known, plan.scan.corpus, split, key, plan.segment_length
+        part = plan.part(i)
+        fingerprints[split, i] = part.fingerprint
+        return folder / split, part, i in committed[split], plan.scan.corpus, split, key, plan.segment_length
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
@@ -131,7 +137,7 @@ def prepare_splits(
         def store(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
             split, i = key
             if written:
-                commits.append(committer.submit(commit_part, folder / split, i, *written))
+                commits.append(committer.submit(_commit, folder / split, plans[split], i, *written))
             while commits and commits[0].done():
                 commits.pop(0).result()
             done(len(plans[split].parts[i]), plans[split].bytes_of(i))
@@ -139,7 +145,15 @@ def prepare_splits(
         run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, store)
         for commit in commits:
             commit.result()
-        yield from committer.map(lambda split: _finish(folder / split, plans[split]), plans)
+        yield from committer.map(lambda split: _finish(folder / split, plans[split], fingerprints), plans)
+
+
+def _commit(folder: Place, plan: SplitPlan, index: int, staged: Place, result: PartResult) -> None:
+    try:
+        commit_part(folder, index, staged, result)
+    except FileNotFoundError:  # another machine has finished the split, and removed what was staged
+        if _made_elsewhere(folder, plan) is None:
+            raise
 
 
 def commit_part(folder: Place, index: int, staged: Place, result: PartResult) -> None:
@@ -148,18 +162,28 @@ def commit_part(folder: Place, index: int, staged: Place, result: PartResult) ->
     _ledger(folder, index).write_atomically(result.to_json())
 
 
-def discard_split(folder: Place) -> None:
+def discard_split(folder: Place, unfinished: bool = False) -> None:
     """Remove a finished split, its manifest first: whatever happens then, it is not taken for a finished one.
 
-    An unfinished one stays, so that a killed preparation that overwrites goes on where it stopped.
+    Args:
+        unfinished: remove one that was not finished too; else it stays, so that a killed preparation that overwrites goes on
+            where it stopped.
     """
     if (folder / "manifest.json").exists():
         (folder / "manifest.json").delete()
-        folder.delete()
+    elif not unfinished:
+        return
+    folder.delete()
+
+
+def tidy_split(folder: Place) -> None:
+    """Remove from a finished split what is not of it: the ledger, and what a process that was killed was writing."""
+    remove_temporary(folder)
+    (folder / "ledger").delete()
 
 
 def remove_temporary(folder: Place) -> None:
-    """Remove what a killed preparation was writing to a folder."""
+    """Remove what a process that was killed was writing to a folder."""
     for file in folder.list():
         if file.name.endswith(TEMPORARY):
             file.place.delete()
@@ -170,23 +194,44 @@ def _ledger(folder: Place, index: int) -> Place:
 
 
 def _clear(folder: Place, parts: int) -> set[int]:
-    """Remove from the folder of an unfinished split what the plan does not know. Returns the parts that the ledger names."""
+    """Remove from the folder of an unfinished split what the plan does not know. Returns the parts that the ledger names.
+
+    What is staged in a bucket may be another machine's that prepares the same; it goes when the split is finished.
+    """
     ledger = folder / "ledger"
     ledger.make_folder()
     names = {part_name(i) for i in range(parts)}
-    for file in folder.list():
-        if file.name.endswith(TEMPORARY) or (file.name.startswith("part-") and file.name not in names):
-            file.place.delete()
     entries = {_ledger(folder, i).name: i for i in range(parts)}
-    found = [file for file in ledger.list() if not file.is_dir]
-    for file in found:
-        if file.name not in entries:
+    for file in [file for file in folder.list() if file.name.startswith("part-")] + ledger.list():
+        staged = file.name.endswith(TEMPORARY)
+        if folder.is_local if staged else file.name not in names and file.name not in entries:
             file.place.delete()
-    return {entries[file.name] for file in found if file.name in entries}
+    return {entries[file.name] for file in ledger.list() if file.name in entries}
 
 
-def _finish(folder: Place, plan: SplitPlan) -> Manifest:
+def _finish(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
     """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger."""
+    try:
+        manifest = _manifest(folder, plan, fingerprints)
+        (folder / "manifest.json").write_atomically(manifest.to_json())
+    except FileNotFoundError:
+        manifest = _made_elsewhere(folder, plan)
+        if manifest is None:
+            raise
+    tidy_split(folder)
+    return manifest
+
+
+def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
+    """The manifest of a split that another machine has finished meanwhile, where it is that of the same plan."""
+    place = folder / "manifest.json"
+    with contextlib.suppress(FileNotFoundError):
+        manifest = Manifest.from_json(place.read_bytes(), place.shown)
+        return manifest if manifest.fingerprint == plan.fingerprint else None
+
+
+def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
+    """The manifest, after the table of the documents was written. Raises FileNotFoundError where the ledger is gone."""
     parts: list[PartEntry] = []
     tokens, lossless = 0, True
 
@@ -198,17 +243,15 @@ def _finish(folder: Place, plan: SplitPlan) -> Manifest:
                 result = PartResult.from_json(entry.read_bytes())
             except ValueError as error:
                 raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
+            if result.fingerprint != fingerprints[plan.scan.split, i]:
+                raise StoreError(f"another machine prepares something else in {folder}: stop it, and give --overwrite")
             parts.append(result.part)
             tokens += sum(document.tokens for document in result.documents)
             lossless = lossless and result.lossless
             yield result.documents
 
     table = write_table(folder, documents())
-    manifest = plan.manifest(parts, table, tokens, lossless)
-    remove_temporary(folder)  # of a worker that was killed
-    (folder / "manifest.json").write_atomically(manifest.to_json())
-    (folder / "ledger").delete()
-    return manifest
+    return plan.manifest(parts, table, tokens, lossless)
 
 
 def _write_part(

@@ -85,9 +85,26 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
     if documents is not None:
         yield from _table_faults(folder, manifest, documents)
     yield from _tokenizer_faults(folder, manifest)
+    own = None if documents is None else ByBatch(documents)
     for index, part in enumerate(manifest.parts):
-        yield from _part_faults(folder, manifest, index, part, documents)
+        yield from _part_faults(folder, manifest, index, part, own)
         done(part.bytes)
+
+
+class ByBatch:
+    """The documents of a table by the record batch that they stand in, sorted once: a split has many of both."""
+
+    def __init__(self, documents: Documents) -> None:
+        self.lengths = documents.tokens
+        key = (documents.column("part").astype(np.int64) << 32) + documents.column("batch")
+        self._order = np.argsort(key, kind="stable")
+        self._keys = key[self._order]
+
+    def of(self, part: int, batch: int) -> np.ndarray:
+        """int64. The documents of a record batch, in order."""
+        key = (part << 32) + batch
+        first, end = np.searchsorted(self._keys, [key, key + 1])
+        return self._order[first:end]
 
 
 def _manifest_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
@@ -113,10 +130,8 @@ def _manifest_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
 def _leftovers(folder: Place, manifest: Manifest) -> Iterator[str]:
     own = {"manifest.json", manifest.table.name, *(part.name for part in manifest.parts)}
     for file in folder.list():
-        if file.name == "ledger":
-            yield f"{folder}/ledger was left by a preparation that was stopped: run the same prepare command again"
-        elif file.name.endswith(TEMPORARY):
-            yield f"{folder}/{file.name} was left by a preparation that was stopped: remove it"
+        if file.name == "ledger" or file.name.endswith(TEMPORARY):
+            yield f"{folder}/{file.name} was left by a preparation that was stopped: run the same prepare command again"
         elif file.name not in own:
             yield f"{folder}/{file.name} is no file of this split: remove it"
 
@@ -159,7 +174,7 @@ def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
 
 
 def _part_faults(
-    folder: Place, manifest: Manifest, index: int, part: PartEntry, documents: Documents | None
+    folder: Place, manifest: Manifest, index: int, part: PartEntry, documents: ByBatch | None
 ) -> Iterator[str]:
     where = f"{folder}/{part.name}"
     try:
@@ -203,7 +218,7 @@ def _row_faults(
     batch: int,
     block: pa.Buffer,
     schema: pa.Schema,
-    documents: Documents | None,
+    documents: ByBatch | None,
 ) -> Iterator[str]:
     """Whether the rows are those of the table's documents, in order, and hold ids of the vocabulary."""
     try:
@@ -219,8 +234,8 @@ def _row_faults(
         yield f"{where} holds the token {int(tokens.max())}, which no document can have"
     if documents is None:
         return
-    own = np.flatnonzero((documents.column("part") == part) & (documents.column("batch") == batch))
-    lengths, T = documents.tokens[own], manifest.segment_length
+    own = documents.of(part, batch)
+    lengths, T = documents.lengths[own], manifest.segment_length
     count = -(-lengths // T)
     document = np.repeat(own, count)
     offset = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * T

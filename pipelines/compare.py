@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
             charts += report_sweep(Path(name))
     track(config, comparison, titles, root, folder, paths)
 
-    Console(width=max(Console().width, 150)).print(comparison_table(comparison))
+    Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
     for note in comparison.notes:
         print(f"note: {note}")
     for path in [*paths, *charts]:

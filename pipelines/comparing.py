@@ -16,6 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
+from rich.text import Text
 
 from data_prep.errors import UserError
 from pipelines.cli import duration
@@ -131,7 +132,7 @@ def comparison_table(comparison: Comparison) -> Table:
     for key in found[0]:
         table.add_column(HEADINGS[key], justify="left" if key in ("run", "model") else "right")
 
-    def cell(key: str, value: Any) -> str:
+    def cell(key: str, value: Any) -> str | Text:
         if value is None:
             return "–"
         if key in ("run", "model"):
@@ -147,7 +148,7 @@ def comparison_table(comparison: Comparison) -> Table:
         if key.startswith("worth"):
             return f"{value:+.4f}"
         best = min(row[key] for row in found if row[key] is not None)
-        return f"[bold]{value:.4f}[/bold]" if value == best and len(found) > 1 else f"{value:.4f}"
+        return Text(f"{value:.4f}", "bold" if value == best and len(found) > 1 else "")
 
     for row in found:
         table.add_row(*(cell(key, value) for key, value in row.items()))

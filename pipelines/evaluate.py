@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -118,7 +118,12 @@ def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, else one line at the end."""
     console, began = Console(), time.monotonic()
     with Progress(
-        title, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task(title, total=None)
         yield lambda step, steps: bar.update(task, completed=step, total=steps)
@@ -165,7 +170,7 @@ def main(argv: list[str]) -> None:
     target.publish(*(path.name for path in paths))
     track(config, places, found, evaluations, paths)
 
-    Console(width=max(Console().width, 120)).print(report.comparison_table(evaluations, unigram))
+    Console(width=max(Console().width, 120), markup=False).print(report.comparison_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line)
     look = target.folder / "cumulative.png"

@@ -18,18 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS, Remarks
+from data_prep.documents import SPLITS, Remarks, sources_of
 from data_prep.errors import UserError
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place, without_credentials
 from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
-from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits
+from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
@@ -105,16 +106,19 @@ def main(argv: list[str]) -> None:
 def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     """Prepare the splits of a corpus. Returns their manifests; see the module's docstring.
 
-    Raises ValueError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
+    Raises UserError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
     """
-    start = time.perf_counter()
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     asked = tokenizer_from_spec(config.tokenizer)
+    with hold(config.place, "another preparation"):
+        return _prepare(config, asked)
+
+
+def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
+    start = time.perf_counter()
+    console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
     splits = [split for split in SPLITS if split in config.splits]
     trains = isinstance(asked, Training)
-    sources = {
-        split: config.corpus.sources(split) for split in SPLITS if split in splits or (trains and split == "train")
-    }
+    sources = sources_of(config.corpus, [s for s in SPLITS if s in splits or (trains and s == "train")])
     size = sum(source.bytes for split in splits for source in sources[split])
     count = sum(len(sources[split]) for split in splits)
     console.print(
@@ -127,36 +131,41 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     listed = [source.bytes for some in sources.values() for source in some]
     with _progress(console, "scanned", len(listed), sum(listed)) as done:
         scans = scan_splits(config.corpus, sources, config.workers, done)
-    for split in [split for split in splits if not scans[split].documents]:
-        if config.splits != SPLITS or len(splits) == 1:
+    empty = [split for split in splits if not scans[split].documents]
+    splits = [split for split in splits if split not in empty]
+    if not splits and config.splits == SPLITS:
+        raise StoreError(f"{config.corpus.name} holds no document with text: give another --source")
+    for split in empty:
+        if config.splits != SPLITS:
             raise StoreError(
                 f"split {split} of {config.corpus.name} holds no document with text: leave it out of --splits"
             )
-        console.print(f"{split}: no document with text, left out")
-        splits.remove(split)
+        console.print(
+            f"{split}: no document with text, left out; to have one, add documents, or name folders or files of the corpus "
+            "train, validation and test where it takes its splits from them"
+        )
 
-    with hold(config.place, "another preparation"):
-        tokenizer = _tokenizer(asked, config, scans, console)
-        for split in splits:
-            check_type(tokenizer, scans[split])
-        plans = {
-            split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits
-        }
-        manifests = {split: _finished(config, plan) for split, plan in plans.items()}
-        _check_other_splits(config, tokenizer)
-        if config.overwrite:
-            for split in plans:
-                discard_split(config.place / split)
-        _save(tokenizer, config.place / "tokenizer")
-        for split, plan in plans.items():
-            text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
-            console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
-        missing = {split: plan for split, plan in plans.items() if not manifests[split]}
-        if missing:
-            count = sum(len(plan.scan.documents) for plan in missing.values())
-            with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
-                for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
-                    manifests[manifest.split] = manifest
+    tokenizer = _tokenizer(asked, config, scans, console)
+    for split in splits:
+        check_type(tokenizer, scans[split])
+    plans = {split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
+    manifests = {split: _finished(config, plan) for split, plan in plans.items()}
+    for sentence in _other_splits(config, plans, tokenizer, empty):
+        console.print(f"warning: {sentence}")
+    for split in (*plans, *empty):
+        if config.overwrite or split in empty:
+            discard_split(config.place / split, unfinished=split in empty)
+    _save(tokenizer, config.place / "tokenizer")
+    for split, plan in plans.items():
+        text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
+        console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
+    missing = {split: plan for split, plan in plans.items() if not manifests[split]}
+    if missing:
+        count = sum(len(plan.scan.documents) for plan in missing.values())
+        with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
+            for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
+                manifests[manifest.split] = manifest
+    remove_temporary(config.place / "tokenizer")
     made = {split: manifest for split, manifest in manifests.items() if manifest}
     _summary(console, made, size, time.perf_counter() - start)
     if not all(manifest.tokenizer.lossless for manifest in made.values()):
@@ -207,7 +216,7 @@ def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
             f"{folder} was prepared with another {_difference(manifest.inputs, plan.inputs)}: "
             "give another --store, or --overwrite to replace it"
         )
-    (folder / "ledger").delete()  # a preparation killed after its last write leaves one
+    tidy_split(folder)  # a preparation was killed after its last write
     return manifest
 
 
@@ -225,22 +234,44 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     return " and ".join(words)
 
 
-def _check_other_splits(config: PrepareConfig, tokenizer: Tokenizer) -> None:
-    """Raises StoreError where a split that is not prepared now was made with another tokenizer: a corpus in a store has one."""
-    for split in set(SPLITS) - set(config.splits):
+def _other_splits(
+    config: PrepareConfig, plans: dict[str, SplitPlan], tokenizer: Tokenizer, empty: list[str]
+) -> list[str]:
+    """What is to be known of splits that stand in the store and are not prepared now, a sentence for each.
+
+    Raises StoreError where one was made with another tokenizer, for a corpus in a store has one, or where it was asked for and
+    is empty now, and may not be overwritten.
+    """
+    sentences = []
+    for split in SPLITS:
         folder = config.place / split
-        if (folder / "manifest.json").is_file():
-            other = SegmentStore.open(folder).manifest.tokenizer
-            if other.fingerprint != tokenizer.fingerprint:
-                raise StoreError(
-                    f"{folder} was prepared with another tokenizer ({other.name}), and a store has one: "
-                    "prepare all splits with --overwrite, or give another --store"
-                )
+        if split in plans or (config.overwrite and split in empty) or not (folder / "manifest.json").is_file():
+            continue
+        if split in empty:
+            raise StoreError(
+                f"{folder} was prepared from something else, and now {split} holds no document with text: "
+                "give another --store, or --overwrite to remove it"
+            )
+        other = SegmentStore.open(folder).manifest
+        if other.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise StoreError(
+                f"{folder} was prepared with another tokenizer ({other.tokenizer.name}), and a store has one: "
+                "prepare all splits with --overwrite, or give another --store"
+            )
+        texts = np.array([int(document.xxh3, 16) for document in other.documents], np.uint64)
+        shared = {name: int(np.isin(plan.scan.documents.group.xxh3, texts).sum()) for name, plan in plans.items()}
+        both = " and ".join(f"{count:,} of {name}" for name, count in shared.items() if count)
+        options = other.inputs["corpus"]["options"] != config.corpus.options()
+        if both or options:
+            what = f"it holds texts that stand in other splits too ({both})" if both else "with other corpus options"
+            sentences.append(
+                f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
+            )
+    return sentences
 
 
 def _save(tokenizer: Tokenizer, folder: Place) -> None:
     """Save the tokenizer that all splits of the corpus share, where it is not there yet."""
-    remove_temporary(folder)
     with contextlib.suppress(TokenizerError):
         if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
             return

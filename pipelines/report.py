@@ -1,7 +1,7 @@
 """Tables and figures from evaluations, and from the curves of runs. Plain files in, plain files out: no torch, no mlflow.
 
     paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), unigram=4.1)    # report.json, table.csv, cumulative.png
-    Console().print(comparison_table(evaluations, unigram=4.1))
+    Console(markup=False).print(comparison_table(evaluations, unigram=4.1))
     plot_curves({"rec": Path("runs/rec/metrics.jsonl")}, Path("curves.png"))
 
 `cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on.
@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
+from rich.text import Text
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
@@ -97,12 +98,12 @@ def comparison_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     rows = comparison_rows(evaluations, unigram)
     best = {key: min((v for row in rows if (v := row.get(key)) is not None), default=None) for key in LOWER_IS_BETTER}
 
-    def figure(row: dict[str, Any], key: str, form: str) -> str:
+    def figure(row: dict[str, Any], key: str, form: str) -> str | Text:
         value = row.get(key)
         if value is None:
             return "–"
         bold = len(splits) == 1 and len(evaluations) > 1 and value == best.get(key)
-        return f"[bold]{value:{form}}[/bold]" if bold else f"{value:{form}}"
+        return Text(f"{value:{form}}", "bold" if bold else "")
 
     def cleared(row: dict[str, Any], what: str) -> str:
         difference = row.get(f"{what}_difference")

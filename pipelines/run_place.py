@@ -3,7 +3,7 @@
     run = RunPlace.parse("s3://bucket/runs/mine")
     run.folder                                        # where this machine's processes write and read files
     run.publish("metrics.jsonl")                      # from the working folder to the bucket
-    run.fetch("metrics.jsonl")                        # and back; nothing stays here that is not there
+    run.fetch("metrics.jsonl")                        # and back
     run.open_checkpoint("step-00000200.0badc0de")     # through a verified copy in the working folder
 
 Where the run is a folder, that is its working folder, and nothing is copied. In a bucket it looks the same:
@@ -34,7 +34,7 @@ from pathlib import Path
 import xxhash
 
 from data_prep.cache import cache_folder
-from data_prep.places import Place
+from data_prep.places import TEMPORARY, Place
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint, CheckpointError
 from pipelines.lock import hold
@@ -44,6 +44,7 @@ RECORDS = ("metrics.jsonl", "mlflow_run.json")
 PUBLISH_SECONDS = 10.0
 """How often a growing file is published again."""
 UNUSED_SECONDS = 3600.0
+CHUNK = 4 << 20
 COMMITTED = re.compile(r"(step-\d+(?:\.[0-9a-f]+)?)/checkpoint\.json")
 
 _publishing = threading.Lock()  # so that an older state of a file never follows a newer one
@@ -95,11 +96,16 @@ class RunPlace:
                 with contextlib.suppress(FileNotFoundError):
                     state = (path.stat().st_size, path.stat().st_mtime_ns)
                     if _published.get(path) != state:
-                        upload(path, self.place / name)
+                        with open(path, "rb") as file, (self.place / name).writing() as stream:
+                            shutil.copyfileobj(file, stream, CHUNK)
                         _published[path] = state
 
     def fetch(self, *names: str) -> None:
-        """Bring files of the working folder to what the bucket has; those that it has not are removed."""
+        """Bring files of the working folder to what the bucket has.
+
+        Those that it has not are of another run that had this name, and are removed. But a bucket with checkpoints had a curve,
+        which was published before them: where it has lost it, what is here is all that is left.
+        """
         if self.is_local:
             return
         for name in names:
@@ -108,7 +114,8 @@ class RunPlace:
             try:
                 download(self.place / name, path)
             except FileNotFoundError:
-                path.unlink(missing_ok=True)
+                if name != "metrics.jsonl" or not self.checkpoint_names():
+                    path.unlink(missing_ok=True)
 
     @contextmanager
     def published(self, *names: str) -> Iterator[None]:
@@ -127,6 +134,11 @@ class RunPlace:
 
     def _publish_until(self, over: threading.Event, names: Sequence[str]) -> None:
         told = False
+        with contextlib.suppress(OSError):  # what a process was publishing when it was killed
+            for name in names:
+                for file in (self.place / name).parent.list():
+                    if file.name.startswith(f"{Path(name).name}.") and file.name.endswith(TEMPORARY):
+                        file.place.delete()
         while True:
             last = over.wait(PUBLISH_SECONDS)
             try:
@@ -193,7 +205,7 @@ class RunPlace:
                 if other == folder or other.stat().st_mtime < time.time() - UNUSED_SECONDS:
                     shutil.rmtree(other, ignore_errors=True)
             for file in (self.checkpoints / name).list():
-                if not file.is_dir and not file.name.startswith("."):
+                if not file.is_dir and not file.name.startswith(".") and not file.name.endswith(TEMPORARY):
                     folder.mkdir(exist_ok=True)
                     download(file.place, folder / file.name)
             return Checkpoint.open(folder)
@@ -218,16 +230,14 @@ def find_run(text: str | Path) -> tuple[RunPlace, str]:
 
 
 def upload(path: Path, place: Place) -> None:
-    """Copy a file to a place, where it is whole or not there at all."""
-    with open(path, "rb") as file, place.writing() as stream:
-        while data := file.read(4 << 20):
-            stream.write(data)
+    """Copy a file to a place where nothing stands, whatever its size: it is whole there or not at all."""
+    with open(path, "rb") as file, place.open_output() as stream:
+        shutil.copyfileobj(file, stream, CHUNK)
 
 
 def download(place: Place, path: Path) -> None:
-    """Copy a file from a place. Raises FileNotFoundError."""
-    staged = path.with_name(f".{path.name}.fetching")
-    with place.open_stream() as stream, open(staged, "wb") as file:
-        while data := stream.read(4 << 20):
-            file.write(data)
-    staged.replace(path)
+    """Copy a file from a place; another process may do so at the same time. Raises FileNotFoundError."""
+    staged = Place.parse(path).staged()
+    with place.open_stream() as stream, staged.open_output() as file:
+        shutil.copyfileobj(stream, file, CHUNK)
+    os.replace(staged.path, path)

@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
     config = cli.parse(VerifyConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     folders = find_splits(config.store)
     sizes = {folder: split_bytes(folder) for folder in folders}
-    console, start = Console(highlight=False, soft_wrap=True), time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console, start = Console(highlight=False, soft_wrap=True, markup=False), time.perf_counter()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     faults: list[str] = []
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
@@ -41,9 +41,9 @@ def main(argv: list[str]) -> int:
             bar.update(task, description=f"{folder.parent.name}/{folder.name}")
             found = verify_split(folder, lambda size: bar.advance(task, size))
             said = f"{len(found)} fault{'s' * (len(found) > 1)}" if found else "good"
-            console.print(f"{folder}: {sizes[folder] / 1e6:,.1f} MB, {said}", markup=False)
+            console.print(f"{folder}: {sizes[folder] / 1e6:,.1f} MB, {said}")
             for fault in found:
-                console.print(f"  {fault}", markup=False)
+                console.print(f"  {fault}")
             faults += found
     seconds = time.perf_counter() - start
     total = sum(sizes.values())

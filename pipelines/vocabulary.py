@@ -13,7 +13,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS, Document, Skipped, Source
+from data_prep.documents import SPLITS, Document, Skipped, Source, sources_of
 from data_prep.errors import UserError
 from data_prep.manifest import digest, write_atomically
 from data_prep.plan import SplitScan, sample_documents, sample_lines
@@ -66,7 +66,7 @@ COMMANDS = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()
 def main(argv: list[str]) -> None:
     config = cli.parse_preset(COMMANDS, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
-    sources = config.corpus.sources(config.split)
+    sources = sources_of(config.corpus, (config.split,))[config.split]
     if not sources:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
     console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
     console.print(f"table: {cli.shown(path)}")
 
 
-def documents(corpus: Any, sources: list[Source]) -> Iterator[Document]:
+def documents(corpus: Any, sources: Sequence[Source]) -> Iterator[Document]:
     return (item for item in corpus.read(sources) if not isinstance(item, Skipped))
 
 
@@ -95,9 +95,7 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
     for one in asked:
         if isinstance(one, Training):
             if scan is None:
-                scan = scan_splits(config.corpus, {"train": config.corpus.sources("train")}, 0, lambda *_: None)[
-                    "train"
-                ]
+                scan = scan_splits(config.corpus, sources_of(config.corpus, ("train",)), 0, lambda *_: None)["train"]
             sample = sample_documents(scan)
             console.print(f"training {one.spec} on {sum(d.bytes for d in sample) / 1e6:,.1f} MB of the train split")
             tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
@@ -155,7 +153,7 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
 
 
 @contextmanager
-def _progress(console: Console, sources: list[Source]) -> Iterator[Any]:
+def _progress(console: Console, sources: Sequence[Source]) -> Iterator[Any]:
     columns = (TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=sum(source.bytes for source in sources))

@@ -102,6 +102,6 @@ def print_table(sweep: Sweep, best: Trial | None) -> None:
         table.add_row(
             trial.id + mark, *values, trial.status, f"{trial.steps:,}", f"{trial.tokens:,}", *figures, style=style
         )
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = Console(markup=False)
+    console = console if console.is_terminal else Console(width=160, markup=False)
     console.print(table)

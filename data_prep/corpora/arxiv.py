@@ -77,6 +77,9 @@ class Arxiv:
     def options(self) -> dict[str, Any]:
         return {"subject": self.subject}
 
+    def splits_by_hash(self) -> bool:
+        return True
+
     def sources(self, split: str) -> list[Source]:
         wanted = self._wanted()
         found: list[Source] = []

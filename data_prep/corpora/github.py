@@ -58,6 +58,9 @@ class GitHub:
     def options(self) -> dict[str, Any]:
         return {"endings": sorted(self.endings), "max_file_bytes": self.max_file_bytes}
 
+    def splits_by_hash(self) -> bool:
+        return True
+
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
         repositories = sorted(

@@ -42,6 +42,9 @@ class Hub:
     def options(self) -> dict[str, Any]:
         return {"text_column": self.text_column}
 
+    def splits_by_hash(self) -> bool:
+        return self.split_by == "hash" or not any(map(split_named, self._load()))
+
     def sources(self, split: str) -> list[Source]:
         found = []
         for name, rows in self._load().items():

@@ -49,6 +49,9 @@ class Parquet:
     def options(self) -> dict[str, Any]:
         return {"text_column": self.text_column}
 
+    def splits_by_hash(self) -> bool:
+        return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
+
     def sources(self, split: str) -> list[Source]:
         found: list[Source] = []
         seen: set[str] = set()

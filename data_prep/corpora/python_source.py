@@ -39,6 +39,9 @@ class PythonSource:
     def options(self) -> dict[str, Any]:
         return {}
 
+    def splits_by_hash(self) -> bool:
+        return True
+
     def sources(self, split: str) -> list[Source]:
         if not self.root.is_dir():
             raise CorpusError(f"{self.root} is not a folder: give --source the folder of a Python standard library")

@@ -30,6 +30,9 @@ class Text:
     def options(self) -> dict[str, Any]:
         return {}
 
+    def splits_by_hash(self) -> bool:
+        return not any((folder_of(self.name, self.source) / name).is_dir() for name in SPLITS)
+
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
         own_splits = any((root / name).is_dir() for name in SPLITS)

@@ -80,3 +80,17 @@ def test_a_uri_that_nothing_opens_is_refused_without_its_credentials(uri: str):
     with pytest.raises(PlaceError, match="cannot be opened") as caught:
         Place.parse(uri)
     assert "secret" not in str(caught.value)
+
+
+def test_a_rewrite_that_fails_keeps_what_stood(place: Place):
+    (place / "b").write_atomically(b"old")
+    with pytest.raises(KeyboardInterrupt), (place / "b").writing() as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert (place / "b").read_bytes() == b"old" and [file.name for file in place.list()] == ["b"]
+
+
+@pytest.mark.parametrize("uri", ["s3://books/c#/store", "s3://books/c?region=x#", "file:///tmp/a#b", "file:///tmp/a?b"])
+def test_a_uri_of_which_a_part_would_be_dropped_is_refused(uri: str):
+    with pytest.raises(PlaceError, match=r"write %23 for # and %3F for \?"):
+        Place.parse(uri)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from data_prep import places, sharding
 from data_prep import store as stores
 from data_prep.corpora import CORPORA
 from data_prep.manifest import MissingSplit, StoreError
 from data_prep.places import Place
+from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import load_tokenizer
+from data_prep.verification import verify_split
+from pipelines import run_place
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.run_place import RECORDS, RunPlace
 from pipelines.train import main as train
 from tests.pipelines.conftest import TINY
 from tests.s3_server import ENVIRONMENT
@@ -99,6 +109,160 @@ def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
     for cache in ("none", str(tmp_path / "cache")):
         with pytest.raises(StoreError, match=r"s3://books/.*/part-00001\.arrow is damaged in record batch 0"):
             SegmentStore.open(bucket("store"), "text", "train", cache=cache).verify()
+
+
+class Unclosable:
+    """A stream to an object whose upload fails when it is ended, as far as its writer hears: S3 has it nevertheless."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> Any:
+        return self.stream
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        raise OSError("the network is gone")
+
+
+@pytest.mark.parametrize("fault", ["raised", "interrupted", "closing"])
+def test_a_failed_rewrite_keeps_the_object_that_stood(
+    bucket: Callable[[str], str], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place.parse(bucket("folder")) / "metrics.jsonl"
+    place.write_atomically(b"old")
+    real = place.filesystem
+
+    class Failing:
+        type_name = real.type_name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def open_output_stream(self, *arguments: Any, **options: Any) -> Unclosable:
+            return Unclosable(real.open_output_stream(*arguments, **options))
+
+    if fault == "closing":
+        monkeypatch.setattr(Place, "filesystem", Failing())
+    with pytest.raises((OSError, KeyboardInterrupt)), place.writing() as stream:
+        stream.write(b"new" * (4 << 20))  # more than a part of an upload
+        if fault != "closing":
+            raise OSError if fault == "raised" else KeyboardInterrupt
+    monkeypatch.undo()
+    assert place.read_bytes() == b"old" and [file.name for file in place.parent.list()] == ["metrics.jsonl"]
+
+
+def test_objects_too_large_to_be_copied_are_written_too(
+    bucket: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place.parse(bucket("folder")) / "part"
+    monkeypatch.setattr(places, "MOST_COPIED", {"s3": 5})
+    for data in (b"small", b"larger", b"s"):
+        place.write_atomically(data)
+        assert place.read_bytes() == data and [file.name for file in place.parent.list()] == ["part"]
+
+
+def test_an_interrupted_publication_keeps_the_curve(
+    bucket: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = RunPlace.parse(bucket("runs/mine"))
+    run.folder.mkdir(parents=True)
+    curve = run.folder / "metrics.jsonl"
+    curve.write_text("step 1\n")
+    run.publish("metrics.jsonl")
+
+    class Interrupted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise KeyboardInterrupt
+
+    curve.write_text("step 1\nstep 2\n")
+    monkeypatch.setattr(run_place, "open", lambda *_: Interrupted(), raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.publish("metrics.jsonl")
+    monkeypatch.delattr(run_place, "open")
+    run.fetch("metrics.jsonl")
+    with (run.place / "metrics.jsonl").staged().open_output() as killed:  # before it got its name
+        killed.write(b"half")
+    with run.published("metrics.jsonl"):
+        pass
+    assert curve.read_text() == "step 1\n" and [file.name for file in run.place.list()] == ["metrics.jsonl"]
+
+
+def test_a_curve_that_a_bucket_with_checkpoints_lacks_stays(
+    bucket: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = RunPlace.parse(bucket("runs/mine"))
+    for checkpoints in (True, False):
+        run.folder.mkdir(parents=True, exist_ok=True)
+        for name in RECORDS:
+            (run.folder / name).write_text("{}")
+        committed = run.checkpoints / "step-00000005.0badc0de" / "checkpoint.json"
+        committed.write_atomically(b"{}") if checkpoints else committed.delete()
+        run.fetch(*RECORDS)
+        assert [path.name for path in run.folder.iterdir()] == ["metrics.jsonl"] * checkpoints
+
+
+@pytest.mark.parametrize("moment", ["_clear", "write_part", "commit_part", "write_table", "_manifest", "tidy_split"])
+def test_two_machines_prepare_the_same_in_a_bucket_at_once(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, moment: str,
+) -> None:  # fmt: skip
+    """The second one begins and ends while the first one is at a moment: no lock of this machine keeps it out."""
+    monkeypatch.setattr("pipelines.prepare.hold", lambda *_: nullcontext())
+    made = make_config(store=bucket("store"), splits=("train", "validation"))
+    function, calls = getattr(sharding, moment), []
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        calls.append(moment)
+        second = len(calls) == 2
+        if second and moment not in ("_clear", "write_part"):
+            prepare(made)
+        result = function(*arguments, **options)
+        if second and moment in ("_clear", "write_part"):  # the other one meets what this one has done
+            prepare(made)
+        return result
+
+    monkeypatch.setattr(sharding, moment, meanwhile)
+    prepare(made)
+    assert len(calls) >= 2
+    monkeypatch.undo()
+    local = make_config(store=str(tmp_path / "local"), splits=made.splits)
+    prepare(local)
+    assert objects(made.store) == contents(Path(local.store))
+
+
+def test_a_late_worker_replaces_nothing(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig]
+) -> None:
+    """It was begun by a preparation that was killed, and ends when the split has long been finished."""
+    made = make_config(store=bucket("store"), splits=("train",))
+    prepare(made)
+    before = objects(made.store)
+    folder = made.place / "train"
+    late = PartPlan(0, 0, (), "another", 1)
+    write_part(folder, late, made.corpus, "train", load_tokenizer(made.place / "tokenizer"), 64)
+    after = objects(made.store)
+    left = set(after) - set(before)
+    assert {name: after[name] for name in before} == before and len(left) == 1
+    assert [fault for fault in verify_split(folder, lambda _: None) if "run the same prepare command again" in fault]
+    prepare(made)
+    assert objects(made.store) == before and not verify_split(folder, lambda _: None)
+
+
+def test_two_machines_that_prepare_different_things_make_no_mixture(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_config(store=bucket("store"), splits=("train",))
+    function = sharding.commit_part
+
+    def replaced(folder: Place, index: int, staged: Place, result: PartResult) -> None:
+        function(folder, index, staged, dataclasses.replace(result, fingerprint="of another plan") if index else result)
+
+    monkeypatch.setattr(sharding, "commit_part", replaced)
+    with pytest.raises(StoreError, match="another machine prepares something else in s3://books/"):
+        prepare(made)
 
 
 def test_credentials_in_a_uri_are_in_no_record(

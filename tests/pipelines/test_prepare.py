@@ -15,7 +15,7 @@ import pytest
 
 from data_prep import sharding
 from data_prep.corpora.pg19 import Pg19
-from data_prep.documents import CorpusError
+from data_prep.documents import SPLITS, CorpusError
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
@@ -233,6 +233,56 @@ def test_splits_without_documents(make_config, text_folder: Path, capsys: pytest
     assert "test: no document with text, left out" in capsys.readouterr().out
     with pytest.raises(StoreError, match="split test of text holds no document with text: leave it out of --splits"):
         prepare(make_config(splits=("test",)))
+
+
+def test_a_corpus_of_blank_files_is_a_sentence(make_config, text_folder: Path) -> None:
+    for path in text_folder.rglob("*.txt"):
+        path.write_text(" ")
+    with pytest.raises(StoreError, match="text holds no document with text: give another --source"):
+        prepare(make_config())
+    assert not Path(make_config().store).exists()
+
+
+@pytest.fixture
+def leaking(make_config, text_folder: Path) -> None:
+    """A store whose test split holds a text that has moved to train since, where the corpus has no test split any more."""
+    prepare(make_config())
+    (text_folder / "test" / "doc0.txt").rename(text_folder / "train" / "moved.txt")
+
+
+def test_a_split_that_is_empty_now_does_not_stay_under_overwrite(leaking: None, make_config) -> None:
+    before = contents(make_config().folder)
+    for config in (make_config(), make_config(part_bytes=5000, splits=SPLITS)):
+        with pytest.raises(StoreError, match=r"was prepared (from something else, and now test|with another)"):
+            prepare(config)
+    assert contents(make_config().folder) == before
+    assert list(prepare(make_config(overwrite=True))) == ["train", "validation"]
+    assert {path.name for path in make_config().folder.iterdir()} == {"tokenizer", "train", "validation"}
+
+
+def test_an_empty_split_that_was_prepared_is_refused(make_config, text_folder: Path) -> None:
+    prepare(make_config())
+    (text_folder / "test" / "doc0.txt").unlink()
+    with pytest.raises(StoreError, match=r"text/test was prepared from something else, and now test holds no document"):
+        prepare(make_config())
+
+
+def test_a_split_that_stays_with_texts_of_another_is_named(
+    leaking: None, make_config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(make_config(splits=("train",), overwrite=True))
+    out = capsys.readouterr().out
+    assert (
+        "text/test stays as it was prepared before, it holds texts that stand in other splits too (1 of train)" in out
+    )
+    assert "text/validation stays" not in out
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(make_config, tmp_path: Path, capsys) -> None:
+    store = tmp_path / "s[v2]" / "a[" / "s]"
+    prepare(make_config(store=str(store)))
+    prepare(make_config(store=str(store)))
+    assert str(store) in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_second_preparation_is_refused(make_config) -> None:

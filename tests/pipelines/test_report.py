@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
+from pipelines.evaluate import pass_progress
 from pipelines.metrics_file import Record
 from pipelines.report import (
     comparison_rows,
@@ -55,7 +56,7 @@ SLIDE = replace(REC, name="slide", model="slide", carried=score(6.0, 4.5, 3.0), 
 
 
 def printed(table: Table) -> str:
-    console = Console(file=StringIO(), width=160, force_terminal=True, color_system="standard")
+    console = Console(file=StringIO(), width=160, force_terminal=True, color_system="standard", markup=False)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -81,6 +82,18 @@ def test_the_best_is_bold_and_the_reference_is_there() -> None:
     assert "2.6000 (+0.4000)" in text and "3.0000 (+0.8000)" in text
     assert "demo-rec (rec)" in text and "unigram" in text and "5.5000" in text
     assert "3.4M" in text and "737k" in text and "python-source/test" in text
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = replace(REC, name="run[v2][/s]", split="a[b]/test")
+    text = printed(comparison_table([odd, replace(SLIDE, split=odd.split)]))
+    assert "run[v2][/s] (rec)" in text and "a[b]/test" in text and "\x1b[1m2.2000" in text
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with pass_progress("{run}[v2][/s]") as progress:
+        progress(1, 2)
+    assert "{run}[v2][/s]" in capsys.readouterr().out
 
 
 def test_what_stands_alone_or_on_other_data_has_no_best() -> None:

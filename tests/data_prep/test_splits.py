@@ -1,0 +1,90 @@
+"""How a corpus without splits of its own is split: by hash, and where it is small such that each split has a document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.corpora import CORPORA
+from data_prep.corpora.text import Text
+from data_prep.documents import SPLITS, Document, Source, sources_of
+from pipelines.prepare import prepare
+
+
+def text_of(folder: Path, names: Sequence[str]) -> Text:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / f"{name}.txt").write_text(f"words of {name}")
+    return Text(source=str(folder))
+
+
+def ids(found: Mapping[str, Sequence[Source]]) -> dict[str, list[str]]:
+    assert all(source.split == split for split, listed in found.items() for source in listed)
+    return {split: [source.id for source in listed] for split, listed in found.items()}
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_a_small_corpus_has_a_document_in_each_split(count: int, tmp_path: Path) -> None:
+    names = [f"text{i}" for i in range(count)]
+    corpus = text_of(tmp_path / "corpus", names)
+    found = ids(sources_of(corpus, SPLITS))
+    assert all(found.values()) == (count >= 3)
+    assert sorted(id for listed in found.values() for id in listed) == sorted(f"{name}.txt" for name in names)
+    for split in SPLITS:  # the same, whichever are asked for
+        assert ids(sources_of(corpus, (split,))) == {split: found[split]}
+    for split in SPLITS:
+        read = [item.id for item in corpus.read(sources_of(corpus, SPLITS)[split])]
+        assert read == found[split]
+
+
+def test_the_documents_that_move_depend_on_their_names_alone(tmp_path: Path) -> None:
+    class Shuffled(Text):
+        def sources(self, split: str) -> list[Source]:
+            return super().sources(split)[::-1]
+
+    corpus = text_of(tmp_path / "corpus", [f"text{i}" for i in range(5)])
+    found, turned = ids(sources_of(corpus, SPLITS)), ids(sources_of(Shuffled(corpus.source), SPLITS))
+    assert {split: sorted(listed) for split, listed in turned.items()} == found
+
+
+def test_corpora_with_documents_in_each_split_or_splits_of_their_own_stay_as_they_are(tmp_path: Path) -> None:
+    large = text_of(tmp_path / "large", [f"text{i}" for i in range(60)])
+    assert all(sources_of(large, SPLITS).values())
+    own = text_of(tmp_path / "own" / "train", [f"text{i}" for i in range(5)])
+    for corpus in (large, Text(source=str(tmp_path / "own"))):
+        assert sources_of(corpus, SPLITS) == {split: corpus.sources(split) for split in SPLITS}
+    assert own.splits_by_hash() and not Text(source=str(tmp_path / "own")).splits_by_hash()
+
+
+@pytest.mark.parametrize("packed", ["jsonl", "parquet"])
+def test_files_that_name_their_splits_are_not_split_by_hash(packed: str, tmp_path: Path) -> None:
+    rows = [{"text": f"words {i}"} for i in range(4)]
+    for folder, name in (("named", "train-0"), ("other", "data")):
+        (tmp_path / folder).mkdir()
+        if packed == "jsonl":
+            (tmp_path / folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / folder / f"{name}.parquet")
+    named, other = (CORPORA[packed](source=str(tmp_path / folder)) for folder in ("named", "other"))
+    assert [len(listed) for listed in sources_of(named, SPLITS).values()] == [4, 0, 0]
+    found = sources_of(other, SPLITS)
+    assert all(found.values()) and sum(map(len, found.values())) == 4
+    assert [type(item) for split in SPLITS for item in other.read(found[split])] == [Document] * 4
+
+
+def test_five_texts_give_three_splits_and_two_say_which_are_empty(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["emma", "persuasion", "middlemarch", "villette", "shirley"]
+    assert set(prepare(make_config(corpus=text_of(tmp_path / "five", names)))) == set(SPLITS)
+    assert "left out" not in capsys.readouterr().out
+    made = prepare(make_config(corpus=text_of(tmp_path / "two", names[:2]), store=str(tmp_path / "other")))
+    out = capsys.readouterr().out
+    assert len(made) < 3
+    for split in set(SPLITS) - set(made):
+        assert f"{split}: no document with text, left out; to have one, add documents, or name folders" in out
