@@ -66,7 +66,7 @@ class Pg19:
 
 
 def _titles(file: Place) -> dict[str, str]:
-    return _parse_titles(read_utf8(file), file.shown) if file.is_file() else {}
+    return _parse_titles(read_utf8(file).removeprefix("\ufeff"), file.shown) if file.is_file() else {}
 
 
 @lru_cache(maxsize=1)  # the same for all three splits

@@ -79,6 +79,8 @@ def test_pg19(books: Path) -> None:
     assert [source.title for source in corpus.sources("train")] == ["Title, with a comma\nand a line", "1001"]
     assert texts(corpus, "test") == ["Book 8\r\n\r\nText.\r\n"]
     assert texts(Pg19(source=str(books), newline="normalize"), "test") == ["Book 8\n\nText.\n"]
+    (books / "metadata.csv").write_text("7,Seven\n", encoding="utf-8-sig")  # with a byte order mark
+    assert corpus.sources("validation")[0].title == "Seven"
     (books / "metadata.csv").unlink()
     assert [source.title for source in corpus.sources("train")] == ["99", "1001"]
 
