@@ -24,10 +24,10 @@ Shapes: B lanes, T tokens of a segment, K blocks of a segment.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -89,7 +89,8 @@ class TrainingLanes:
 
     The next document of the stream goes to the lane that is free first (ties: the lowest lane), at that lane's next block.
     No lane is ever idle. The schedule is extended as far as the steps that are asked for, and the answer does not depend on
-    the order in which they are asked.
+    the order in which they are asked; but documents that ended before a step asked for are forgotten, and for the `spans` or
+    `cursor` of an earlier one all are placed once more.
 
     Args:
         lengths: tokens of each document, in the manifest's order. Documents without tokens are left out.
@@ -115,14 +116,14 @@ class TrainingLanes:
     ) -> None:
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
         self.seed, self.fingerprint = seed, fingerprint
-        self._timeline = Timeline(lanes, segment_length, block)
         self._lengths = _usable(lengths)
         self._documents = np.flatnonzero(self._lengths > 0)
-        self._free = [(0, lane) for lane in range(lanes)]  # heap of (block at which the lane is free, lane)
-        heapify(self._free)
-        self._begins: list[int] = []  # block at which each document of the stream begins: never decreasing
-        self._epochs = 0
-        self._pending: list[int] = []  # what is left of the newest epoch, last first
+        self._timeline = self._begin()
+
+    def _begin(self) -> Timeline:
+        orders = map(self.order, count())
+        sizes = {"lanes": self.lanes, "segment_length": self.segment_length, "block": self.block}
+        return Timeline(self._lengths, orders, **sizes)
 
     @property
     def documents_per_epoch(self) -> int:
@@ -140,21 +141,20 @@ class TrainingLanes:
         return self._documents[np.argsort(bits, kind="stable")]
 
     def _extend(self, step: int) -> None:
-        """Place documents until every lane is taken up to the end of `step`."""
+        """Place documents until every lane is taken up to the end of `step`, and forget what ended before it."""
         if step < 0:
             raise ValueError(f"step is {step}: steps count from 0")
-        end = (step + 1) * self._timeline.blocks_per_step
-        while self._free[0][0] < end:
-            if not self._pending:
-                self._pending = self.order(self._epochs)[::-1].tolist()
-                self._epochs += 1
-            document = self._pending.pop()
-            start, lane = self._free[0]
-            self._begins.append(start)
-            heapreplace(self._free, (self._timeline.place(lane, start, document, int(self._lengths[document])), lane))
+        blocks = self._timeline.blocks_per_step
+        self._timeline.extend((step + 1) * blocks, step * blocks)
+
+    def _recall(self, step: int) -> None:
+        """Where the documents of a step were forgotten, all are placed once more."""
+        if step * self._timeline.blocks_per_step < self._timeline.forgotten:
+            self._timeline = self._begin()
 
     def spans(self, step: int, lane: int) -> list[Span]:
         """The documents of one lane in one step, in order."""
+        self._recall(step)
         self._extend(step)
         return self._timeline.spans(step, lane)
 
@@ -173,10 +173,11 @@ class TrainingLanes:
         """Documents that began before this step, per document of an epoch."""
         if step > 0:
             self._extend(step - 1)
-        return bisect_left(self._begins, step * self._timeline.blocks_per_step) / self.documents_per_epoch
+        return int(self._timeline.begun[:step].sum()) / self.documents_per_epoch
 
     def cursor(self, step: int) -> np.ndarray:
         """int64 [lanes]: the tokens that each lane has read before this step. Differs as soon as the schedule does."""
+        self._recall(step)
         if step > 0:
             self._extend(step - 1)
         return self._timeline.cursor(step)
@@ -207,19 +208,16 @@ class EvaluationLanes:
         limit_tokens: int | None = None,
     ) -> None:
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
-        self._timeline = Timeline(lanes, segment_length, block)
         lengths = _usable(lengths)
         if limit_tokens is not None:
             lengths = _clip(lengths, block, limit_tokens)
         self.lengths = lengths
         """int64 [documents]: tokens read of each document; 0 where it is left out."""
-        free = [(0, lane) for lane in range(lanes)]
-        for document in np.argsort(-lengths, kind="stable").tolist():
-            length = int(lengths[document])
-            if length:
-                start, lane = free[0]
-                heapreplace(free, (self._timeline.place(lane, start, document, length), lane))
-        self.steps: int = -(-max(free)[0] // self._timeline.blocks_per_step)
+        order = np.argsort(-lengths, kind="stable")
+        sizes = {"lanes": lanes, "segment_length": segment_length, "block": block}
+        self._timeline = Timeline(lengths, [order[lengths[order] > 0]], **sizes)
+        self._timeline.extend(math.inf)
+        self.steps: int = -(-self._timeline.end // self._timeline.blocks_per_step)
         """The number of steps after which every token has been read."""
 
     @property

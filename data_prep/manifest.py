@@ -45,7 +45,7 @@ class TokenizerInfo:
     """Always the last id, `vocab_size - 1`."""
     fingerprint: str
     lossless: bool
-    """Whether decoding gave back the sampled text exactly."""
+    """Whether decoding gave back the sampled text exactly, and no text holds what the tokenizer is seen to fold."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from data_prep.documents import Corpus, Scanned, reread
 from data_prep.manifest import ChecksummedSink, DocumentEntry, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers import Tokenizer, token_dtype
+from data_prep.tokenizers import Tokenizer, folded, token_dtype
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
@@ -63,7 +63,7 @@ class PartResult:
     part: PartEntry
     documents: tuple[DocumentEntry, ...]
     lossless: bool
-    """Whether the sampled documents decode to what they were."""
+    """Whether the sampled documents decode to what they were, and none holds what the tokenizer is seen to fold."""
 
     def to_json(self) -> bytes:
         documents = [list(asdict(document).values()) for document in self.documents]
@@ -131,13 +131,14 @@ def write_part(
     """
     staged = (folder / plan.name).staged()
     documents: list[DocumentEntry] = []
-    lossless = True
+    lossless, folds = True, folded(tokenizer)
     with staged.open_output() as stream, PartWriter(stream, token_dtype(tokenizer.vocab_size), segment_length) as part:
         for scanned, document in zip(plan.documents, reread(corpus, plan.documents, split), strict=True):
             tokens = tokenizer.encode(document.text)
             index = plan.first_document + len(documents)
             if lossless and index % plan.sample_every == 0:
                 lossless = begins_with(document.text, tokenizer, tokens[:SAMPLE_TOKENS], len(tokens))
+            lossless = lossless and not any(fold in document.text for fold in folds)  # type: ignore[operator]
             del document  # before the next one is read
             batch, row = part.add(index, tokens)
             documents.append(

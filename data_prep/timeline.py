@@ -1,14 +1,22 @@
-"""Where documents stand on the lanes: the book-keeping under both schedules of `data_prep.lanes`."""
+"""Where documents stand on the lanes: the book-keeping under both schedules of `data_prep.lanes`.
+
+All times are in blocks. A place on the lanes is one number, `start * lanes + lane`: the smallest is that of the lane that is free
+first, and of those the lowest. Documents stand in arrays until they are forgotten: what remains of one is in a sum for each lane
+and in two numbers for each step.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from heapq import heapreplace
 from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.errors import UserError
+
+PLACED = 1 << 14
+"""Documents that are placed one by one, before arrays are made of them."""
 
 
 class Span(NamedTuple):
@@ -23,79 +31,127 @@ class Span(NamedTuple):
     """Tokens, padding not counted."""
 
 
-@dataclass
 class Timeline:
-    """Where documents were placed: per lane, in order of time. All times are in blocks."""
+    """Documents on lanes: each goes to the lane that is free first (ties: the lowest), at that lane's next block.
 
-    lanes: int
-    segment_length: int
-    block: int
-    starts: list[list[int]] = field(init=False)
-    documents: list[list[int]] = field(init=False)
-    lengths: list[list[int]] = field(init=False)
-    tokens_before: list[list[int]] = field(init=False)
-    """Per lane: the tokens of all documents placed there before this one."""
-    valid: np.ndarray = field(init=False)
-    """Valid tokens over all lanes, per step. Longer than needed: it grows by doubling."""
+    Args:
+        lengths: int64 [documents]. Tokens of every document that may come.
+        stream: documents (int64, some at a time) in the order in which they are placed; it may be endless.
 
-    def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise UserError(f"lanes is {self.lanes}: give at least 1")
-        if self.block < 1:
-            raise UserError(f"block is {self.block}: give at least 1")
-        if self.segment_length < 1 or self.segment_length % self.block:
+    Attributes:
+        valid: int64. Valid tokens of each step over all lanes; longer than needed, since it grows by doubling.
+        begun: int64. Documents that begin in each step; as long.
+        forgotten: the block before which documents are no longer known.
+    """
+
+    def __init__(
+        self, lengths: np.ndarray, stream: Iterable[np.ndarray], *, lanes: int, segment_length: int, block: int
+    ) -> None:
+        if lanes < 1:
+            raise UserError(f"lanes is {lanes}: give at least 1")
+        if block < 1:
+            raise UserError(f"block is {block}: give at least 1")
+        if segment_length < 1 or segment_length % block:
             raise UserError(
-                f"segment_length {self.segment_length} is not a multiple of the model's block {self.block}: "
+                f"segment_length {segment_length} is not a multiple of the model's block {block}: "
                 "choose a segment length that the block divides"
             )
-        self.starts = [[] for _ in range(self.lanes)]
-        self.documents = [[] for _ in range(self.lanes)]
-        self.lengths = [[] for _ in range(self.lanes)]
-        self.tokens_before = [[0] for _ in range(self.lanes)]
-        self.valid = np.zeros(64, dtype=np.int64)
+        self.lanes, self.segment_length, self.block = lanes, segment_length, block
+        self.blocks_per_step = segment_length // block
+        self.valid, self.begun = np.zeros(64, dtype=np.int64), np.zeros(64, dtype=np.int64)
+        self.forgotten = 0
+        self._lengths = lengths
+        self._stream = self._one_by_one(stream)
+        self._free = list(range(lanes))  # a heap: the place at which each lane is free
+        self._read = np.zeros(lanes, dtype=np.int64)  # per lane: tokens of the documents that are forgotten
+        self._places = self._documents = np.empty(0, dtype=np.int64)  # of those that are known, in their order
+        self._by_lane: tuple[list[int], np.ndarray, np.ndarray] | None = None
 
     @property
-    def blocks_per_step(self) -> int:
-        return self.segment_length // self.block
+    def end(self) -> int:
+        """The block at which the last document ends."""
+        return max(self._free) // self.lanes
 
-    def place(self, lane: int, start: int, document: int, length: int) -> int:
-        """Put a document on a lane. Returns the block at which the lane is free again."""
-        self.starts[lane].append(start)
-        self.documents[lane].append(document)
-        self.lengths[lane].append(length)
-        self.tokens_before[lane].append(self.tokens_before[lane][-1] + length)
-        T = self.segment_length
-        first, last = start * self.block, start * self.block + length  # in token slots of the lane
-        step, last_step = first // T, (last - 1) // T
-        if last_step >= len(self.valid):
-            self.valid = np.concatenate([self.valid, np.zeros(max(len(self.valid), last_step), dtype=np.int64)])
-        if step == last_step:
-            self.valid[step] += length
-        else:
-            self.valid[step] += (step + 1) * T - first
-            self.valid[step + 1 : last_step] += T
-            self.valid[last_step] += last - last_step * T
-        return start + -(-length // self.block)
+    def extend(self, end: float, begin: int = 0) -> None:
+        """Place documents until no lane is free before block `end`; forget those that ended at block `begin` or before."""
+        free, most = self._free, end * self.lanes
+        while free[0] < most:
+            places, documents = [], []
+            for document, taken in self._stream:
+                place = free[0]
+                places.append(place)
+                documents.append(document)
+                heapreplace(free, place + taken)
+                if free[0] >= most or len(places) == PLACED:
+                    break
+            if not places:
+                return
+            self._add(np.array(places), np.array(documents), begin)
 
     def spans(self, step: int, lane: int) -> list[Span]:
-        K = self.blocks_per_step
-        begin, end = step * K, (step + 1) * K
-        starts, found = self.starts[lane], []
-        for i in range(max(bisect_right(starts, begin) - 1, 0), bisect_left(starts, end)):
-            length = self.lengths[lane][i]
-            first = max(starts[i], begin)
-            offset = (first - starts[i]) * self.block
+        """The documents of one lane in one step, in order; of a step that begins before `forgotten`, some are missing."""
+        begin, end = step * self.blocks_per_step, (step + 1) * self.blocks_per_step
+        first, starts, documents = self._sorted_by_lane()
+        own = slice(first[lane], first[lane + 1])
+        starts, documents = starts[own], documents[own]
+        known = slice(max(int(starts.searchsorted(begin, "right")) - 1, 0), int(starts.searchsorted(end)))
+        starts, documents, found = starts[known], documents[known], []
+        for start, document, length in zip(
+            starts.tolist(), documents.tolist(), self._lengths[documents].tolist(), strict=True
+        ):
+            column = max(start, begin)
+            offset = (column - start) * self.block
             if offset < length:
-                valid = min(length - offset, (end - first) * self.block)
-                found.append(Span(first - begin, self.documents[lane][i], offset, valid))
+                found.append(Span(column - begin, document, offset, min(length - offset, (end - column) * self.block)))
         return found
 
     def cursor(self, step: int) -> np.ndarray:
-        begin = step * self.blocks_per_step
-        cursor = np.zeros(self.lanes, dtype=np.int64)
-        for lane, starts in enumerate(self.starts):
-            i = bisect_right(starts, begin) - 1
-            if i >= 0:
-                into = min((begin - starts[i]) * self.block, self.lengths[lane][i])
-                cursor[lane] = self.tokens_before[lane][i] + into
+        """int64 [lanes]: tokens that each lane has read before a step, which must not begin before `forgotten`."""
+        starts, lanes = np.divmod(self._places, self.lanes)
+        into = (step * self.blocks_per_step - starts) * self.block
+        cursor = self._read.copy()
+        np.add.at(cursor, lanes, np.clip(into, 0, self._lengths[self._documents]))
         return cursor
+
+    def _one_by_one(self, stream: Iterable[np.ndarray]) -> Iterator[tuple[int, int]]:
+        """Each document, and by how much it moves the place at which its lane is free."""
+        for documents in stream:
+            for start in range(0, len(documents), PLACED):
+                some = documents[start : start + PLACED]
+                yield from zip(some.tolist(), (self._blocks(some) * self.lanes).tolist(), strict=True)
+
+    def _blocks(self, documents: np.ndarray) -> np.ndarray:
+        return -(-self._lengths[documents] // self.block)
+
+    def _add(self, places: np.ndarray, documents: np.ndarray, begin: int) -> None:
+        T = self.segment_length
+        first = places // self.lanes * self.block  # in token slots of the lane
+        last = first + self._lengths[documents]
+        step, last_step = first // T, (last - 1) // T
+        lowest, steps = int(step.min()), int(last_step.max()) + 2
+        if steps > len(self.valid):
+            more = np.zeros(max(steps - len(self.valid), len(self.valid)), dtype=np.int64)
+            self.valid, self.begun = np.concatenate([self.valid, more]), np.concatenate([self.begun, more])
+        np.add.at(self.begun, step, 1)
+        np.add.at(self.valid, step, (step + 1) * T - first)
+        np.add.at(self.valid, last_step, last - last_step * T)
+        between = np.zeros(steps - lowest, dtype=np.int64)  # whole segments; minus one where a document is in one alone
+        np.add.at(between, step + 1 - lowest, T)
+        np.add.at(between, last_step - lowest, -T)
+        self.valid[lowest:steps] += np.cumsum(between)
+        self._places, self._documents = np.append(self._places, places), np.append(self._documents, documents)
+        self._by_lane = None
+        self.forgotten = max(self.forgotten, begin)
+        starts, lanes = np.divmod(self._places, self.lanes)
+        known = starts + self._blocks(self._documents) > begin
+        np.add.at(self._read, lanes[~known], self._lengths[self._documents[~known]])
+        self._places, self._documents = self._places[known], self._documents[known]
+
+    def _sorted_by_lane(self) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Where each lane's documents begin in the arrays that follow: their starts, and themselves."""
+        if self._by_lane is None:
+            starts, lanes = np.divmod(self._places, self.lanes)
+            order = np.argsort(lanes, kind="stable")
+            first = lanes[order].searchsorted(np.arange(self.lanes + 1)).tolist()
+            self._by_lane = first, starts[order], self._documents[order]
+        return self._by_lane

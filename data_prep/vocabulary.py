@@ -21,6 +21,7 @@ class VocabularyRow:
     name: str
     size: int
     """Ids, without begin-of-document."""
+    documents: int = 0
     words: int = 0
     bytes: int = 0
     tokens: int = 0
@@ -45,7 +46,7 @@ class VocabularyRow:
 def study(
     tokenizers: Sequence[Tokenizer], documents: Iterable[Document], done: Callable[[int], None] = lambda size: None
 ) -> list[VocabularyRow]:
-    """A row for each tokenizer. Each document is read once.
+    """A row for each tokenizer. Each document is read once; one without words is none, as in a store.
 
     Args:
         done: told of the bytes of each finished document.
@@ -55,6 +56,9 @@ def study(
     rows = [VocabularyRow(tokenizer.name, tokenizer.vocab_size - 1) for tokenizer in tokenizers]
     for document in documents:
         size, words, _ = tally(document.text)
+        if not words:
+            done(size)
+            continue
         for tokenizer, row in zip(tokenizers, rows, strict=True):
             if isinstance(document.text, bytes) and not isinstance(tokenizer, BytesTokenizer):
                 raise TokenizerError(
@@ -63,6 +67,7 @@ def study(
             start = time.perf_counter()
             ids = tokenizer.encode(document.text)
             row.seconds += time.perf_counter() - start
+            row.documents += 1
             row.tokens += len(ids)
             row.words += words
             row.bytes += size

@@ -82,7 +82,7 @@ def describe(console: Console, store: SegmentStore) -> None:
     console.print(
         f"  {totals.bytes / max(totals.tokens, 1):.2f} bytes/token, {totals.tokens / max(totals.words, 1):.2f} tokens/word"
     )
-    tokenizer, lossless = manifest.tokenizer, "lossless" if manifest.tokenizer.lossless else "not lossless"
+    tokenizer, lossless = manifest.tokenizer, "lossless in samples" if manifest.tokenizer.lossless else "not lossless"
     console.print(f"  tokenizer {tokenizer.name}: {tokenizer.vocab_size:,} ids with begin-of-document, {lossless}")
     lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())
     console.print(f"  tokens of a document: {lengths}")

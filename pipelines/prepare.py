@@ -319,7 +319,7 @@ def _summary(console: Console, manifests: dict[str, Manifest], size: int, second
         if skipped := manifest.totals.skipped:
             console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
     info = next(iter(manifests.values())).tokenizer
-    lossless = "lossless" if info.lossless else "not lossless"
+    lossless = "lossless in samples" if info.lossless else "not lossless"
     console.print(f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document, {lossless}")
     console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
 

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
     first = rows[0]
     console.print(
-        f"{config.corpus.name}, {config.split}: {len(sources):,} documents, {first.bytes:,} bytes, {first.words:,} words"
+        f"{config.corpus.name}, {config.split}: {first.documents:,} documents, {first.bytes:,} bytes, {first.words:,} words"
     )
     console.print(table(rows, config.speed))
     path = track(config, tokenizers, rows)

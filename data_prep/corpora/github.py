@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from data_prep.corpora.streams import LeftOut, check_name, files_in, is_link, printable
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, LeftOut, TooLarge, check_name, files_in, is_link, printable
 from data_prep.documents import CorpusError, Document, Skipped, Source, folder_of, split_of
 from data_prep.places import Listed, Place
 
@@ -54,6 +54,8 @@ class GitHub:
     """Endings of the files to take."""
     max_file_bytes: int = 1 << 20
     """Larger files are left out: they are data."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """A repository with more text is left out, and counted."""
 
     def options(self) -> dict[str, Any]:
         return {"endings": sorted(self.endings), "max_file_bytes": self.max_file_bytes}
@@ -80,7 +82,11 @@ class GitHub:
         root = folder_of(self.name, self.source)
         for source in sources:
             left_out = LeftOut()
-            text = "".join(self._texts(root / source.id, left_out))
+            try:
+                text = "".join(self._texts(root / source.id, left_out))
+            except TooLarge:
+                yield Skipped(source.id, "too large")
+                continue
             yield from left_out.skipped(source.id)
             yield Document(source.id, source.title, text)
             del text
@@ -107,6 +113,8 @@ class GitHub:
         return sorted(chosen, key=lambda file: file.name.split("/"))
 
     def _texts(self, repository: Place, left_out: LeftOut) -> Iterator[str]:
+        """The files' texts. Raises TooLarge where together they are more than a document may have."""
+        size = 0
         for file in self._files(repository, left_out):
             data = file.place.read_bytes()
             if b"\0" in data:
@@ -118,6 +126,9 @@ class GitHub:
             elif (text := _decode(data)) is None:
                 left_out.add("not UTF-8")
             elif text.strip():
+                size += len(data)
+                if size > self.max_document_bytes:
+                    raise TooLarge
                 yield f"# file: {repository.name}/{printable(file.name)}\n{text}\n"
 
 

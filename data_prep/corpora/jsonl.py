@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.streams import (
+    BOM,
     MAX_DOCUMENT_BYTES,
     LeftOut,
     decompressed,
@@ -142,6 +143,8 @@ class JsonLines:
 
 
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:
+    if offset == 0 and data.startswith(BOM):
+        data, offset = data.removeprefix(BOM), len(BOM)
     text = decode_utf8(data, where.rpartition(" line ")[0], offset)
     try:
         record = json.loads(text)

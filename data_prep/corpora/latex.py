@@ -11,27 +11,31 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 _SCAN = re.compile(
     r"""\\(?:
-        (?:input|include|subfile|subfileinclude)\s*\{(?P<braced>[^{}\n]{1,300})\}
-      | input\s+(?P<bare>[^\s{}\\%]{1,300})
-      | (?:sub)?(?:import|inputfrom|includefrom)\*?\s*\{(?P<folder>[^{}\n]{0,300})\}\s*\{(?P<file>[^{}\n]{1,300})\}
-      | (?P<class>document(?:class|style)\b(?!\s*(?:\[[^\]\n]{0,300}\])?\s*\{subfiles\}))
-      | (?P<begin>begin\s*\{document\})
+        (?:input|include|subfile|subfileinclude)\s*+\{(?P<braced>[^{}\n]{1,300}+)\}
+      | input\s++(?P<bare>[^\s{}\\%]{1,300}+)
+      | (?:sub)?(?:import|inputfrom|includefrom)\*?+\s*+\{(?P<folder>[^{}\n]{0,300}+)\}\s*+\{(?P<file>[^{}\n]{1,300}+)\}
+      | (?P<class>document(?:class|style)\b(?!\s*+(?:\[[^\]\n]{0,300}+\])?+\s*+\{subfiles\}))
+      | (?P<begin>begin\s*+\{document\})
       | .)
-      | %[^\n]*""",
+      | %[^\n]*+""",
     re.VERBOSE | re.DOTALL,
 )
-"""One pass over a file: what matters here, any other command (so that `\\%` is no comment), or a comment."""
+"""One pass over a file: what matters here, any other command (so that `\\%` is no comment), or a comment. Nothing goes back."""
+
+FOLLOWED = 100_000
+"""So many inputs, more than any real paper has, are followed to choose among several main files; beyond it the likeliest count."""
 
 
 @dataclass(frozen=True)
 class _File:
     inputs: tuple[str, ...]
-    """As written, in order."""
+    """As written, in order, each once."""
     marks: int
     """How many of \\documentclass and \\begin{document} it has."""
 
@@ -46,13 +50,29 @@ def order(files: Mapping[str, str]) -> list[str]:
     if not files:
         return []
     scanned = {name: _scan(text) for name, text in files.items()}
+
+    @cache
+    def inputs(name: str, folder: str) -> tuple[str, ...]:
+        """The files that one pulls in, in order, where the main file is in `folder`."""
+        found = (_resolve(written, posixpath.dirname(name), folder, files) for written in scanned[name].inputs)
+        return tuple(dict.fromkeys(name for name in found if name is not None))
+
     most = max(file.marks for file in scanned.values())
-    reached = {name: list(_reach(name, scanned)) for name in scanned if scanned[name].marks == most}
-
-    def rank(name: str) -> tuple[int, int, str]:
-        return -sum(len(files[other]) for other in reached[name]), name.count("/"), name
-
-    first = reached[min(reached, key=rank)]
+    mains = [name for name, file in scanned.items() if file.marks == most]
+    if len(mains) > 1:
+        direct = {name: inputs(name, posixpath.dirname(name)) for name in files}
+        parts = {other for name, others in direct.items() for other in others if other != name}
+        size = {name: len(files[name]) + sum(len(files[other]) for other in direct[name]) for name in mains}
+        mains.sort(key=lambda name: (name in parts, -size[name], name.count("/"), name))
+    found: list[tuple[tuple[int, int, str], list[str]]] = []
+    left = FOLLOWED
+    for main in mains:
+        reached = list(_reach(main, inputs))
+        found.append(((-sum(len(files[name]) for name in reached), main.count("/"), main), reached))
+        left -= sum(1 + len(scanned[name].inputs) for name in reached)
+        if left < 0:
+            break
+    first = min(found)[1]
     return [*first, *sorted(set(files) - set(first))]
 
 
@@ -66,32 +86,29 @@ def _scan(text: str) -> _File:
             inputs.append(posixpath.join(match["folder"].strip(), match["file"].strip()))
         elif kind is not None:
             inputs.append(match[kind].strip().strip('"'))
-    return _File(tuple(inputs), len(marks))
+    return _File(tuple(dict.fromkeys(inputs)), len(marks))
 
 
-def _reach(main: str, scanned: Mapping[str, _File]) -> Iterator[str]:
+def _reach(main: str, inputs: Callable[[str, str], Iterable[str]]) -> Iterator[str]:
     """A file and what it inputs, depth first, each once."""
-    seen = {main}
+    folder, seen = posixpath.dirname(main), {main}
     yield main
-    waiting = [(main, iter(scanned[main].inputs))]
+    waiting = [iter(inputs(main, folder))]
     while waiting:
-        name, inputs = waiting[-1]
-        for written in inputs:
-            found = _resolve(written, posixpath.dirname(name), posixpath.dirname(main), scanned)
-            if found is not None and found not in seen:
-                seen.add(found)
-                yield found
-                waiting.append((found, iter(scanned[found].inputs)))
-                break
-        else:
+        name = next((name for name in waiting[-1] if name not in seen), None)
+        if name is None:
             waiting.pop()
+        else:
+            seen.add(name)
+            yield name
+            waiting.append(iter(inputs(name, folder)))
 
 
-def _resolve(written: str, own: str, main: str, scanned: Mapping[str, _File]) -> str | None:
+def _resolve(written: str, own: str, main: str, files: Container[str]) -> str | None:
     """The file that an input names: beside the main file, else beside the file that says so, else from the top."""
-    for folder in (main, own, ""):
+    for folder in dict.fromkeys((main, own, "")):
         path = posixpath.normpath(posixpath.join(folder, written))
         for name in (path, f"{path}.tex"):
-            if name in scanned:
+            if name in files:
                 return name
     return None

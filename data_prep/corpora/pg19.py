@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from data_prep.corpora.streams import files_in
-from data_prep.documents import SPLITS, CorpusError, Document, Source, folder_of, read_utf8
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8
 from data_prep.places import Place
 
 
@@ -30,6 +30,8 @@ class Pg19:
     """Folder with train, validation and test, and metadata.csv; also a bucket, s3://…."""
     newline: Literal["keep", "normalize"] = "keep"
     """The release's line ends are CR LF: keep them, or make them LF."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """A larger book is left out, and counted."""
 
     def options(self) -> dict[str, Any]:
         return {"newline": self.newline}
@@ -43,14 +45,19 @@ class Pg19:
         files = [file for file in files_in(root / split) if file.name.endswith(".txt")]
         if not files and (root / split).is_dir():
             raise CorpusError(f"{root / split} holds no *.txt file: put the books of the PG-19 release there")
+        for file in files:
+            check_name(root, f"{split}/{file.name}")
         titles = _titles(root / "metadata.csv")
         sizes = {file.name.removesuffix(".txt"): file.bytes for file in files}
         numeric = sorted(sizes, key=lambda name: (len(name), name))
         return [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
 
-    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+    def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         root = folder_of(self.name, self.source)
         for source in sources:
+            if source.bytes > self.max_document_bytes:
+                yield Skipped(source.id, "too large")
+                continue
             yield Document(source.id, source.title, self._text(root / source.split / f"{source.id}.txt"))
 
     def _text(self, file: Place) -> str:
@@ -59,7 +66,7 @@ class Pg19:
 
 
 def _titles(file: Place) -> dict[str, str]:
-    return _parse_titles(read_utf8(file), file.shown) if file.is_file() else {}
+    return _parse_titles(read_utf8(file).removeprefix("\ufeff"), file.shown) if file.is_file() else {}
 
 
 @lru_cache(maxsize=1)  # the same for all three splits

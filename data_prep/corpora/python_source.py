@@ -1,6 +1,7 @@
 """The standard library of the running interpreter: real, long documents on every machine that can run this.
 
-A document is a top-level package or module: its .py files in sorted order, each under a line `# file: json/decoder.py`.
+A document is a top-level package or module: its .py files in sorted order, each under a line `# file: json/decoder.py`. A module
+beside a package of its name belongs to the same document.
 Left out: tests, installed packages, and folders of the build.
 
     python -m pipelines.prepare python-source --tokenizer sentencepiece:2048
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data_prep.corpora.streams import check_name
 from data_prep.documents import CorpusError, Document, Source, split_of
+from data_prep.places import Place
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 
@@ -45,14 +48,13 @@ class PythonSource:
     def sources(self, split: str) -> list[Source]:
         if not self.root.is_dir():
             raise CorpusError(f"{self.root} is not a folder: give --source the folder of a Python standard library")
-        sources = []
+        sizes: dict[str, int] = {}
         for entry in sorted(self.root.iterdir()):
-            if _left_out(entry.name) or (entry.is_file() and entry.suffix != ".py"):
-                continue
             name = entry.stem if entry.is_file() else entry.name
-            size = sum(path.stat().st_size for path in _files(entry))
-            if size:
-                sources.append(Source(name, name, split_of(name), size))
+            for path in _files(entry):
+                check_name(Place.parse(self.root), path.relative_to(self.root).as_posix())
+                sizes[name] = sizes.get(name, 0) + path.stat().st_size
+        sources = [Source(name, name, split_of(name), size) for name, size in sizes.items() if size]
         if not sources:
             raise CorpusError(
                 f"{self.root} holds no .py file: give --source the folder of a Python {sys.version_info.major} library"
@@ -64,11 +66,9 @@ class PythonSource:
             yield Document(source.id, source.title, self._text(source))
 
     def _text(self, source: Source) -> str:
-        parts = []
-        for entry in (self.root / source.id, self.root / f"{source.id}.py"):
-            for path in _files(entry):
-                parts.append(f"# file: {path.relative_to(self.root).as_posix()}\n{_decode(path)}\n")
-        return "".join(parts)
+        package, module = self.root / source.id, self.root / f"{source.id}.py"
+        paths = [*(_files(package) if package.is_dir() else ()), *(_files(module) if module.is_file() else ())]
+        return "".join(f"# file: {path.relative_to(self.root).as_posix()}\n{_decode(path)}\n" for path in paths)
 
 
 def _left_out(name: str) -> bool:
@@ -77,8 +77,10 @@ def _left_out(name: str) -> bool:
 
 def _files(entry: Path) -> Iterator[Path]:
     """The .py files of a package or a module, in the order of their relative paths."""
+    if _left_out(entry.name):
+        return
     if entry.is_file():
-        yield entry
+        yield from [entry] if entry.suffix == ".py" else []
         return
     found = []
     for folder, folders, files in os.walk(entry):
@@ -98,10 +100,16 @@ def _decode(path: Path) -> str:
         declared = encoding
     try:
         text = data.decode(encoding)
+        text.encode()
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
             "mend the file or choose another --source"
+        ) from None
+    except (LookupError, ValueError) as error:  # no encoding of text, or one that gives what is no text
+        reason = " ".join(str(error).split())
+        raise CorpusError(
+            f"{path} cannot be read as the {encoding} that it declares ({reason}): mend the file"
         ) from None
     if declared != encoding:
         raise CorpusError(f"{path} declares no encoding that Python knows ({declared}): mend the file")

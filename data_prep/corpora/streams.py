@@ -29,6 +29,9 @@ from data_prep.places import Listed, Place
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
 CHUNK = 1 << 20
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark with which some programs begin a file in UTF-8."""
+SKIPPABLE = tuple(bytes([byte]) for byte in range(0x50, 0x60))
 HEADER = 64 << 10
 """A tar header that wants more than this at once is not one."""
 DAMAGE = (
@@ -126,7 +129,9 @@ def decompressed(file: Place) -> Iterator[Forward]:
 
 
 def codec_of(head: bytes) -> str | None:
-    return "gzip" if head[:2] == b"\x1f\x8b" else "zstd" if head[:4] == b"\x28\xb5\x2f\xfd" else None
+    """What a file is packed with, by its first four bytes; zstd may begin with a frame that is to be skipped."""
+    zstd = head[:4] == b"\x28\xb5\x2f\xfd" or (head[:1] in SKIPPABLE and head[1:4] == b"\x2a\x4d\x18")
+    return "gzip" if head[:2] == b"\x1f\x8b" else "zstd" if zstd else None
 
 
 class Forward:
@@ -297,7 +302,8 @@ def lines(stream: Any, keep: int) -> Iterator[Line]:
                 data += chunk[start:stop]
             else:
                 data = bytearray()
-            blank = blank and not chunk[start:stop].strip()
+            piece = chunk[start:stop]
+            blank = blank and not (piece.removeprefix(BOM) if offset == start == 0 else piece).strip()
             start = stop
             if newline >= 0:
                 yield Line(offset, size, bytes(data) if size <= keep else None, blank)

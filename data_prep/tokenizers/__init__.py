@@ -19,7 +19,7 @@ import xxhash
 
 from data_prep.manifest import seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, is_lossless, token_dtype
+from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, folded, is_lossless, token_dtype
 from data_prep.tokenizers.byte import BytesTokenizer
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
@@ -36,6 +36,7 @@ __all__ = [
     "TokenizerError",
     "Training",
     "bod_id",
+    "folded",
     "is_lossless",
     "load_tokenizer",
     "save_tokenizer",

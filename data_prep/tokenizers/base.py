@@ -72,6 +72,19 @@ def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
     return all(_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
 
 
+FOLDS = (
+    "\u2581", "\t", "\n", "\r", "\0", "\x7f", "  ", "A", "é", "\u00a0", "\u00ad", "\u2009", "\u200b", "\u200d", "\u2028", "\u3000",
+    "\ufeff", "²", "½", "…", "™", "ﬁ", "Ａ", "\u212b", "漢", "😀",
+)  # fmt: skip
+"""What tokenizers are known to change: SentencePiece's own sign for a space, white space, signs that cannot be seen, capitals,
+accents, what NFKC writes otherwise, and letters that a vocabulary may lack."""
+
+
+def folded(tokenizer: Tokenizer) -> list[str]:
+    """Those of FOLDS that do not come back from the tokenizer: a text that holds one does not survive, wherever it stands."""
+    return [fold for fold in FOLDS if not is_lossless(tokenizer, [f"a{fold}b"])]
+
+
 def _text(text: str | bytes) -> str:
     return text if isinstance(text, str) else text.decode(errors="replace")
 

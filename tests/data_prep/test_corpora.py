@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from hypothesis import strategies as st
 
 from data_prep import documents
 from data_prep.corpora import CORPORA
+from data_prep.corpora.arxiv import Arxiv
+from data_prep.corpora.github import GitHub
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
 from data_prep.corpora.text import Text
@@ -36,6 +41,7 @@ from data_prep.plan import ScannedDocuments, scan_group
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
 from pipelines.prepare import prepare
+from tests.small_archives import put, read_all
 
 
 def ids(corpus: Corpus, split: str) -> list[str]:
@@ -73,6 +79,8 @@ def test_pg19(books: Path) -> None:
     assert [source.title for source in corpus.sources("train")] == ["Title, with a comma\nand a line", "1001"]
     assert texts(corpus, "test") == ["Book 8\r\n\r\nText.\r\n"]
     assert texts(Pg19(source=str(books), newline="normalize"), "test") == ["Book 8\n\nText.\n"]
+    (books / "metadata.csv").write_text("7,Seven\n", encoding="utf-8-sig")  # with a byte order mark
+    assert corpus.sources("validation")[0].title == "Seven"
     (books / "metadata.csv").unlink()
     assert [source.title for source in corpus.sources("train")] == ["99", "1001"]
 
@@ -82,8 +90,40 @@ def test_text_with_split_folders(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     corpus = Text(source=str(tmp_path))
-    assert [ids(corpus, split) for split in SPLITS] == [["train/a/z.txt", "train/b.txt"], [], ["test/a.txt"]]
+    assert [list(read(corpus, split)) for split in SPLITS] == [["train/a/z.txt", "train/b.txt"], [], ["test/a.txt"]]
     assert ids(Text(source=str(tmp_path), pattern="*.md"), "train") == ["train/skip.md"]
+
+
+def test_text_beside_split_folders_is_counted(tmp_path: Path, make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    put(
+        tmp_path / "in",
+        {name: "some text" for name in ("test/a.txt", "validation/b.txt", "valid/c.txt", "Train/d.txt", "root.txt")},
+    )
+    put(tmp_path / "in", {"notes.md": "matches no pattern"})
+    corpus = Text(source=str(tmp_path / "in"))
+    texts, skipped = read_all(corpus)
+    assert set(texts) == {"test/a.txt", "validation/b.txt"}
+    assert skipped == {"not in the folders train, validation, test": 3}
+    prepare(make_config(corpus=corpus, splits=("validation", "test")))
+    assert "validation: skipped 3 not in the folders train, validation, test\n" in capsys.readouterr().out
+
+
+def test_a_document_too_large_is_left_out(tmp_path: Path, books: Path) -> None:
+    """Before it is in memory."""
+    put(tmp_path / "text", {"train/a.txt": "a" * 100, "train/b.txt": "b" * 101})
+    put(tmp_path / "git", {"one/a.py": "x\n" * 30, "two/a.py": "y\n" * 30, "two/b.py": "y\n" * 30})
+    put(books, {"train/1001.txt": "x" * 101})
+    for corpus, kept in (
+        (Text(source=str(tmp_path / "text"), max_document_bytes=100), ["train/a.txt"]),
+        (GitHub(source=str(tmp_path / "git"), max_document_bytes=100), ["one"]),
+        (Pg19(source=str(books), max_document_bytes=100), ["99", "7", "8"]),
+    ):
+        texts, skipped = read_all(corpus)
+        assert (list(texts), skipped) == (kept, {"too large": 1})
+    os.truncate(tmp_path / "text" / "train" / "b.txt", 1 << 36)
+    os.truncate(books / "train" / "1001.txt", 1 << 36)
+    for corpus in (Text(source=str(tmp_path / "text")), Pg19(source=str(books))):
+        assert read_all(corpus)[1] == {"too large": 1}
 
 
 def test_text_without_split_folders(tmp_path: Path) -> None:
@@ -128,6 +168,26 @@ def test_python_source_leaves_tests_out_and_honours_encodings(tmp_path: Path) ->
     }
 
 
+def test_python_module_beside_a_package_of_its_name(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {"pack.py": "module", "pack/__init__.py": "package", "x.py/y.py": "a folder", "x.py.py": "z", "x/a.py": "x"},
+    )
+    texts, _ = read_all(PythonSource(source=str(tmp_path)))
+    assert texts == {
+        "pack": "# file: pack/__init__.py\npackage\n# file: pack.py\nmodule\n",
+        "x.py": "# file: x.py/y.py\na folder\n# file: x.py.py\nz\n",
+        "x": "# file: x/a.py\nx\n",
+    }
+
+
+@pytest.mark.parametrize("encoding", ["rot13", "hex", "undefined", "unicode_escape", "punycode", "nonesuch"])
+def test_python_source_of_an_encoding_that_is_none(tmp_path: Path, encoding: str) -> None:
+    put(tmp_path, {"odd.py": f"# coding: {encoding}\nx = '\\ud800..a'\n"})
+    with pytest.raises(CorpusError, match=r"odd\.py .*: mend the file"):
+        read_all(PythonSource(source=str(tmp_path)))
+
+
 @pytest.mark.parametrize("head", [b"x = 1\n", b"# a line\n# another\n"])
 def test_python_source_undecodable(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "bad.py").write_bytes(head + b"'\xff'\n")
@@ -154,6 +214,12 @@ def test_missing_folder(kind: type, tmp_path: Path) -> None:
 def test_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"holds no file that matches '\*\.md': give another --source or --pattern"):
         Text(source=str(tmp_path), pattern="*.md").sources("train")
+    put(tmp_path / "beside", {"train/a.txt": "a", "b.md": "b"})
+    with pytest.raises(
+        CorpusError, match=r"holds files that match '\*\.md' beside the folders .* alone: move them there"
+    ):
+        Text(source=str(tmp_path / "beside"), pattern="*.md").sources("train")
+    shutil.rmtree(tmp_path / "beside")
     with pytest.raises(CorpusError, match="has no folder train, validation, test"):
         Pg19(source=str(tmp_path)).sources("train")
     with pytest.raises(CorpusError, match=r"holds no \.py file"):
@@ -163,10 +229,18 @@ def test_empty_folders(tmp_path: Path) -> None:
         Pg19(source=str(tmp_path)).sources("test")
 
 
-def test_file_name_that_is_not_utf8(tmp_path: Path) -> None:
-    Path(os.fsdecode(bytes(tmp_path) + b"/b\xffd.txt")).write_text("text")
-    with pytest.raises(CorpusError, match=r"name is not UTF-8, 'b\\udcffd\.txt': rename it"):
-        Text(source=str(tmp_path)).sources("train")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Text, "b\udcffd.txt"), (Pg19, "train/b\udcffd.txt"), (PythonSource, "b\udcffd.py"), (PythonSource, "pack/b\udcffd.py"),
+        (GitHub, "b\udcffd/a.py"), (Arxiv, "b\udcffd/a.tex"), (JsonLines, "b\udcffd.jsonl"), (Parquet, "b\udcffd.parquet"),
+    ],
+)  # fmt: skip
+def test_file_name_that_is_not_utf8(tmp_path: Path, kind: type, name: str) -> None:
+    put(tmp_path / "in", {"beside.txt": "text", "beside.py": "pass", "train/1.txt": "one", "test/2.txt": "two"})
+    put(tmp_path / "in", {name: "text"})
+    with pytest.raises(CorpusError, match=r"name is not UTF-8, '(pack/|train/)?b\\udcffd(\.\w+)?': rename it"):
+        read_all(kind(source=str(tmp_path / "in")))
 
 
 def test_damaged_metadata(books: Path) -> None:

@@ -6,9 +6,12 @@ import gzip
 import json
 import re
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_prep.corpora import latex
 from data_prep.corpora.arxiv import Arxiv, canonical
@@ -167,10 +170,70 @@ def test_chains_and_cycles_of_inputs_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\\" * 300_000, "\\input " * 40_000, "\\input{" * 50_000, "\\documentclass[" * 30_000, "%" * 300_000]
-)
+    "text",
+    [
+        "\\" * 300_000, "\\input " * 40_000, "\\input{" * 50_000, "\\documentclass[" * 30_000, "%" * 300_000,
+        "\\documentclass" + " " * 300_000, "\\documentclass[a]" + "\n" * 300_000, "\\input" + " " * 300_000 + "{",
+        "\\import{a}" + " " * 300_000,
+    ],
+)  # fmt: skip
 def test_no_text_takes_long(text: str) -> None:
+    start = time.process_time()
     assert latex.order({"a.tex": text}) == ["a.tex"]
+    assert time.process_time() - start < 5
+
+
+PIECES = [
+    "\\input",
+    "\\documentclass",
+    "\\begin{document}",
+    "\\subimport",
+    "{a}",
+    "{",
+    "[",
+    "]",
+    "{subfiles}",
+    " ",
+    "\n",
+    "%",
+    "x",
+    "\\",
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from([1, 2, 400])), max_size=6), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_time_follows_the_length_of_a_text(pieces: list[tuple[str, int]], times: int) -> None:
+    text = "".join(piece * count for piece, count in pieces) * times
+    start = time.process_time()
+    latex.order({"a.tex": text})
+    assert time.process_time() - start < 1 + len(text) * 20e-6
+
+
+@given(st.integers(2, 220), st.integers(0, 220), st.integers(1, 40), st.sampled_from(["", "../", "x/"]))
+@settings(max_examples=12, deadline=None)
+def test_time_follows_the_inputs_of_a_paper(count: int, each: int, folders: int, above: str) -> None:
+    """Files that all look like the main one and pull in each other, from folders of their own."""
+    names = [f"{i % folders}/{i}" for i in range(count)]
+    heads = r"\documentclass{a}\begin{document}"
+    given = {
+        f"{names[i]}.tex": heads + "".join(rf"\input{{{above}{names[(i + k) % count]}}}" for k in range(each))
+        for i in range(count)
+    }
+    start = time.process_time()
+    assert sorted(latex.order(given)) == sorted(given)
+    assert time.process_time() - start < 2 + sum(map(len, given.values())) * 5e-6
+
+
+def test_of_many_main_files_the_likeliest_are_looked_at() -> None:
+    """More inputs than are followed: still the one that no other pulls in, and that pulls in most."""
+    whole = r"\documentclass{a}\begin{document}"
+    names = [f"a{i:03}" for i in range(300)]
+    given = files(**{name: whole + "".join(rf"\input{{{other}}}" for other in names) for name in names})
+    given |= files(z=whole + "".join(rf"\input{{{other}}}" for other in names), y=whole)
+    start = time.process_time()
+    assert latex.order(given)[:3] == ["z.tex", "a000.tex", "a001.tex"]
+    assert time.process_time() - start < 8
 
 
 def test_members_that_lead_out_are_never_written(tmp_path: Path) -> None:

@@ -103,6 +103,29 @@ def test_json_lines_that_are_left_out(tmp_path: Path) -> None:
         assert skipped == {"empty": 2, "too large": 1, "without text": 1}
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+def test_json_with_a_byte_order_mark(tmp_path: Path, pack) -> None:
+    put(tmp_path, {"test.jsonl": pack(b"\xef\xbb\xbf" + jsonl(ROWS[:3]))})
+    for field in ("", "key"):
+        texts, skipped = read_all(JsonLines(source=str(tmp_path), id_field=field))
+        assert list(texts.values()) == [row["text"] for row in ROWS[:3]] and skipped == {}
+    put(tmp_path, {"test.jsonl": pack(b"\xef\xbb\xbf\r\n" + jsonl(ROWS[:3]))})
+    assert read_all(JsonLines(source=str(tmp_path)))[1] == {"empty": 1}
+
+
+@pytest.mark.parametrize("kind", range(16))
+def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> None:
+    """As pzstd and seekable zstd write them, also between frames."""
+    frame = bytes([0x50 + kind]) + b"\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"skip\n"
+    empty = bytes([0x50 + kind]) + b"\x2a\x4d\x18" + bytes(4)
+    data = frame + empty + zstd(jsonl(ROWS[:3])) + frame + zstd(jsonl(ROWS[3:5])) + frame
+    put(tmp_path, {"test.jsonl.zst": data})
+    assert list(read_all(JsonLines(source=str(tmp_path)))[0].values()) == [row["text"] for row in ROWS[:5]]
+    put(tmp_path, {"test.jsonl.zst": data[: len(frame) + len(empty) + 20]})
+    with pytest.raises(CorpusError, match=r"test\.jsonl\.zst cannot be read \(.*\): it is damaged"):
+        read_all(JsonLines(source=str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("data", "fields", "words"),
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import timeline
 from data_prep.lanes import IGNORE, Batch, EvaluationLanes, TrainingLanes, read_batch
 
 BOD = 1_000_000
@@ -90,6 +92,86 @@ def test_training_lanes_against_naive(case: dict) -> None:
         halves = [read_batch(store, schedule, step, a, b) for a, b in ((0, lanes // 2), (lanes // 2, lanes))]
         for name in ("tokens_BT", "targets_BT", "fresh_BK", "document_BK", "offset_BK"):
             assert np.array_equal(np.concatenate([getattr(half, name) for half in halves]), getattr(batch, name))
+
+
+class Plain:
+    """The schedule as it always was, document by document in lists: what a run begun with it is resumed on."""
+
+    def __init__(self, schedule: TrainingLanes, lengths: list[int], steps: int) -> None:
+        self.lanes, self.block, self.K = schedule.lanes, schedule.block, schedule.segment_length // schedule.block
+        self.placed: list[list[tuple[int, int, int]]] = [[] for _ in range(self.lanes)]  # start, document, length
+        free, pending, epoch = [(0, lane) for lane in range(self.lanes)], [], 0
+        while min(free)[0] < steps * self.K:
+            if not pending:
+                pending, epoch = schedule.order(epoch)[::-1].tolist(), epoch + 1
+            document = pending.pop()
+            start, lane = min(free)
+            self.placed[lane].append((start, document, lengths[document]))
+            free[lane] = (start - (-lengths[document] // self.block), lane)
+
+    def spans(self, step: int, lane: int) -> list[tuple[int, int, int, int]]:
+        begin, end, found = step * self.K, (step + 1) * self.K, []
+        for start, document, length in self.placed[lane]:
+            first = max(start, begin)
+            offset = (first - start) * self.block
+            if start < end and offset < length:
+                found.append((first - begin, document, offset, min(length - offset, (end - first) * self.block)))
+        return found
+
+    def cursor(self, step: int) -> list[int]:
+        begin = step * self.K
+        return [
+            sum(min(max((begin - start) * self.block, 0), length) for start, _, length in lane) for lane in self.placed
+        ]
+
+    def begun(self, step: int) -> int:
+        return sum(start < step * self.K for lane in self.placed for start, *_ in lane)
+
+
+QUESTIONS = ("spans", "valid_tokens", "tokens_before", "epoch", "cursor")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cases, st.lists(st.tuples(st.sampled_from(QUESTIONS), st.integers(0, 30)), min_size=1, max_size=30), st.booleans()
+)
+def test_the_schedule_is_the_one_that_it_always_was(case: dict, asked: list[tuple[str, int]], onwards: bool) -> None:
+    """Whatever is asked, in whatever order, and however few documents are kept and placed at a time."""
+    lengths, lanes, block = case["lengths"], case["lanes"], case["block"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "PLACED", 3)
+        schedule = TrainingLanes(
+            lengths, lanes=lanes, segment_length=case["blocks"] * block, block=block, seed=case["seed"]
+        )
+        plain = Plain(schedule, lengths, 31)
+        for question, step in sorted(asked, key=lambda one: one[1]) if onwards else asked:
+            if question == "spans":
+                assert [schedule.spans(step, lane) for lane in range(lanes)] == [
+                    plain.spans(step, lane) for lane in range(lanes)
+                ]
+            elif question == "cursor":
+                assert schedule.cursor(step).tolist() == plain.cursor(step)
+            elif question == "epoch":
+                assert schedule.epoch(step) == plain.begun(step) / schedule.documents_per_epoch
+            elif question == "tokens_before":
+                assert schedule.tokens_before(step) == sum(plain.cursor(step))
+            else:
+                assert schedule.valid_tokens(step) == sum(plain.cursor(step + 1)) - sum(plain.cursor(step))
+
+
+def test_a_schedule_keeps_the_present_alone() -> None:
+    """Resuming after very many documents takes the time to place each once, and no memory for those that ended."""
+    lengths = np.random.default_rng(0).integers(1, 2000, 200_000)
+    tracemalloc.start()
+    try:
+        schedule = TrainingLanes(lengths, lanes=16, segment_length=1024, block=256, seed=0)
+        of_the_store = tracemalloc.get_traced_memory()[0]
+        step = int(lengths.sum()) // (16 * 1024) - 1
+        assert schedule.cursor(step).sum() == schedule.tokens_before(step) and schedule.epoch(step) < 1
+        kept, peak = (size - of_the_store for size in tracemalloc.get_traced_memory())
+    finally:
+        tracemalloc.stop()
+    assert kept / len(lengths) < 16 and peak / len(lengths) < 64
 
 
 @given(cases)

@@ -17,6 +17,7 @@ from data_prep.tokenizers import (
     Tokenizer,
     TokenizerError,
     Training,
+    folded,
     is_lossless,
     load_tokenizer,
     save_tokenizer,
@@ -24,6 +25,7 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
     train_sentencepiece,
 )
+from pipelines.prepare import prepare
 from tests.shared_data import need
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
@@ -135,6 +137,38 @@ def test_not_a_model(tmp_path: Path, data: bytes) -> None:
 def test_no_text_to_train_on() -> None:
     with pytest.raises(TokenizerError, match=r"cannot be trained on this corpus .*: choose a corpus with more text"):
         train_sentencepiece(Training("sentencepiece-bpe:9000", "bpe", 9000), "", [])
+
+
+FOLDING = {  # texts that no sample shows, and the tokenizers that change them
+    "one\u2581two": {"sentencepiece:400", "t5"},
+    "ﬁne ½ words": {"t5"},
+    "one\u00a0two": {"t5"},
+    "one \u200btwo": {"t5"},
+    "one two": set(),
+}
+
+
+@pytest.mark.parametrize("text", FOLDING)
+@pytest.mark.parametrize("spec", ["bytes", "sentencepiece:400", "t5"])
+def test_lossless_is_not_said_of_text_that_changes(make_config, text_folder: Path, spec: str, text: str) -> None:
+    """Behind what the samples show, in a document of which only the beginning is decoded."""
+    plain = "one two three " * 1200 + "end"
+    for path in text_folder.glob("*/*.txt"):
+        path.write_text(plain)
+    (text_folder / "train" / "doc1.txt").write_text(f"{plain} {text} {plain}")
+    model = need("tokenizers", "t5_style_seqio", "sentencepiece.model") if spec == "t5" else spec
+    manifest = prepare(make_config(tokenizer=str(model), splits=("train", "test")))
+    assert manifest["train"].tokenizer.lossless == (spec not in FOLDING[text])
+    assert manifest["test"].tokenizer.lossless
+
+
+def test_what_a_tokenizer_folds(trained: SentencePieceTokenizer) -> None:
+    assert folded(trained) == ["\u2581"] and folded(BytesTokenizer()) == []
+
+
+def test_lossless_is_said_of_samples(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(make_config(splits=("test",)))
+    assert "257 ids with begin-of-document, lossless in samples\n" in capsys.readouterr().out
 
 
 @pytest.mark.real_data

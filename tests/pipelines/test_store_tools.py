@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from data_prep import verification
+from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles
 from data_prep.manifest import StoreError
 from data_prep.places import Place
@@ -226,6 +227,24 @@ def test_vocabulary_study(text_folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert float(rows["sentencepiece:400"]["bytes_per_token"]) > 1.1
     shown = next(line.split() for line in out.splitlines() if line.startswith("sentencepiece:400"))
     assert shown[1] == "400" and float(shown[3]) == round(float(rows["sentencepiece:400"]["tokens_per_word"]), 4)
+
+
+def test_vocabulary_counts_what_prepare_counts(text_folder: Path, tmp_path: Path, capsys, make_config) -> None:
+    """No document without words, and nothing that stands for what was left out."""
+    for name, text in {"validation/blank.txt": " \n" * 9000, "test/blank.txt": " \n", "valid/x.txt": "beside"}.items():
+        (text_folder / name).parent.mkdir(exist_ok=True)
+        (text_folder / name).write_text(text)
+    totals = prepare(make_config(splits=("validation",)))["validation"].totals
+    capsys.readouterr()
+    study(text_folder, tmp_path / "runs", "--tracking.backend", "none")
+    assert f"text, validation: 2 documents, {totals.bytes:,} bytes, {totals.words:,} words\n" in capsys.readouterr().out
+    (path,) = (tmp_path / "runs" / "vocabulary").glob("*/vocabulary.csv")
+    first = next(csv.DictReader(path.open()))
+    assert (int(first["tokens"]), int(first["words"])) == (totals.tokens, totals.words)
+    for name in ("0", "1"):
+        (text_folder / "validation" / f"doc{name}.txt").unlink()
+    with pytest.raises(UserError, match="split validation of text holds no word: choose another --split"):
+        study(text_folder, tmp_path / "none", "--tracking.backend", "none")
 
 
 @pytest.mark.slow
