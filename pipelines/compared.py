@@ -126,11 +126,12 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     run = read_run(config, root, run_id, KEYS)
     if not run.children:
         return [run_of_mlflow(run)]
-    below = [run_of_mlflow(read_run(config, root, child, KEYS)) for child in run.children]
-    scored = {name.name: best.metrics[TOKEN] for name in below if (best := name.best(TOKEN))}
+    metric = run.params.get("metric", TOKEN)
+    below = [run_of_mlflow(read_run(config, root, child, (*KEYS, metric))) for child in run.children]
+    scored = {child.name: best.metrics[metric] for child in below if (best := child.best(metric))}
     trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
     if not trials:
-        raise UserError(f"no run below {run.name} ({run_id}) has a figure {TOKEN}")
+        raise UserError(f"no run below {run.name} ({run_id}) has a figure {metric}")
     return trials if every_trial else trials[:1]
 
 

@@ -356,7 +356,7 @@ def settle(sweep: Sweep, notebook: Notebook, status: str) -> None:
 def show(trial: Trial) -> None:
     """A line on a trial that has ended."""
     if trial.over:
-        figure = f"{trial.last['bits_per_token']:.4f} at step {trial.last['step']}" if trial.last else "no figure"
+        figure = f"{trial.last.value:.4f} at step {trial.last.step}" if trial.last else "no figure"
         print(f"trial {trial.id} {trial.status}: {figure}{', ' + trial.reason if trial.reason else ''}", flush=True)
 
 
