@@ -28,7 +28,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,10 +101,10 @@ class Slot:
 class Crew:
     """The slots of a sweep."""
 
-    def __init__(self, folder: Path, workers: int, use_gpu: bool, reuse: bool) -> None:
+    def __init__(self, folder: Path, config: TrainConfig, use_gpu: bool, reuse: bool) -> None:
         import ray
 
-        self._get, self._folder, self._workers, self._use_gpu, self._reuse = ray.get, folder, workers, use_gpu, reuse
+        self._get, self._folder, self._config, self._use_gpu, self._reuse = ray.get, folder, config, use_gpu, reuse
         self._post: Any = ray.remote(num_cpus=0)(Post).remote()
         self._slots: dict[int, Slot] = {}
         self._numbers = itertools.count()
@@ -168,7 +168,13 @@ class Crew:
     def _fit(self, slot: Slot) -> None:
         from ray.train import ScalingConfig
 
-        scaling = ScalingConfig(num_workers=self._workers, use_gpu=self._use_gpu)
+        placement = self._config.placement
+        scaling = ScalingConfig(
+            num_workers=self._config.workers[0],
+            use_gpu=self._use_gpu,
+            resources_per_worker=placement.worker(self._use_gpu),
+            placement_strategy=placement.strategy.replace("-", "_").upper(),
+        )
         arguments = {"post": self._post, "slot": slot.number}
         slot.error = ray_train.fit(serve, arguments, scaling, f"slot-{slot.number}", str(self._folder))
 
@@ -227,25 +233,59 @@ class Until:
 
 
 def fit(config: SweepConfig) -> tuple[int, bool]:
-    """How many trials fit at once, and whether they use GPUs. Raises ValueError when not even one does."""
-    import ray
+    """How many trials fit at once, and whether they use GPUs. Raises UserError when not even one does."""
+    from pipelines import ray_session
 
-    total, workers = ray.cluster_resources(), config.train.workers[0]
-    cpus, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
-    cpus = min(cpus, config.num_cpus or cpus)
-    use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers)
-    has, kind = (min(cpus, gpus), "CPUs with a GPU each") if use_gpu else (cpus, "CPUs" if cpus != 1 else "CPU")
-    if has < workers:
+    machines = [there for _, there in ray_session.free_resources()]
+    workers, placement = config.train.workers[0], config.train.placement
+    gpus = sum(machine.get("GPU", 0) for machine in machines)
+    use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers * placement.gpus)
+    worker = placement.worker(use_gpu)
+    most = trials_at_once(machines, worker, workers, apart=placement.strategy == "strict-spread")
+    has = {name: sum(machine.get(name, 0) for machine in machines) for name in worker}
+    if config.num_cpus:
+        has["CPU"] = min(has["CPU"], config.num_cpus)
+        most = min(most, whole(has["CPU"] / (workers * worker["CPU"])))
+    each = f"{workers} worker{'s' if workers > 1 else ''}"
+    if most < 1:
+        apart = ", no two on one machine" if placement.strategy == "strict-spread" else ""
+        where = f" on {len(machines)} machines" if len(machines) > 1 else ""
         raise UserError(
-            f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''} for its {workers} "
-            f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; "
-            "lower --num-workers"
+            f"a trial takes {told({name: workers * amount for name, amount in worker.items()})} for its {each}{apart}, and there "
+            f"{'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers or "
+            "--placement.cpus"
         )
-    most = has // workers
     at_once = min(most, config.concurrent or most)
-    each = f"{workers} worker{'s' if workers > 1 else ''} each"
-    print(f"  at once {at_once} trial{'s' if at_once > 1 else ''} of {each}: {has} {kind} hold {most}", flush=True)
+    print(
+        f"  at once {at_once} trial{'s' if at_once > 1 else ''} of {each} of {told(worker)} each: {told(has)} hold {most}",
+        flush=True,
+    )
     return at_once, use_gpu
+
+
+def trials_at_once(
+    machines: Sequence[Mapping[str, float]], worker: Mapping[str, float], workers: int, apart: bool
+) -> int:
+    """How many trials of so many workers machines hold, by what a worker takes; ``apart``: no two of a trial on one machine."""
+    fits = [min(whole(machine.get(name, 0) / amount) for name, amount in worker.items()) for machine in machines]
+    if not apart:
+        return sum(fits) // workers
+    most = 0
+    while sum(min(number, most + 1) for number in fits) >= (most + 1) * workers:
+        most += 1
+    return most
+
+
+def whole(number: float) -> int:
+    """The integer below, where 0.3 / 0.1 is 3."""
+    return int(number + 1e-9)
+
+
+def told(resources: Mapping[str, float]) -> str:
+    """``{"CPU": 2, "GPU": 0.5}`` as "2 CPUs and 0.5 GPU"."""
+    return " and ".join(
+        f"{n:g} {name}{'s' if n > 1 and name in ('CPU', 'GPU') else ''}" for name, n in resources.items()
+    )
 
 
 # The sweep
@@ -307,7 +347,7 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     if not conductor.waiting():
         settle(sweep, notebook, "FINISHED")
         return conclude(sweep, conductor.out_of_budget())
-    crew = Crew(sweep.folder / ".ray", config.train.workers[0], use_gpu, config.workers == "reuse")
+    crew = Crew(sweep.folder / ".ray", config.train, use_gpu, config.workers == "reuse")
     status, kept = "FAILED", 0.0
     try:
         with stop.on_signals():
