@@ -28,13 +28,12 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
@@ -44,8 +43,9 @@ from pipelines.progress import messages_into, worker_log
 from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
-from pipelines.sweep import Sweep, SweepConfig, Trial, open_folder, write_json
+from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
+from pipelines.sweep_room import fit
 from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tune_spaces import combine
@@ -227,65 +227,6 @@ class Until:
     def __call__(self) -> bool:
         self._left -= 1
         return self._left <= 0 or self._asked()
-
-
-# Before the sweep
-
-
-def fit(config: SweepConfig) -> tuple[int, bool]:
-    """How many trials fit at once, and whether they use GPUs. Raises UserError when not even one does."""
-    from pipelines import ray_session
-
-    machines = [there for _, there in ray_session.free_resources()]
-    workers, placement = config.train.workers[0], config.train.placement
-    gpus = sum(machine.get("GPU", 0) for machine in machines)
-    use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers * placement.gpus)
-    worker = placement.worker(use_gpu)
-    most = trials_at_once(machines, worker, workers, apart=placement.strategy == "strict-spread")
-    has = {name: sum(machine.get(name, 0) for machine in machines) for name in worker}
-    if config.num_cpus:
-        has["CPU"] = min(has["CPU"], config.num_cpus)
-        most = min(most, whole(has["CPU"] / (workers * worker["CPU"])))
-    each = f"{workers} worker{'s' if workers > 1 else ''}"
-    if most < 1:
-        apart = ", no two on one machine" if placement.strategy == "strict-spread" else ""
-        where = f" on {len(machines)} machines" if len(machines) > 1 else ""
-        raise UserError(
-            f"a trial takes {told({name: workers * amount for name, amount in worker.items()})} for its {each}{apart}, and there "
-            f"{'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers or "
-            "--placement.cpus"
-        )
-    at_once = min(most, config.concurrent or most)
-    print(
-        f"  at once {at_once} trial{'s' if at_once > 1 else ''} of {each} of {told(worker)} each: {told(has)} hold {most}",
-        flush=True,
-    )
-    return at_once, use_gpu
-
-
-def trials_at_once(
-    machines: Sequence[Mapping[str, float]], worker: Mapping[str, float], workers: int, apart: bool
-) -> int:
-    """How many trials of so many workers machines hold, by what a worker takes; ``apart``: no two of a trial on one machine."""
-    fits = [min(whole(machine.get(name, 0) / amount) for name, amount in worker.items()) for machine in machines]
-    if not apart:
-        return sum(fits) // workers
-    most = 0
-    while sum(min(number, most + 1) for number in fits) >= (most + 1) * workers:
-        most += 1
-    return most
-
-
-def whole(number: float) -> int:
-    """The integer below, where 0.3 / 0.1 is 3."""
-    return int(number + 1e-9)
-
-
-def told(resources: Mapping[str, float]) -> str:
-    """``{"CPU": 2, "GPU": 0.5}`` as "2 CPUs and 0.5 GPU"."""
-    return " and ".join(
-        f"{n:g} {name}{'s' if n > 1 and name in ('CPU', 'GPU') else ''}" for name, n in resources.items()
-    )
 
 
 # The sweep

@@ -14,8 +14,8 @@ from data_prep.errors import UserError
 from pipelines.config import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
 from pipelines.sweep_command import read_command
+from pipelines.sweep_room import fit, trials_at_once
 from pipelines.train import room
-from pipelines.tune import fit, trials_at_once
 
 
 def test_what_a_worker_takes() -> None:
