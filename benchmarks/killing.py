@@ -1,16 +1,21 @@
 """Trains in real processes, ends them in real ways, and compares what is left: what `kills`, `soak` and the tests share.
 
     with Group(words, workers=2, log=Path("log")) as group:      # two processes with torchrun's environment, joined by gloo
-        group.wait(60)                                           # [0, 0], or [-9, 2] after a kill
+        group.wait(60)                                           # [0, 0]
+    with Group(words, 2, Path("log"), {1: Trap("save", 30, 0)}) as group:
+        group.wait_until_killed([1])                             # by SIGKILL, it alone: all else raises
 
-A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. Processes are forked from one
-that has imported everything, so that a start takes a second and not ten.
+A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. A process that ends otherwise
+was not killed: where a benchmark counts kills, each is proven by the exit status. Processes are forked from one that has imported
+everything, so that a start takes a second and not ten.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import shlex
 import signal
@@ -20,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +73,14 @@ MOMENTS = {
     "all-reduce": ("torch.distributed", "all_reduce"),
     "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
     "log": ("pipelines.metrics_file", "MetricsFile.append"),
-    "upload to MLflow": ("pipelines.tracking", "_MlflowRun.send"),
+    "upload to MLflow": ("pipelines.tracking.mlflow_run", "MlflowRun.send"),
     "validation": ("pipelines.loop", "validate"),
     "snapshot": ("pipelines.saving", "Saver.save"),
     "save": ("pipelines.saving", "_write_file"),
     "commit": ("pipelines.saving", "Saver._commit"),
     "pruning": ("pipelines.saving", "prune"),
 }
-"""Kinds of moments, and the function that is then at work."""
+"""Kinds of moments, and the function that is then at work. A run comes to each of them in its last step too."""
 BUCKET_MOMENTS = {
     "upload to the bucket": ("pipelines.saving", "upload"),
     "commit to the bucket": ("pipelines.saving", "Saver._commit_to_bucket"),
@@ -107,12 +113,14 @@ class Trap:
                 threading.Timer(self.milliseconds / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
         before_call(Heartbeat, "beat", note)
-        module, name = {**MOMENTS, **BUCKET_MOMENTS}[self.moment]
-        owner: Any = __import__(module, fromlist=["_"])
-        *path, last = name.split(".")
-        for part in path:
-            owner = getattr(owner, part)
-        before_call(owner, last, kill)
+        before_call(*function_of(self.moment), kill)
+
+
+def function_of(moment: str) -> tuple[Any, str]:
+    """What holds the function of a moment, a module or a class, and the function's name there."""
+    module, name = {**MOMENTS, **BUCKET_MOMENTS}[moment]
+    *path, last = name.split(".")
+    return reduce(getattr, path, importlib.import_module(module)), last
 
 
 def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -150,6 +158,7 @@ class Group:
             port = free.getsockname()[1]
         self.log = log
         self.processes = []
+        self._ended: set[int] = set()
         for rank in range(workers):
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "MASTER_PORT": port}
             settings = {key: str(value) for key, value in world.items()} if workers > 1 else {}
@@ -181,9 +190,31 @@ class Group:
         self.end()
         return [process.exitcode for process in self.processes]
 
+    def wait_until_killed(self, victims: Sequence[int], seconds: float = 300) -> None:
+        """Wait until these ranks have been killed by SIGKILL, and let the others end as `wait` does.
+
+        When one of them has been killed, the other ones are killed with it, as when their machine dies. Raises AssertionError where
+        another process ended first, or one ended otherwise: an error is no kill, and neither is a run that ends before its moment.
+        """
+        left, first = {process.sentinel: rank for rank, process in enumerate(self.processes)}, []
+        while left and not first and (ended := multiprocessing.connection.wait(list(left), seconds)):
+            ranks = [left.pop(sentinel) for sentinel in ended]  # type: ignore[call-overload]
+            first = [(rank, self.processes[rank].exitcode) for rank in ranks if self.processes[rank].exitcode != 0]
+        told = f"ranks {list(victims)} were to be killed by SIGKILL"
+        assert any(rank in victims and status == -signal.SIGKILL for rank, status in first), (
+            f"{told}, and failed first, with their statuses: {first}: {self.said()[-3000:]}"
+        )
+        for rank in victims:
+            self.signal(signal.SIGKILL, rank)
+        statuses = self.wait(seconds)
+        killed = [r for r, status in enumerate(statuses) if status == -signal.SIGKILL and r not in self._ended]
+        assert killed == sorted(victims), f"{told}; the statuses are {statuses}: {self.said()[-3000:]}"
+
     def end(self) -> None:
-        for process in self.processes:
+        """Kill those that live; who was, is no victim of a trap."""
+        for rank, process in enumerate(self.processes):
             if process.is_alive():
+                self._ended.add(rank)
                 process.kill()
             process.join()
 

@@ -45,6 +45,24 @@ class BenchConfig:
     seed: int = 0
 
 
+STATUSES = {"command": (-signal.SIGKILL,), "worker": (0,), "raylet": (0, 1)}
+"""Exit statuses of the command after a process of it was killed: its tasks run again where a worker died, and without a raylet
+they cannot, unless all had ended. Any other is a failure of its own, and no kill.
+"""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that got SIGKILL."""
+
+    victim: str
+    moment: str
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.victim}, {self.moment}, {self.parts} parts in the ledger"
+
+
 @dataclass
 class Outcome:
     """What was seen."""
@@ -88,10 +106,15 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
                 [sys.executable, "-m", "pipelines.prepare", *words],
                 cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
             )  # fmt: skip
-        if outcome.kills.total() < config.kills:
-            disturb(process, store / "text" / "train", generator, outcome)
-        process.wait(timeout=180)
+        kill = disturb(process, store / "text" / "train", generator) if outcome.kills.total() < config.kills else None
+        status = process.wait(timeout=180)
         sessions.append(process.pid)
+        said = f"status {status} after {kill or 'no kill'}: {(scratch / 'errors').read_text(errors='replace')[-3000:]}"
+        assert kill or status == 0, said
+        if kill and (kill.victim != "command" or status != 0):  # else it had ended before the signal came
+            assert status in STATUSES[kill.victim], said
+            outcome.kills[f"{kill.victim}, {kill.moment}"] += 1
+            print(f"  kill {outcome.kills.total()}: {kill}", flush=True)
         for path, stamp in committed.items():
             assert stamp_of(path) == stamp, f"{path.name} was written again"
         if process.returncode == 0:
@@ -104,13 +127,12 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
                 return outcome
             shutil.rmtree(store)
             continue
-        assert process.returncode < 0 or outcome.kills, f"it failed by itself: {(scratch / 'errors').read_text()}"
         ledgers = store.glob("text/*/ledger/*.json")
         found = [ledger.parents[1] / f"{ledger.stem}.arrow" for ledger in ledgers]
         committed = {path: stamp_of(path) for path in found}
 
 
-def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Random, outcome: Outcome) -> None:
+def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Random) -> Kill | None:
     """Kill one process of a preparation at a random moment; none where it ends before."""
     moment = generator.choice(["starting", "after some parts", "after some parts", "renaming", "renaming"])
     victim = generator.choice(["command", "worker", "raylet"] if moment == "after some parts" else ["command"])
@@ -127,20 +149,16 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
         if moment != "renaming":
             time.sleep(0.001)
     else:
-        return
+        return None
     time.sleep(generator.uniform(0, 0.02) if moment == "after some parts" else 0)
     for found in members(process.pid):
         with contextlib.suppress(psutil.Error):
             name = found.name()
             kind = "command" if found.pid == process.pid else "worker" if name.startswith("ray::") else name
             if kind == victim:
-                found.send_signal(signal.SIGKILL)
-                outcome.kills[f"{victim}, {moment}"] += 1
-                print(
-                    f"  kill {outcome.kills.total()}: {victim}, {moment}, {count(ledger)} parts in the ledger",
-                    flush=True,
-                )
-                return
+                found.kill()
+                return Kill(victim, moment, count(ledger))
+    return None
 
 
 def count(ledger: Path) -> int:

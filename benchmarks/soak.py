@@ -125,9 +125,10 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
                 assert statuses == [75, 75], f"{statuses} {group.said()[-3000:]}"
                 return kills, again, meter
             before = newest(root / "soak")
-            for rank in random.choice(((0,), (1,), (0, 1))):
+            victims = random.choice(((0,), (1,), (0, 1)))
+            for rank in victims:
                 group.signal(signal.SIGKILL, rank)
-            group.wait(60)
+            group.wait_until_killed(victims, 60)
         kills += 1
         again += reached(root / "soak") - newest(root / "soak")
         assert newest(root / "soak") >= before

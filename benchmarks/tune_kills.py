@@ -10,6 +10,7 @@ step of every curve once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -83,12 +84,14 @@ def main(argv: list[str]) -> int:
         finish([*command, "killed"], Path(folder) / "killed.log")
         wrong = compare(root)
     print(f"{'identical' if not wrong else 'DIFFERENT in ' + '; '.join(wrong)} after {killed} kills")
-    return 1 if wrong else 0
+    if killed < config.kills:
+        print(f"{config.kills - killed} kills came too late: raise --steps", file=sys.stderr)
+    return 1 if wrong or killed < config.kills else 0
 
 
 def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> str | None:
     """Start the command, and kill all of its processes so many seconds after its start or, ``training``, its first new figure.
-    Returns where the sweep then stood; None when it was over before.
+    Returns where the sweep then stood; None when it was over before. Raises AssertionError where it ended by itself and failed.
     """
     folder = Path(command[command.index("--root") + 1]) / command[-1]
     before = figures(folder)
@@ -96,11 +99,10 @@ def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> s
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     while training and figures(folder) == before and process.poll() is None:
         time.sleep(0.05)
-    try:
-        process.wait(seconds)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        assert process.wait(seconds) == 0, f"status {process.returncode}: {log.read_text()[-3000:]}"
         return None
-    except subprocess.TimeoutExpired:
-        end(process)
+    end(process)
     trials = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
     return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials) or "before its first trial"
 
@@ -115,11 +117,12 @@ def end(process: subprocess.Popen[Any]) -> None:
     """SIGKILL to the driver and to what it has started; Ray's processes stand in sessions of their own."""
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, f"it was not killed, but ended with status {process.returncode}"
     for child in children:
         if child.is_running():
             child.kill()
-    psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive, f"they live on: {alive}"
 
 
 def finish(command: Sequence[str], log: Path) -> None:

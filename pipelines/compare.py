@@ -18,9 +18,11 @@ import tyro
 from rich.console import Console
 
 from data_prep.errors import UserError
+from data_prep.places import Place
 from pipelines import cli
 from pipelines.compared import collect
 from pipelines.comparing import Comparison, compare, comparison_table, write_comparison
+from pipelines.run_place import RunPlace
 from pipelines.sweep_report import is_sweep, report_sweep
 from pipelines.tracking import Tracker, TrackingConfig
 
@@ -30,13 +32,13 @@ class CompareConfig:
     """What is compared."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs or sweeps, or ids of runs in MLflow."""
+    """Folders or URIs of runs, folders of sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
     """Of a sweep: its best trial, or all that have a figure; auto takes all where nothing else is compared."""
-    root: Path = Path("runs")
-    """Folder of all runs, with the mlflow.db that ids are looked up in unless --tracking.uri names a server."""
+    root: str = "runs"
+    """Folder or URI of all runs. A folder has the mlflow.db that ids are looked up in unless --tracking.uri names a server."""
     output: str = ""
-    """Folder of the table and the curves; by default `reports/compare-<names>` below the root."""
+    """Folder or URI of the table and the curves; by default `reports/compare-<names>` below the root."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -47,24 +49,28 @@ class CompareConfig:
 def main(argv: list[str]) -> None:
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
-    root = config.root.absolute()
+    places, all_runs = [Place.parse(name) for name in config.runs], Place.parse(config.root)
+    root = RunPlace(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
     comparison = compare(collect(config.runs, config.tracking, root, every))
-    titles = [Path(name).name[:40] for name in config.runs]
-    folder = (
-        Path(config.output).absolute() if config.output else root / "reports" / ("compare-" + "-vs-".join(titles))[:150]
-    )
-    paths = write_comparison(comparison, folder)
+    titles = [place.name[:40] for place in places]
+    name = ("compare-" + "-vs-".join(titles))[:150]
+    output = Place.parse(config.output) if config.output else all_runs / "reports" / name
+    target = RunPlace(output)  # a bucket gets it from a working folder
+    paths = write_comparison(comparison, target.folder)
+    target.publish(*(path.name for path in paths))
     charts: list[Path] = []
-    for name in config.runs:
-        if is_sweep(Path(name)):
-            charts += report_sweep(Path(name))
-    track(config, comparison, titles, root, folder, paths)
+    for place in places:
+        if place.is_local and is_sweep(Path(place.path)):
+            charts += report_sweep(Path(place.path))
+    track(config, comparison, titles, root, target.folder, paths)
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
     for note in comparison.notes:
         print(f"note: {note}")
     for path in [*paths, *charts]:
         print(f"  {cli.shown(path)}")
+    if not target.is_local:
+        print(f"  {output}")
 
 
 def track(

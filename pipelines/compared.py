@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
+from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
 from pipelines.metrics_file import Record, read_records
+from pipelines.run_place import RunPlace
 from pipelines.sweep_report import is_sweep, longest_gap, read_sweep
 from pipelines.tracking import StoredRun, TrackingConfig, read_run
 from recur_models import model_from_json
@@ -81,27 +82,31 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
     """
     found: list[Compared] = []
     for name in names:
-        path = Path(name)
-        if path.is_dir():
-            found += runs_of_sweep(path, every_trial) if is_sweep(path) else [run_of_folder(path)]
+        place = Place.parse(name)
+        if place.is_dir():
+            path = Path(place.path)
+            sweep = place.is_local and is_sweep(path)
+            found += runs_of_sweep(path, every_trial) if sweep else [run_of_folder(place)]
         elif len(name) == 32 and all(c in "0123456789abcdef" for c in name):
             found += runs_of_mlflow(name, config, root, every_trial)
         else:
             raise UserError(
-                f"{name} is neither the folder of a run or a sweep nor the id of a run in MLflow (32 characters)"
+                f"{place if is_uri(name) else name} is neither the folder of a run or a sweep nor the id of a run in MLflow (32 "
+                "characters)"
             )
     return found
 
 
-def run_of_folder(folder: Path, name: str = "") -> Compared:
-    """Raises ValueError when it is no run's folder."""
+def run_of_folder(folder: Path | Place, name: str = "") -> Compared:
+    """A run, in a folder or a bucket. Raises UserError where there is none."""
+    run = RunPlace.parse(folder)
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json.loads((run.place / "config.json").read_bytes())
         model, data = config["model"], config["data"]
     except (FileNotFoundError, KeyError, ValueError, TypeError):
         raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
     vocab_size, tokenizer = 0, ""
-    saved = checkpoints.glance_all(folder / "checkpoints")
+    saved = run.glance_all()
     if saved:
         vocab_size, tokenizer = saved[0].meta["vocab_size"], saved[0].meta["tokenizer"]
     else:
@@ -111,7 +116,9 @@ def run_of_folder(folder: Path, name: str = "") -> Compared:
         except (ValueError, OSError):
             pass  # neither a checkpoint nor the store: what depends on the vocabulary is left open
     text = _text(data["corpus"], config.get("validate_tokens"))
-    return _run(name or config["run"], model, vocab_size, tokenizer, text, read_records(folder / "metrics.jsonl"))
+    run.fetch("metrics.jsonl")
+    records = read_records(run.folder / "metrics.jsonl")
+    return _run(name or config["run"], model, vocab_size, tokenizer, text, records)
 
 
 def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
@@ -126,11 +133,12 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     run = read_run(config, root, run_id, KEYS)
     if not run.children:
         return [run_of_mlflow(run)]
-    below = [run_of_mlflow(read_run(config, root, child, KEYS)) for child in run.children]
-    scored = {name.name: best.metrics[TOKEN] for name in below if (best := name.best(TOKEN))}
+    metric = run.params.get("metric", TOKEN)
+    below = [run_of_mlflow(read_run(config, root, child, (*KEYS, metric))) for child in run.children]
+    scored = {child.name: best.metrics[metric] for child in below if (best := child.best(metric))}
     trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
     if not trials:
-        raise UserError(f"no run below {run.name} ({run_id}) has a figure {TOKEN}")
+        raise UserError(f"no run below {run.name} ({run_id}) has a figure {metric}")
     return trials if every_trial else trials[:1]
 
 

@@ -24,7 +24,7 @@ from pipelines.metrics_file import parse_record
 from pipelines.population import Exploit, choose, take_over
 from pipelines.progress import Tail
 from pipelines.stopping import Stop
-from pipelines.sweep import BUDGET, Sweep, Trial, write_json
+from pipelines.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from tune_spaces import Rule, Searcher, draw, expand, grid
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
@@ -142,18 +142,16 @@ class Conductor:
                 trial.status, trial.reason = event["status"], event["reason"]
                 decided.pop(trial.id, None)
                 if self._searcher:
-                    self._searcher.complete(trial.id, trial.tokens, (trial.last or {}).get("bits_per_token"))
+                    self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
             elif event["event"] == "generation":
                 self._generation = event["step"]
                 for exploit in event["exploits"]:
                     self._exploit(Exploit(**exploit), event["step"])
         for trial in self.sweep.trials.values():
-            if trial.over and trial.reason.startswith(BUDGET):
-                trial.status, trial.reason = "pending", ""
-            elif not trial.over and trial.id in decided:  # killed between the decision and its execution
+            if trial.id in decided:  # killed between the decision and its execution
                 self._end(trial, "stopped", decided[trial.id])
-            elif trial.status == "running":
-                trial.status = "pending"
+            elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
+                trial.status, trial.reason = "pending", ""
 
     # Going on
 
@@ -250,7 +248,7 @@ class Conductor:
     def _result(self, trial: Trial, run: TrainConfig, step: int, value: float) -> None:
         tokens, name = step * run.tokens_per_step, self.sweep.config.scheduler
         stop = self._rule.result(trial.id, tokens, value) and not trial.baseline and step < run.steps
-        best = min((t.best["bits_per_token"] for t in self.sweep.trials.values() if t.best), default=value)
+        best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
         reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
         self.sweep.note(
             event="result",
@@ -267,14 +265,14 @@ class Conductor:
         self.sweep.save(trial)
         if self._searcher:
             self._searcher.result(trial.id, tokens, value)
-        if stop and not trial.reason:
+        if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             self._ask(trial, reason)
 
     @staticmethod
     def _score(trial: Trial, step: int, value: float) -> None:
-        trial.last = {"step": step, "bits_per_token": value}
-        if trial.best is None or value < trial.best["bits_per_token"]:
-            trial.best = dict(trial.last)
+        trial.last = Figure(step, value)
+        if trial.best is None or value < trial.best.value:
+            trial.best = trial.last
 
     def _ask(self, trial: Trial, reason: str) -> None:
         trial.reason = reason
@@ -292,7 +290,7 @@ class Conductor:
             self._end(trial, "finished", "")
         elif outcome == "failed":
             self._end(trial, "failed", said)
-        elif outcome == "died":
+        elif outcome == "died" and not trial.reason:
             self._died(trial, said)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)
@@ -318,7 +316,7 @@ class Conductor:
     def _end(self, trial: Trial, status: Any, reason: str) -> None:
         trial.status, trial.reason = status, reason
         if self._searcher and not reason.startswith(BUDGET):
-            self._searcher.complete(trial.id, trial.tokens, (trial.last or {}).get("bits_per_token"))
+            self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
         if not reason.startswith(BUDGET):
             self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
         self.sweep.save(trial)
@@ -349,11 +347,9 @@ class Conductor:
         """Idempotent: a kill may have come in the middle of it."""
         trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
         trial.values = dict(exploit.values)
-        trial.best = {
-            "step": step,
-            "bits_per_token": self._seen[source.id][step],
-        }  # what it had before is nobody's weights now
-        trial.last = dict(trial.best)
+        trial.best = trial.last = Figure(
+            step, self._seen[source.id][step]
+        )  # what it had before is nobody's weights now
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return

@@ -72,7 +72,7 @@ class Notebook:
         self._ends += 1
         best = self._sweep.best()
         if best and best.best:
-            self._tracker.log({"sweep/best": best.best["bits_per_token"]}, self._ends)
+            self._tracker.log({"sweep/best": best.best.value}, self._ends)
         self._pool.submit(self._tell, trial)
 
     def _tell(self, trial: Trial) -> None:

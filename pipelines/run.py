@@ -30,7 +30,7 @@ import xxhash
 
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError
-from data_prep.places import Place
+from data_prep.places import Place, is_uri
 from pipelines import checkpoint as checkpoints
 from pipelines import cli
 from pipelines.presets import PRESETS
@@ -142,22 +142,28 @@ def stages(config: PipelineConfig) -> list[Stage]:
         found.append(Stage(f"train {run}", "train", words, reads, (folder,)))
         runs.append(run)
     trained = tuple(Place.parse(config.root) / run / "checkpoints" for run in runs)
-    folders = tuple(f"{config.root.rstrip('/')}/{run}" for run in runs)
+    folders = tuple(_below(config.root, run) for run in runs)
     reads = (*trained, store / config.split / "manifest.json")
     folder, place = _report(config, "-vs-".join(runs))
     words = (*folders, "--split", config.split, "--output", folder)
     found.append(Stage("evaluate", "evaluate", words, reads, (place,)))
     if runs[1:]:
         folder, place = _report(config, "compare-" + "-vs-".join(runs))
-        words = (*folders, "--root", config.root, "--output", folder)
+        tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
+        words = (*folders, "--root", config.root, "--output", folder, *tracking)
         found.append(Stage("compare", "compare", words, trained, (place,)))
     return found
 
 
 def _report(config: PipelineConfig, name: str) -> tuple[str, Place]:
     """Where a report goes: as an option has it, and as a place."""
-    folder = f"{config.root.rstrip('/')}/reports/{name[:150]}"
+    folder = _below(config.root, f"reports/{name[:150]}")
     return folder, Place.parse(folder)
+
+
+def _below(root: str, name: str) -> str:
+    """What stands below the root, as an option has it: the query of a URI stays at its end."""
+    return (Place.parse(root) / name).text if is_uri(root) else f"{root.rstrip('/')}/{name}"
 
 
 def mark(place: Place) -> str:

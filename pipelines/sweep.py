@@ -29,6 +29,7 @@ from pipelines.cli import shown
 from pipelines.config import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.dotted import changes, with_fields
 from pipelines.presets import PRESETS
+from pipelines.sweep_report import value_of
 from recur_models.costs import costs
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
@@ -113,6 +114,14 @@ class SweepConfig:
         return self.rung_tokens or max(1, self.whole // 9)
 
 
+@dataclass(frozen=True)
+class Figure:
+    """The sweep's metric at one step of a trial."""
+
+    step: int
+    value: float
+
+
 @dataclass
 class Trial:
     """One run of a sweep, as trial.json says it."""
@@ -125,8 +134,8 @@ class Trial:
     tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
-    best: dict[str, Any] | None = None
-    last: dict[str, Any] | None = None
+    best: Figure | None = None
+    last: Figure | None = None
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
     recorded: bool = False
@@ -203,7 +212,12 @@ class Sweep:
 
     def save(self, trial: Trial) -> None:
         self.place(trial).mkdir(parents=True, exist_ok=True)
-        write_json(self.place(trial) / "trial.json", asdict(trial))
+        figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
+        write_json(self.place(trial) / "trial.json", asdict(trial) | figures)
+
+    def named(self, figure: Figure | None) -> dict[str, Any] | None:
+        """A figure for JSON, under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
+        return None if figure is None else {"step": figure.step, self.config.metric: figure.value}
 
     def note(self, **event: Any) -> None:
         """One more line of results.jsonl."""
@@ -233,9 +247,14 @@ class Sweep:
         for path in sorted((self.folder / "trials").glob("*/trial.json")):
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
-            except (ValueError, TypeError) as error:
+                trial.best, trial.last = self._figure(trial.best), self._figure(trial.last)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(f"{path} is damaged ({error}): remove it, and the trial's folder with it") from None
             self.trials[trial.id] = trial
+
+    def _figure(self, saved: Any) -> Figure | None:
+        value = value_of(saved or {}, self.config.metric)
+        return None if value is None else Figure(saved["step"], value)
 
     def spent(self) -> float:
         """Seconds of earlier starts."""
@@ -247,7 +266,7 @@ class Sweep:
     def best(self) -> Trial | None:
         """The trial with the lowest figure; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
-        return min(scored, key=lambda trial: (trial.best or {})["bits_per_token"], default=None)
+        return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
 
 
 FREE = tuple(name for name in MEANING_FREE if name not in ("data.store", "validate_every", "validate_tokens"))

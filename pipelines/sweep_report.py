@@ -136,11 +136,10 @@ def _read(path: Path, otherwise: str) -> dict[str, Any]:
 def _trial(folder: Path, metric: str) -> TrialResult:
     values = _read(folder / "trial.json", "is no trial")
     records = read_records(folder / "metrics.jsonl")
-    key = metric if any(metric in record.metrics for record in records) else "validation/bits_per_token"
     points: dict[int, Point] = {}
     for record in records:
-        if key in record.metrics and "train/tokens" in record.metrics:
-            figure, tokens = record.metrics[key], record.metrics["train/tokens"]
+        if metric in record.metrics and "train/tokens" in record.metrics:
+            figure, tokens = record.metrics[metric], record.metrics["train/tokens"]
             points.setdefault(record.step, Point(record.step, tokens, record.time / 1e3, figure))
     best, last = values.get("best") or {}, values.get("last") or {}
     return TrialResult(
@@ -152,14 +151,19 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         tokens=int(values.get("tokens", 0)),
         flops=float(values.get("flops", 0.0)),
         seconds=float(values.get("seconds", 0.0)),
-        best=best.get("bits_per_token"),
+        best=value_of(best, metric),
         best_step=best.get("step"),
-        last=last.get("bits_per_token"),
+        last=value_of(last, metric),
         exploited=tuple(values.get("exploited") or ()),
         baseline=bool(values.get("baseline", False)),
         points=tuple(points[step] for step in sorted(points)),
         spans=spans([record.time / 1e3 for record in records]),
     )
+
+
+def value_of(figure: Mapping[str, Any], metric: str) -> float | None:
+    """Of a best or last figure in trial.json. Sweeps of earlier versions call each metric bits_per_token."""
+    return figure.get(metric, figure.get("bits_per_token"))
 
 
 def longest_gap(times: list[float]) -> float:

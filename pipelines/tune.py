@@ -34,7 +34,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
@@ -44,8 +43,9 @@ from pipelines.progress import messages_into, worker_log
 from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
-from pipelines.sweep import Sweep, SweepConfig, Trial, open_folder, write_json
+from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
+from pipelines.sweep_room import fit
 from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tune_spaces import combine
@@ -101,10 +101,10 @@ class Slot:
 class Crew:
     """The slots of a sweep."""
 
-    def __init__(self, folder: Path, workers: int, use_gpu: bool, reuse: bool) -> None:
+    def __init__(self, folder: Path, config: TrainConfig, use_gpu: bool, reuse: bool) -> None:
         import ray
 
-        self._get, self._folder, self._workers, self._use_gpu, self._reuse = ray.get, folder, workers, use_gpu, reuse
+        self._get, self._folder, self._config, self._use_gpu, self._reuse = ray.get, folder, config, use_gpu, reuse
         self._post: Any = ray.remote(num_cpus=0)(Post).remote()
         self._slots: dict[int, Slot] = {}
         self._numbers = itertools.count()
@@ -168,7 +168,13 @@ class Crew:
     def _fit(self, slot: Slot) -> None:
         from ray.train import ScalingConfig
 
-        scaling = ScalingConfig(num_workers=self._workers, use_gpu=self._use_gpu)
+        placement = self._config.placement
+        scaling = ScalingConfig(
+            num_workers=self._config.workers[0],
+            use_gpu=self._use_gpu,
+            resources_per_worker=placement.worker(self._use_gpu),
+            placement_strategy=placement.strategy.replace("-", "_").upper(),
+        )
         arguments = {"post": self._post, "slot": slot.number}
         slot.error = ray_train.fit(serve, arguments, scaling, f"slot-{slot.number}", str(self._folder))
 
@@ -221,31 +227,6 @@ class Until:
     def __call__(self) -> bool:
         self._left -= 1
         return self._left <= 0 or self._asked()
-
-
-# Before the sweep
-
-
-def fit(config: SweepConfig) -> tuple[int, bool]:
-    """How many trials fit at once, and whether they use GPUs. Raises ValueError when not even one does."""
-    import ray
-
-    total, workers = ray.cluster_resources(), config.train.workers[0]
-    cpus, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
-    cpus = min(cpus, config.num_cpus or cpus)
-    use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers)
-    has, kind = (min(cpus, gpus), "CPUs with a GPU each") if use_gpu else (cpus, "CPUs" if cpus != 1 else "CPU")
-    if has < workers:
-        raise UserError(
-            f"a trial takes {workers} CPU{'s' if workers > 1 else ''}{' and as many GPUs' if use_gpu else ''} for its {workers} "
-            f"worker{'s' if workers > 1 else ''}, and there {'is' if has == 1 else 'are'} {has} {kind}: it could never start; "
-            "lower --num-workers"
-        )
-    most = has // workers
-    at_once = min(most, config.concurrent or most)
-    each = f"{workers} worker{'s' if workers > 1 else ''} each"
-    print(f"  at once {at_once} trial{'s' if at_once > 1 else ''} of {each}: {has} {kind} hold {most}", flush=True)
-    return at_once, use_gpu
 
 
 # The sweep
@@ -307,7 +288,7 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
     if not conductor.waiting():
         settle(sweep, notebook, "FINISHED")
         return conclude(sweep, conductor.out_of_budget())
-    crew = Crew(sweep.folder / ".ray", config.train.workers[0], use_gpu, config.workers == "reuse")
+    crew = Crew(sweep.folder / ".ray", config.train, use_gpu, config.workers == "reuse")
     status, kept = "FAILED", 0.0
     try:
         with stop.on_signals():
@@ -356,7 +337,7 @@ def settle(sweep: Sweep, notebook: Notebook, status: str) -> None:
 def show(trial: Trial) -> None:
     """A line on a trial that has ended."""
     if trial.over:
-        figure = f"{trial.last['bits_per_token']:.4f} at step {trial.last['step']}" if trial.last else "no figure"
+        figure = f"{trial.last.value:.4f} at step {trial.last.step}" if trial.last else "no figure"
         print(f"trial {trial.id} {trial.status}: {figure}{', ' + trial.reason if trial.reason else ''}", flush=True)
 
 

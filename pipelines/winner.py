@@ -31,7 +31,7 @@ def winner_command(sweep: Sweep, best: Trial) -> str:
 
 def write_best(sweep: Sweep, best: Trial) -> None:
     """best.json: the best trial so far."""
-    values = {"trial": best.id, "values": best.values, **(best.best or {})}
+    values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {})}
     config = as_preset(replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=()))
     rest = {"metric": sweep.config.metric, "command": winner_command(sweep, best), "exploited": best.exploited}
     write_json(sweep.folder / "best.json", values | rest | {"config": config})
@@ -48,7 +48,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
         return 1
     command = winner_command(sweep, best)
-    print(f"best: trial {best.id}, {best.best['bits_per_token']:.4f} at step {best.best['step']} ({best.told()})")
+    print(f"best: trial {best.id}, {best.best.value:.4f} at step {best.best.step} ({best.told()})")
     print(against_baseline(sweep, best))
     if best.exploited:
         print(
@@ -72,8 +72,8 @@ def against_baseline(sweep: Sweep, best: Trial) -> str:
         return f"trial {baseline.id}, which is {sweep.config.preset} itself, has no figure to compare with"
     if best is baseline:
         return f"no trial beats {sweep.config.preset} itself (trial {baseline.id})"
-    gain = baseline.best["bits_per_token"] - best.best["bits_per_token"]
-    return f"it beats {sweep.config.preset} itself (trial {baseline.id}, {baseline.best['bits_per_token']:.4f}) by {gain:.4f}"
+    gain = baseline.best.value - best.best.value
+    return f"it beats {sweep.config.preset} itself (trial {baseline.id}, {baseline.best.value:.4f}) by {gain:.4f}"
 
 
 def print_table(sweep: Sweep, best: Trial | None) -> None:
@@ -92,10 +92,10 @@ def print_table(sweep: Sweep, best: Trial | None) -> None:
         table.add_column(title, justify="left" if title in ("trial", "status") else "right", no_wrap=True)
 
     def order(trial: Trial) -> tuple[float, str]:
-        return (trial.best["bits_per_token"] if trial.best else float("inf")), trial.id
+        return (trial.best.value if trial.best else float("inf")), trial.id
 
     for trial in sorted(sweep.trials.values(), key=order):
-        figures = (f"{trial.best['bits_per_token']:.4f}", str(trial.best["step"])) if trial.best else ("–", "–")
+        figures = (f"{trial.best.value:.4f}", str(trial.best.step)) if trial.best else ("–", "–")
         mark = " (preset)" if trial.baseline else ""
         values = (str(trial.values.get(name, "–")) for name in names)
         style = "bold" if trial is best else None

@@ -10,7 +10,9 @@ from typing import Any
 FIELDS = ("optim.lr", "model.states", "model.window", "model.gate")
 
 
-def small_sweep(folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIELDS) -> Path:
+def small_sweep(
+    folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIELDS, metric: str = "validation/bits_per_token"
+) -> Path:
     """Trials in two lanes of time, a third of them stopped early, one failed; the first is the preset itself."""
     folder.mkdir(parents=True)
     best: tuple[float, str, int, dict[str, Any]] = (math.inf, "", 0, {})
@@ -33,8 +35,8 @@ def small_sweep(folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIE
         for step in range(10, steps + 1, 10):
             metrics = {"train/tokens": float(step * 1024), "train/bits_per_token": floor + 6 * math.exp(-step / 120)}
             if step % 100 == 0 and status != "failed":
-                metrics["validation/bits_per_token"] = floor + 0.1 + 6 * math.exp(-step / 130)
-                points.append({"step": step, "bits_per_token": metrics["validation/bits_per_token"]})
+                metrics[metric] = floor + 0.1 + 6 * math.exp(-step / 130)
+                points.append({"step": step, metric: metrics[metric]})
             lines.append(json.dumps({"step": step, "time": began + 300 * step, "metrics": metrics}) + "\n")
         (place / "metrics.jsonl").write_text("".join(lines))
         trial = {
@@ -56,7 +58,7 @@ def small_sweep(folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIE
         }
         (place / "trial.json").write_text(json.dumps(trial))
         if points:
-            best = min(best, (points[-1]["bits_per_token"], trial["id"], points[-1]["step"], values))
+            best = min(best, (points[-1][metric], trial["id"], points[-1]["step"], values))
     sweep = {
         "name": folder.name,
         "space": "lr+states+window+gate",
@@ -65,7 +67,7 @@ def small_sweep(folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIE
         "samples": trials,
         "search": "random",
         "scheduler": "asha",
-        "metric": "validation/bits_per_token",
+        "metric": metric,
         "mode": "min",
         "fields": list(fields),
         "command": "python -m pipelines.tune lr+states+window+gate --preset small-rec",
@@ -73,6 +75,6 @@ def small_sweep(folder: Path, trials: int = 12, *, fields: tuple[str, ...] = FIE
     (folder / "sweep.json").write_text(json.dumps(sweep))
     bits, trial_id, step, values = best
     command = f"python -m pipelines.train small-rec {' '.join(f'--{key} {value}' for key, value in values.items())}"
-    winner = {"trial": trial_id, "values": values, "step": step, "bits_per_token": bits, "command": command}
+    winner = {"trial": trial_id, "values": values, "step": step, metric: bits, "command": command}
     (folder / "best.json").write_text(json.dumps(winner))
     return folder

@@ -173,6 +173,28 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
     assert not (alone / ".exported").exists()
 
 
+def test_the_best_trial_is_that_of_the_sweeps_own_metric(server: Server, tmp_path: Path) -> None:
+    experiment = server.post("experiments/create", name="metric")["experiment_id"]
+
+    def run(name: str, params: dict[str, str], parent: str = "", **figures: float) -> str:
+        tags = [{"key": "mlflow.parentRunId", "value": parent}] if parent else []
+        made = server.post("runs/create", experiment_id=experiment, run_name=name, start_time=0, tags=tags)["run"][
+            "info"
+        ]
+        metrics = [
+            {"key": f"validation/{key}", "value": value, "step": 1, "timestamp": 1} for key, value in figures.items()
+        ]
+        told = [{"key": key, "value": value} for key, value in params.items()]
+        server.post("runs/log-batch", run_id=made["run_id"], metrics=metrics, params=told)
+        return made["run_id"]
+
+    parent = run("sweep", {"metric": "validation/bits_per_byte"})
+    run("bytes", {"model.name": "rec"}, parent, bits_per_token=2.0, bits_per_byte=2.0)
+    run("pieces", {"model.name": "rec"}, parent, bits_per_token=5.0, bits_per_byte=1.5)
+    (best,) = collect([parent], TrackingConfig(uri=server.uri), tmp_path, every_trial=False)
+    assert best.name == "pieces"
+
+
 MANY = """
 import sys
 from pathlib import Path

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import ray
 
+from data_prep.errors import UserError
 from pipelines.config import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
+from pipelines.sweep_command import read_command
+from pipelines.sweep_room import fit, trials_at_once
 from pipelines.train import room
 
 
@@ -34,6 +37,44 @@ def test_a_run_may_go_on_elsewhere() -> None:
     check_resumable(to_json(config), moved, Path("runs/mine"))
     before = {name: value for name, value in to_json(config).items() if name != "placement"}  # of an earlier version
     check_resumable(before, moved, Path("runs/mine"))
+
+
+def test_how_many_trials_machines_hold() -> None:
+    small, large = {"CPU": 3.0}, {"CPU": 8.0, "GPU": 1.0}
+    assert trials_at_once([small, large], {"CPU": 1}, 2, apart=False) == 5
+    assert (
+        trials_at_once([small, large], {"CPU": 2}, 1, apart=False) == 5
+    )  # not 11 // 2: a worker stands on one machine
+    assert trials_at_once([small, large], {"CPU": 4}, 3, apart=False) == 0
+    assert trials_at_once([{"CPU": 0.3}], {"CPU": 0.1}, 1, apart=False) == 3
+    assert trials_at_once([small, large], {"CPU": 1, "GPU": 0.5}, 1, apart=False) == 2
+    assert trials_at_once([small, large], {"CPU": 1, "fast": 0.001}, 1, apart=False) == 0
+    assert trials_at_once([small, large, large], {"CPU": 1}, 2, apart=True) == 9  # 3 + 8 + 8, in pairs apart
+    assert trials_at_once([small, large], {"CPU": 1}, 2, apart=True) == 3
+    assert trials_at_once([large], {"CPU": 1}, 2, apart=True) == 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_is_placed_as_training_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def trials(*words: str) -> tuple[int, bool]:
+        return fit(read_command(["lr", "--num-workers", "1", *words]))
+
+    assert trials() == (4, False) and trials("--num-cpus", "3") == (3, False)
+    assert trials("--placement.cpus", "2") == (2, False) and trials("--placement.cpus", "0.5") == (8, False)
+    assert "at once 2 trials of 1 worker of 2 CPUs each: 4 CPUs hold 2" in capsys.readouterr().out
+    assert trials("--placement.cpus", "1.5", "--num-cpus", "4", "--concurrent", "1") == (1, False)
+    for words, sentence in (
+        (
+            ("--placement.cpus", "5"),
+            r"a trial takes 5 CPUs for its 1 worker, and there are 4 CPUs: it could never start",
+        ),
+        (("--placement.resource", "fast"), r"takes 1 CPU and 0.001 fast for .* there are 4 CPUs and 0 fast: it"),
+        (("--placement.strategy", "strict-spread", "--num-workers", "2"), r"its 2 workers, no two on one machine, and"),
+        (("--use-gpu", "yes", "--placement.gpus", "0.5"), r"takes 1 CPU and 0.5 GPU for .* are 4 CPUs and 0 GPU: it"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            trials(*words)
 
 
 @pytest.mark.ray

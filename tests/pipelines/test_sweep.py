@@ -22,6 +22,7 @@ from pipelines.session import work
 from pipelines.stopping import Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder
 from pipelines.sweep_command import check, read_command
+from pipelines.sweep_report import read_sweep
 from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tests.pipelines.conftest import TINY
@@ -101,15 +102,40 @@ def test_a_grid_and_the_preset_itself(here: Make) -> None:
     ]
     for trial in sweep.trials.values():
         saved = json.loads((sweep.place(trial) / "trial.json").read_text())
-        assert saved == json.loads(json.dumps(vars(trial))) and saved["status"] == "finished"
+        figures = {"best": sweep.named(trial.best), "last": sweep.named(trial.last)}
+        assert saved == vars(trial) | figures and saved["status"] == "finished"
         assert (trial.steps, trial.tokens) == (20, 20 * 4 * 32) and trial.baseline == (trial.id == "000")
         checkpoint = Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000020")
-        assert checkpoint.meta["validation"]["bits_per_token"] == (trial.last or {})["bits_per_token"]
+        assert checkpoint.meta["validation"]["bits_per_token"] == value(trial)
         assert checkpoint.meta["config"]["optim"]["lr"] == trial.values["optim.lr"]
     best = sweep.best()
-    assert best and best.best == min(
-        (t.best for t in sweep.trials.values() if t.best), key=lambda b: b["bits_per_token"]
-    )
+    assert best and best.best == min((t.best for t in sweep.trials.values() if t.best), key=lambda best: best.value)
+
+
+def value(trial: Trial) -> float:
+    """Its last figure."""
+    assert trial.last
+    return trial.last.value
+
+
+def test_each_metric_has_its_own_name_and_old_files_are_read(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("optim.lr=1e-3", "--search", "grid", "--metric", "validation/bits_per_byte")
+    sweep = here(*words).run()
+    best = sweep.best()
+    assert best and best.best and sweep.trials.keys() == {"000", "001"}
+    write_best(sweep, best)
+    files = [sweep.folder / "best.json", *(sweep.place(trial) / "trial.json" for trial in sweep.trials.values())]
+    for path in files:
+        assert "validation/bits_per_byte" in path.read_text() and "bits_per_token" not in path.read_text()
+    found = read_sweep(sweep.folder)
+    assert found.scored[0].best == best.best.value == found.scored[0].points[-1].value
+
+    for path in files:  # as earlier versions wrote them
+        path.write_text(path.read_text().replace('"validation/bits_per_byte": ', '"bits_per_token": '))
+    assert read_sweep(sweep.folder).scored == found.scored
+    again = here(*words).run()
+    assert finished(again) == finished(sweep) and again.best() == best and conclude(again) == 0
+    assert f"best: trial {best.id}, {best.best.value:.4f} at step {best.best.step}" in capsys.readouterr().out
 
 
 def test_killed_at_random_steps_it_ends_with_the_same_figures(here: Make) -> None:
@@ -280,6 +306,47 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
     assert all(trial.status == "finished" for trial in here(*GRID).run().trials.values())
 
 
+def test_a_trial_asked_to_stop_and_killed_heeds_what_comes_later(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(conducting, "SAVE_SECONDS", 0.0)
+        patch.setattr(Stop, "asked", lambda self: False)  # its workers have not seen that they are to stop
+        with pytest.raises(Killed):
+            here(*GRID, "--tokens", "1500", name="budget", kill_at=18).run()
+        with pytest.raises(Killed):
+            here(*ASHA, "--tokens", "2688", kill_at=23).run()
+    trial = here(*GRID, "--tokens", "2300", name="budget").run().trials["000"]
+    assert (trial.status, trial.steps, trial.reason) == ("stopped", 18, "the sweep's budget of 2,300 tokens is spent")
+    assert here(*GRID, name="budget").run().trials["000"].status == "finished"
+
+    trial = here(*ASHA).run().trials["001"]
+    assert (trial.status, trial.steps) == ("stopped", 4) and "asha stopped it" in trial.reason
+
+
+def test_workers_that_die_after_the_decision_do_not_undo_it(here: Make) -> None:
+    asha = here(*ASHA)
+    for outcome in ("finished", "died"):
+        job = asha.conductor.next()
+        assert job
+        asha._train(job)
+        asha.conductor.ended(job.trial, outcome)
+    trial = asha.sweep.trials["001"]
+    assert trial.status == "stopped" and "asha stopped it" in trial.reason
+
+
+def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked to stop for the budget, it comes to a rung all the same: what was decided there holds under a larger budget."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "asked", lambda self: False)
+        first = here(*ASHA, "--tokens", "2688")
+        for _ in range(2):
+            job = first.conductor.next()
+            assert job
+            first._train(job)
+            first.conductor.ended(job.trial, "finished" if job.trial.id == "000" else "stopped")
+    trial = here(*ASHA).sweep.trials["001"]
+    assert trial.status == "stopped" and "asha stopped it" in trial.reason
+
+
 def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
     sweep = here("optim.lr=1e38,1e-3", "--search", "grid", "--scheduler", "none", "--optim.clip", "0").run()
     assert [trial.status for trial in sweep.trials.values()] == ["finished", "failed", "finished"]
@@ -294,14 +361,14 @@ def test_the_winners_command_and_file_repeat_it(here: Make, store: Path, capsys:
     assert conclude(sweep) == 0
     assert "by" in capsys.readouterr().out
     saved = json.loads((sweep.folder / "best.json").read_text())
-    assert (saved["trial"], saved["values"], saved["step"]) == (best.id, best.values, best.best and best.best["step"])
+    assert (saved["trial"], saved["values"], saved["step"]) == (best.id, best.values, best.best and best.best.step)
     training.main([str(sweep.folder / "best.json"), "--run", "from-file", "--num-workers", "0"])
     typed = saved["command"].split()
     assert typed[:4] == ["python", "-m", "pipelines.train", "small-rec"]
     training.main([*typed[3:], "--num-workers", "0"])
     for name in ("from-file", "sweep-best"):
         found = Checkpoint.open(Path(sweep.config.train.root) / name / "checkpoints" / "step-00000020")
-        assert found.meta["validation"]["bits_per_token"] == best.last["bits_per_token"]
+        assert found.meta["validation"]["bits_per_token"] == best.last.value
 
 
 @pytest.mark.parametrize("name", ["small-rec", "pg19-memorizing-64k", "pg19-feedback-fixed-skip", "study-xl"])

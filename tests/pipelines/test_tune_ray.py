@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from pipelines import tune
 from pipelines.metrics_file import read_records
@@ -51,7 +52,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
 
     threading.Thread(target=ask_to_stop, daemon=True).start()
     assert tune.main(argv) == 75
-    assert "at once 2 trials of 1 worker each: 2 CPUs hold 2" in capsys.readouterr().out
+    assert "at once 2 trials of 1 worker of 1 CPU each: 2 CPUs hold 2" in capsys.readouterr().out
     assert "pending" in {trial["status"] for trial in trials(tmp_path)}
     saved = [int(path.name[5:]) for path in sweep.glob("trials/000/checkpoints/step-*")]
     assert saved and max(saved) < 120 and not (sweep / "stop").exists()
@@ -112,10 +113,13 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
         tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "1"))
     assert not (tmp_path / "runs" / "sweep").exists()
 
+    free = []
+
     def kill_one_worker() -> None:
         deadline = time.monotonic() + 100
         while not list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.02)
+        free.append(ray.available_resources().get("CPU", 0))
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if "RayTrainWorker" in " ".join(process.cmdline()):
@@ -123,9 +127,10 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
                     return
 
     threading.Thread(target=kill_one_worker, daemon=True).start()
-    assert tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "2", "--steps", "100")) == 0
+    words += ["--num-cpus", "4", "--placement.cpus", "2"]
+    assert tune.main(command("optim.lr=1e-3", *words, "--steps", "100")) == 0
     out = capsys.readouterr().out
-    assert "at once 1 trial of 2 workers each: 2 CPUs hold 1" in out
+    assert "at once 1 trial of 2 workers of 2 CPUs each: 4 CPUs hold 1" in out and free == [0]
     assert "trial 000: a worker died" in out and "it goes on from its newest checkpoint" in out
     assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
     assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
