@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from recur_models.protocol import ModelConfig
 
 MASKED = -3e4
-"""The logit of a key that may not be seen: its weight is exactly 0 in every dtype, and float16 still holds it (the authors' -1e6, it
-does not)."""
+"""The logit of a key that may not be seen: its weight is 0 in every dtype, and float16 still holds it (not the authors' -1e6)."""
 
 
 @dataclass(frozen=True)
