@@ -4,9 +4,9 @@
     python -m benchmarks.step_time --rounds 20 --sizes small
 
 Each round every model makes one step (contenders.py), and each round gives one ratio to slide's step of the same round. Beside it
-stands the ratio of FLOPs (recur_models/costs.py): a search of the kNN memory has no backward pass, all else costs three times its
-forward pass. The paper (Table 1) has 0.99 for rec:fixed:skip, 1.06 for lstm:dual, 1.35 to 1.40 for feedback, 2.11 for XL:2048 and
-1.94 for memorizing. The floor: FLOPs at the rate of a 2,048² float32 product measured in the same run.
+stands the ratio of FLOPs, forward and backward, as our code does them (recur_models/costs.py). The paper (Table 1) has 0.99 for
+rec:fixed:skip, 1.06 for lstm:dual, 1.35 to 1.40 for feedback, 2.11 for XL:2048 and 1.94 for memorizing. The floor: FLOPs at the
+rate of a 2,048² float32 product measured in the same run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from pipelines import cli
-from recur_models import MemorizingConfig, ModelConfig
 from recur_models.compiling import Compile
 from recur_models.costs import costs
 
@@ -34,14 +33,6 @@ class BenchConfig:
     """Contenders whose name begins with one of these, besides slide; by default all."""
     compile: Compile = "no"
     """torch.compile of our models, in the rounds that do not count."""
-
-
-def training_flops(config: ModelConfig, computed: bool) -> float:
-    """FLOPs of a training step for one token: those that are needed, or those that our code does."""
-    cost = costs(config, VOCAB)
-    forward = cost.computed_flops_per_token if computed else cost.flops_per_token
-    search = 2 * config.heads * config.head_dim * config.memory if isinstance(config, MemorizingConfig) else 0
-    return 3 * forward - 2 * search
 
 
 def main(argv: list[str]) -> None:
@@ -72,8 +63,10 @@ def measure(name: Size, config: BenchConfig) -> None:
         shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         flops = rated = "–"
         if label in configs:
-            computed = training_flops(configs[label], computed=True)
-            flops = f"{computed / training_flops(configs['slide'], computed=True):.3f}"
+            computed, of_slide = (
+                costs(configs[name], VOCAB).computed_training_flops_per_token for name in (label, "slide")
+            )
+            flops = f"{computed / of_slide:.3f}"
             rated = f"{computed * tokens / seconds / rate:.0%}"
         print(
             f"  {label:44} {contender.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops:>14} {rated:>12}", flush=True

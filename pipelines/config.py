@@ -26,6 +26,7 @@ from recur_models import (
     SlideConfig,
     VanillaConfig,
     XLConfig,
+    model_from_json,
     model_to_json,
 )
 from recur_models.compiling import Compile
@@ -261,7 +262,8 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
-    old, new = flatten(before), flatten(to_json(config))
+    model = model_to_json(model_from_json(before["model"]))  # as this version says what an earlier one wrote
+    old, new = flatten({**before, "model": model}), flatten(to_json(config))
     allowed = MEANING_FREE + config.allow_change
     for key in sorted(old.keys() | new.keys()):
         if any(key == name or key.startswith(name + ".") for name in allowed):

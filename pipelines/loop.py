@@ -117,8 +117,9 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
         due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
-        with autocast(), watch(model if log and due else None) as health:
-            nats_BT, state = wrapped(tokens_BT, state, fresh_BK, targets_BT)
+        given = tokens_BT, state, fresh_BK, targets_BT
+        with autocast(), watch(model if log and due else None, *given) as health:
+            nats_BT, state = wrapped(*given)
         loss = nats_BT.sum() * (world.size / schedule.valid_tokens(step))
         loss.backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)

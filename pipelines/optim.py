@@ -7,26 +7,15 @@ import math
 import torch
 from torch import nn
 
+from pipelines.adafactor import Adafactor
 from pipelines.config import OptimConfig, ScheduleConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW (weight decay on matrices alone), or Adafactor as the block-recurrent paper sets it (Appendix C): factored second
-    moments with decay exponent 0.8, momentum, and updates scaled by the size of the parameter.
-    """
+    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of matrices alone."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.name == "adafactor":
-        from transformers.optimization import Adafactor  # torch's own has neither momentum nor an external schedule
-
-        return Adafactor(
-            parameters,
-            lr=config.lr,
-            beta1=config.betas[0],
-            decay_rate=-0.8,
-            weight_decay=config.weight_decay,
-            scale_parameter=True,
-            relative_step=False,
-        )
+        return Adafactor(parameters, lr=config.lr, beta1=config.betas[0], weight_decay=config.weight_decay)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

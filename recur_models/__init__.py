@@ -29,8 +29,11 @@ MODELS: dict[str, type[ModelConfig]] = {
 
 
 def model_to_json(config: ModelConfig) -> dict[str, Any]:
-    """A model's config as JSON values, its registered name under ``name``."""
-    return {"name": config.name, **json.loads(json.dumps(dataclasses.asdict(config)))}
+    """A model's config as JSON values, its registered name under ``name``. Where nothing is dropped, nothing is said of where."""
+    values = {"name": config.name, **json.loads(json.dumps(dataclasses.asdict(config)))}
+    if not values.get("dropout"):
+        values.pop("dropout_places", None)
+    return values
 
 
 def model_from_json(values: dict[str, Any]) -> ModelConfig:
@@ -40,6 +43,8 @@ def model_from_json(values: dict[str, Any]) -> ModelConfig:
     if name not in MODELS:
         raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
     known = {f.name for f in dataclasses.fields(MODELS[name])}
+    if values.get("dropout") and "dropout_places" in known:
+        values.setdefault("dropout_places", "usual")  # written before there was a choice
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"the model {name!r} has no field {unknown[0]!r} in this version")
     return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

@@ -29,6 +29,8 @@ from recur_models.layers import (
     RMSNorm,
     StackConfig,
     attend,
+    dropouts,
+    kept,
     linear,
     merge_heads,
     split_heads,
@@ -36,7 +38,7 @@ from recur_models.layers import (
 )
 from recur_models.losses import chunked_cross_entropy
 from recur_models.protocol import RecurrentModel, State, check_inputs, reset
-from recur_models.window import window_bias, windowed_attention, with_previous
+from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 Cell = Literal["dual", "single", "skip"]
 
@@ -132,9 +134,10 @@ class Projections(NamedTuple):
 class Projector(nn.Module):
     """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
 
-    def __init__(self, config: StackConfig, cross: bool):
+    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
         super().__init__()
         self.heads = config.heads
+        self.dropout = nn.Dropout(dropout)
         self.norm = RMSNorm(config.d_model)
         self.kvq = linear(config.d_model, (4 if cross else 3) * config.heads * config.head_dim)
         self.scale_H = nn.Parameter(torch.ones(config.heads))
@@ -143,7 +146,7 @@ class Projector(nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
         """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
         x = self.norm(x)
-        x = x if ids is None else x + ids
+        x = self.dropout(x if ids is None else x + ids)
         k, v, q, *q2 = (
             split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
         )
@@ -161,13 +164,13 @@ class TokenLayer(nn.Module):
 
     def __init__(self, config: StackConfig, cross: bool, position: bool = True):
         super().__init__()
-        self.config = config
-        self.project = Projector(config, cross)
+        self.config, self.rates = config, dropouts(config)
+        self.project = Projector(config, cross, self.rates.normed)
         self.position_bias = PositionBias(config.heads) if position else None
         self.out = linear((2 if cross else 1) * config.heads * config.head_dim, config.d_model)
+        self.attention_dropout = nn.Dropout(self.rates.attention)
         self.mlp_norm = RMSNorm(config.d_model)
-        self.mlp = MLP(config.d_model, config.mlp_dim, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
 
     def initial_cache(self, lanes: int) -> State:
         """The keys and values of no previous block: zeros."""
@@ -175,14 +178,16 @@ class TokenLayer(nn.Module):
         shape = (lanes, config.heads, config.window, config.head_dim)
         return {"keys": self.out.weight.new_zeros(shape), "values": self.out.weight.new_zeros(shape)}
 
-    def bias(self) -> Tensor:
-        """What is added to the logits of a block's own and its previous keys: [H, W, 2W], the same for every block."""
-        return window_bias(self.position_bias, self.project.scale_H, self.config.window)
+    def window(self) -> Window:
+        """Bias and dropout of the window's attention, the same for every block."""
+        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
+        heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
+        return Window(bias_HWZ, kept(heads_HWZ, self.rates.weights) if self.training else None)
 
     def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
         heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
-        x_BKWD = x_BKWD + self.dropout(self.out(merge_heads(heads)))
-        return x_BKWD + self.dropout(self.mlp(self.mlp_norm(x_BKWD)))
+        x_BKWD = x_BKWD + self.attention_dropout(self.out(merge_heads(heads)))
+        return x_BKWD + self.mlp(self.mlp_norm(x_BKWD))
 
 
 class StateDirection(nn.Module):
@@ -260,10 +265,10 @@ class Layer(nn.Module):
         state: State,
         fresh_BK: Tensor,
         absent_BK: Tensor | None,
-        bias_HWZ: Tensor,
+        window: Window,
         served: Projections | None,
     ) -> tuple[Tensor, State]:
-        """``bias_HWZ``: of `TokenLayer.bias`. ``served``: under feedback, what the tokens read of the recurrent layer's states,
+        """``window``: of `TokenLayer.window`. ``served``: under feedback, what the tokens read of the recurrent layer's states,
         which may be this layer's own ([B, H, S, E]; K is 1)."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
@@ -275,7 +280,7 @@ class Layer(nn.Module):
             cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
         elif served is not None:
             cross = attend(tokens.q_cross, served.k[:, None], served.v[:, None])
-        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, bias_HWZ, absent_BK)
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
     def recur(
@@ -311,9 +316,10 @@ class BlockRecurrentTransformer(RecurrentModel):
         )
         self.feedback = recurrence is not None and recurrence.feedback
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers: Any = nn.ModuleList(config.layer(i) for i in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
+        self.final_dropout = nn.Dropout(dropouts(config).final)
 
     def initial_state(self, lanes: int) -> State:
         state: State = {}
@@ -337,24 +343,24 @@ class BlockRecurrentTransformer(RecurrentModel):
         after = self.initial_state(lanes) if state is None else state
         check_inputs(self, tokens_BT, after, self.initial_state(0), fresh_BK)
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
-        biases = [layer.tokens.bias() for layer in self.layers]
+        windows = [layer.tokens.window() for layer in self.layers]
         if self.feedback or self.recompute == "block":
             outputs = []
             for k in range(blocks):
                 run = self.recomputed("block", self.stack)
-                x_B1WD, after = run(x_BKWD[:, k : k + 1], after, fresh_BK[:, k : k + 1], biases)
+                x_B1WD, after = run(x_BKWD[:, k : k + 1], after, fresh_BK[:, k : k + 1], windows)
                 outputs.append(x_B1WD)
             x_BKWD = torch.cat(outputs, dim=1)
         else:
-            x_BKWD, after = self.stack(x_BKWD, after, fresh_BK, biases)
-        hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
+            x_BKWD, after = self.stack(x_BKWD, after, fresh_BK, windows)
+        hidden_BTD = self.final_dropout(self.final_norm(x_BKWD)).flatten(1, 2) / self.config.d_model**0.5
         if targets_BT is None:
             return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, after
         return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
             targets_BT
         ), after
 
-    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, biases: list[Tensor]) -> tuple[Tensor, State]:
+    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
         after: State = {}
         absent_BK = None
@@ -368,7 +374,7 @@ class BlockRecurrentTransformer(RecurrentModel):
             own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
             run = self.recomputed("layer", layer)
             theirs = None if i in self.recurrent[:-1] else served  # a recurrent layer's tokens read its own states
-            x_BKWD, changed = run(x_BKWD, own, fresh_BK, absent_BK, biases[i], theirs)
+            x_BKWD, changed = run(x_BKWD, own, fresh_BK, absent_BK, windows[i], theirs)
             after |= {prefix + name: tensor for name, tensor in changed.items()}
         return x_BKWD, after
 

@@ -10,8 +10,9 @@ gates' products are not. Attention is counted twice:
 - ``computed_flops``, what our code multiplies: W × 2W logits for each block, half of them masked.
 
 Both are the steady state, far from a document's beginning; a kNN memory is full and is searched exactly, by need and by code.
-Use ``flops`` to compare models and for MFU. A training step is three times the forward pass by convention; ours makes the
-logits once more in the backward pass (losses.py), which no count here includes.
+Use ``flops`` to compare models and for MFU. A product's backward pass is two products, one for the gradient of each factor; a
+search of a kNN memory has none, and what was found is read with a gradient on the queries' side alone. Ours also makes the logits
+once more in the backward pass (losses.py), which no count here includes.
 
 Letters: see layers.py.
 """
@@ -31,13 +32,15 @@ from recur_models.vanilla import VanillaConfig
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a model, or of a part of one. FLOPs are those of one block of one lane, forward."""
+    """Of a model, or of a part of one. FLOPs are those of one block of one lane."""
 
     parameters: int = 0
     flops: int = 0
-    """Needed."""
+    """Needed, forward."""
     computed_flops: int = 0
-    """As our code does it."""
+    """As our code does it, forward."""
+    without_gradient: int = 0
+    """What the backward pass falls short of twice the forward pass, needed and as our code does it."""
     embedding_parameters: int = 0
     """Those of `parameters` that are the (tied) embeddings."""
     block: int = 1
@@ -49,6 +52,7 @@ class Costs:
             parameters=self.parameters + other.parameters,
             flops=self.flops + other.flops,
             computed_flops=self.computed_flops + other.computed_flops,
+            without_gradient=self.without_gradient + other.without_gradient,
         )
 
     @property
@@ -58,13 +62,18 @@ class Costs:
 
     @property
     def training_flops_per_token(self) -> float:
-        """Needed FLOPs of the forward and backward pass for one token: three times the forward pass."""
-        return 3 * self.flops / self.block
+        """Needed FLOPs of the forward and backward pass for one token."""
+        return (3 * self.flops - self.without_gradient) / self.block
 
     @property
     def computed_flops_per_token(self) -> float:
         """FLOPs of the forward pass as our code does it, for one token."""
         return self.computed_flops / self.block
+
+    @property
+    def computed_training_flops_per_token(self) -> float:
+        """FLOPs of the forward and backward pass as our code does it, for one token."""
+        return (3 * self.computed_flops - self.without_gradient) / self.block
 
     def segment(self, length: int) -> int:
         """Needed FLOPs of the forward pass over a segment of so many tokens (a multiple of the block) of one lane."""
@@ -165,9 +174,9 @@ def recurrent_layers(config: RecConfig) -> list[Costs]:
 
 def memorizing_layers(config: MemorizingConfig) -> list[Costs]:
     width, W = config.heads * config.head_dim, config.window
-    search = 2 * width * W * config.memory
-    memory = scales(config.heads) + Costs(0, search, search) + attention(config, W * config.top_k)
-    return [windowed(config)] * (config.layers - 1) + [windowed(config, position=False) + memory]
+    search, read = 2 * width * W * config.memory, attention(config, W * config.top_k)
+    found = Costs(config.heads, search + read.flops, search + read.computed_flops, 2 * search + read.flops)
+    return [windowed(config)] * (config.layers - 1) + [windowed(config, position=False) + found]
 
 
 LAYERS: dict[type[ModelConfig], Callable[[Any], list[Costs]]] = {

@@ -1,6 +1,6 @@
 """Whether a model uses its recurrent State: figures of the forward passes made inside a `with`, cheap enough to log in training.
 
-    with watch(model) as health:
+    with watch(model, tokens_BT, state, fresh_BK, targets_BT) as health:
         nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
     health.figures()    # {"state_share": 0.31, "gate_openness": 0.47, "state_change": 0.12}
     health.warning()    # None, or one sentence
@@ -19,7 +19,7 @@ the states stop changing. A model without recurrent State has no figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,13 +73,28 @@ class Health:
 
 
 @contextmanager
-def watch(model: nn.Module | None) -> Iterator[Health]:
-    """Take the figures of every forward pass inside the `with`, or none without a model; afterwards the model is as it was.
+def watch(model: nn.Module | None, *given: object) -> Iterator[Health]:
+    """Take the figures of every forward pass inside the `with`, or none without a model. What is computed there stays as it is.
 
-    Compiled code does not see hooks: a compiled model's passes in here run without.
+    Compiled code does not see hooks, and running a pass uncompiled changes its rounding, its dropout, and what is kept for the
+    backward pass. So a compiled model's figures are those of a pass of their own over ``given``, the arguments of the pass to come:
+    uncompiled, without gradients and dropout.
     """
-    health, hooks = Health(), []
-    uncompiled = model is not None and is_compiled(model)
+    health = Health()
+    if model is None or not is_compiled(model):
+        with _hooked(model, health):
+            yield health
+        return
+    training = model.training
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), _hooked(model.eval(), health):
+        model(*given)
+    model.train(training)
+    yield health
+
+
+@contextmanager
+def _hooked(model: nn.Module | None, health: Health) -> Iterator[None]:
+    hooks: list[Any] = []
     for module in model.modules() if model is not None else ():
         if isinstance(module, StateDirection):
             hooks += _watch_states(module, health)
@@ -88,8 +103,7 @@ def watch(model: nn.Module | None) -> Iterator[Health]:
         elif isinstance(module, MemorizingLayer):
             hooks.append(_after(module, "state_share", health, lambda layer, *_: torch.sigmoid(layer.gate_H).mean()))
     try:
-        with torch.compiler.set_stance("force_eager") if uncompiled else nullcontext():
-            yield health
+        yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 
 from recur_models.protocol import ModelConfig
 
-MASKED = -1e6
-"""The logit of a key that may not be seen (the authors' value)."""
+MASKED = -3e4
+"""The logit of a key that may not be seen: its weight is 0 in every dtype, and float16 still holds it (not the authors' -1e6)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,11 @@ class StackConfig(ModelConfig):
     window: int = 512
     """Tokens that a token sees, and tokens in a block."""
     dropout: float = 0.05
-    """Dropout on embeddings, attention outputs and MLPs of the token direction; none on the recurrent side."""
+    """Share of activations dropped in the token direction; none on the recurrent side."""
+    dropout_places: Literal["meliad", "usual"] = "meliad"
+    """meliad: where the authors' code drops, since the paper gives a rate and no places: the normed input of attention, the weights
+    of the window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden
+    layer and output, as runs had it that were begun before this field was."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "d_model", "heads", "head_dim", "mlp_dim", "window"):
@@ -48,6 +53,36 @@ class StackConfig(ModelConfig):
     @property
     def block(self) -> int:
         return self.window
+
+
+class Dropouts(NamedTuple):
+    """The rate at each place; which of them are on, `dropout_places` says."""
+
+    embedding: float = 0.0
+    normed: float = 0.0
+    """What attention's keys, values and queries are made of."""
+    weights: float = 0.0
+    """Of the window's attention; one mask for all lanes and blocks. Neither states nor a memory are read with dropout."""
+    attention: float = 0.0
+    """What attention adds to the residual stream."""
+    hidden: float = 0.0
+    mlp: float = 0.0
+    """What the MLP adds to the residual stream."""
+    final: float = 0.0
+    """What the logits are made of."""
+
+
+def dropouts(config: StackConfig) -> Dropouts:
+    """Where the token direction drops, and how much."""
+    p = config.dropout
+    if config.dropout_places == "usual":
+        return Dropouts(embedding=p, attention=p, hidden=p, mlp=p)
+    return Dropouts(normed=p, weights=p, mlp=p, final=p)
+
+
+def kept(like: Tensor, rate: float) -> Tensor | None:
+    """A mask of the shape of ``like``: 0 with probability ``rate``, else 1 / (1 − rate); None where nothing is dropped."""
+    return F.dropout(torch.ones_like(like), rate) if rate > 0 else None
 
 
 def truncated_normal_(tensor: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
@@ -130,16 +165,17 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None 
     if absent_B is not None:
         first_half = torch.arange(k_HmE.shape[-2], device=k_HmE.device) < k_HmE.shape[-2] // 2
         mask = ~(first_half & absent_B[:, None, None, None])
-    return F.scaled_dot_product_attention(q_HnE, k_HmE, v_HmE, attn_mask=mask, scale=1.0)
+    q, k, v = (x.flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))  # no fused kernel takes more than one leading dimension
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])
 
 
 class MLP(nn.Module):
     """ReLU, no biases."""
 
-    def __init__(self, width: int, hidden: int, dropout: float, fan_in: int | None = None):
+    def __init__(self, width: int, hidden: int, rates: Dropouts):
         super().__init__()
-        self.hidden, self.out = linear(fan_in or width, hidden), linear(hidden, width)
-        self.dropout = nn.Dropout(dropout)
+        self.hidden, self.out = linear(width, hidden), linear(hidden, width)
+        self.hidden_dropout, self.dropout = nn.Dropout(rates.hidden), nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.dropout(F.relu(self.hidden(x))))
+        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recur_models.block_recurrent import Layer, Projections, TokenLayer, WindowedConfig, last_block
 from recur_models.layers import MASKED
 from recur_models.protocol import Recompute, State
-from recur_models.window import windowed_attention, with_previous
+from recur_models.window import Window, windowed_attention, with_previous
 
 CHUNK_ELEMENTS = 1 << 24
 """Similarities held at a time: 64 MiB in float32."""
@@ -93,13 +93,13 @@ class MemorizingLayer(nn.Module):
         state: State,
         fresh_BK: Tensor,
         absent_BK: Tensor | None,
-        bias_HWZ: Tensor,
+        window: Window,
         served: Projections | None,
     ) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)
-        local_BKHWE = windowed_attention(tokens.q_self, kz, vz, bias_HWZ, absent_BK)
+        local_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
         remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE), None), {
             **last_block(tokens),

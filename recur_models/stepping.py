@@ -2,7 +2,8 @@
 
 A stack keeps ``layers.i.keys`` and ``layers.i.values`` [B, H, W, E] of the current block, of which the first tokens are there,
 and ``layers.i.read_keys``, ``layers.i.read_values`` [B, H, S, E], what the layer's tokens read of recurrent states: those
-of the block's start, so they are made once per block. Where W tokens are there, they are the next State's previous block.
+of the block's start, so they are made once per block. Where W tokens are there, they are the next State's previous block. No weight
+of attention is dropped: training reads whole blocks.
 
 Letters: see layers.py; n tokens of one block.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from recur_models.block_recurrent import BlockRecurrentTransformer, Projections
 from recur_models.decoding import Places, Rereader, Stepper
-from recur_models.layers import MASKED, PositionBias, attend, merge_heads
+from recur_models.layers import MASKED, PositionBias, attend
 from recur_models.memorizing import MemorizingLayer, emptied, recall
 from recur_models.protocol import RecurrentModel, State, kind_of
 from recur_models.vanilla import VanillaTransformer
@@ -57,8 +58,7 @@ class VanillaStepper(Stepper):
             bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
             logits_BHnW = tokens.q_self @ keys.transpose(-1, -2) + bias_BHnW.to(keys.dtype)
             heads_BHnE = torch.softmax(logits_BHnW, dim=-1).to(values.dtype) @ values
-            x_BnD = x_BnD + layer.dropout(layer.out(merge_heads(heads_BHnE)))
-            x_BnD = x_BnD + layer.dropout(layer.mlp(layer.mlp_norm(x_BnD)))
+            x_BnD = layer.combine(x_BnD, heads_BHnE)
         return logits(self.model, x_BnD), after
 
     def close(self, state: State, block: State) -> State:
@@ -171,5 +171,5 @@ def append(places: Places, tokens: Projections, block: State, after: State, laye
 
 def logits(model: VanillaTransformer | BlockRecurrentTransformer, x_BnD: Tensor) -> Tensor:
     """Tied embeddings; logits are divided by √d."""
-    hidden_BnD = model.final_norm(x_BnD) / model.config.d_model**0.5
+    hidden_BnD = model.final_dropout(model.final_norm(x_BnD)) / model.config.d_model**0.5
     return hidden_BnD @ model.embedding.weight.to(hidden_BnD.dtype).T

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.block_recurrent import Projector
-from recur_models.layers import MASKED, MLP, PositionBias, RMSNorm, StackConfig, linear, merge_heads
+from recur_models.layers import (
+    MASKED,
+    MLP,
+    PositionBias,
+    RMSNorm,
+    StackConfig,
+    dropouts,
+    kept,
+    linear,
+    merge_heads,
+)
 from recur_models.losses import chunked_cross_entropy
 from recur_models.protocol import RecurrentModel, State, check_inputs
 
@@ -39,12 +49,13 @@ class VanillaLayer(nn.Module):
 
     def __init__(self, config: VanillaConfig):
         super().__init__()
-        self.project = Projector(config, cross=False)
+        self.rates = dropouts(config)
+        self.project = Projector(config, cross=False, dropout=self.rates.normed)
         self.position_bias = PositionBias(config.heads)
         self.out = linear(config.heads * config.head_dim, config.d_model)
+        self.attention_dropout = nn.Dropout(self.rates.attention)
         self.mlp_norm = RMSNorm(config.d_model)
-        self.mlp = MLP(config.d_model, config.mlp_dim, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
 
     def forward(self, x_BKWD: Tensor) -> Tensor:
         tokens = self.project(x_BKWD)
@@ -53,9 +64,15 @@ class VanillaLayer(nn.Module):
         bias_HWW = self.position_bias(distance_WW) * self.project.scale_H.abs()[:, None, None]
         bias_HWW = bias_HWW.masked_fill(distance_WW < 0, MASKED)
         logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
-        heads_BKHWE = torch.softmax(logits, dim=-1).to(tokens.v.dtype) @ tokens.v
-        x_BKWD = x_BKWD + self.dropout(self.out(merge_heads(heads_BKHWE)))
-        return x_BKWD + self.dropout(self.mlp(self.mlp_norm(x_BKWD)))
+        weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
+        if self.training and (kept_HWW := kept(bias_HWW, self.rates.weights)) is not None:
+            weights = weights * kept_HWW.to(weights.dtype)
+        return self.combine(x_BKWD, weights @ tokens.v)
+
+    def combine(self, x_nD: Tensor, heads_HnE: Tensor) -> Tensor:
+        """Attention's output into the residual stream, then the MLP's; over any leading dimensions."""
+        x_nD = x_nD + self.attention_dropout(self.out(merge_heads(heads_HnE)))
+        return x_nD + self.mlp(self.mlp_norm(x_nD))
 
 
 class VanillaTransformer(RecurrentModel):
@@ -65,9 +82,10 @@ class VanillaTransformer(RecurrentModel):
         super().__init__()
         self.config, self.vocab_size, self.block = config, vocab_size, config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
+        self.final_dropout = nn.Dropout(dropouts(config).final)
 
     def initial_state(self, lanes: int) -> State:
         return {}
@@ -88,7 +106,7 @@ class VanillaTransformer(RecurrentModel):
             x_BKWD = torch.cat([run(x_BKWD[:, k : k + 1]) for k in range(blocks)], dim=1)
         else:
             x_BKWD = self.stack(x_BKWD)
-        hidden_BTD = self.final_norm(x_BKWD).flatten(1, 2) / self.config.d_model**0.5
+        hidden_BTD = self.final_dropout(self.final_norm(x_BKWD)).flatten(1, 2) / self.config.d_model**0.5
         if targets_BT is None:
             return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, {}
         return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(

@@ -9,10 +9,21 @@ Letters: see layers.py.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from recur_models.layers import MASKED, PositionBias
+
+
+class Window(NamedTuple):
+    """What is the same for every block: of one layer, in one pass."""
+
+    bias_HWZ: Tensor
+    """Added to the logits of a block's own and its previous keys."""
+    kept_HWZ: Tensor | None
+    """What the weights are multiplied by where some are dropped."""
 
 
 def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
@@ -40,21 +51,21 @@ def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int
 
 
 def windowed_attention(
-    q_BKHWE: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, bias_HWZ: Tensor, absent_BK: Tensor | None = None
+    q_BKHWE: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, window: Window, absent_BK: Tensor | None = None
 ) -> Tensor:
     """softmax(q·k + bias)·v for all blocks at once: [B, K, H, W, E]. Queries are scaled already.
 
     ``absent_BK``: blocks whose previous block is masked altogether. There the first token sees nothing; the authors'
     phantom logit of −1000 then takes all the weight, so its output is zero.
     """
-    logits_BKHWZ = (q_BKHWE @ k_BKHZE.transpose(-1, -2)).add_(bias_HWZ.to(q_BKHWE.dtype))
+    logits_BKHWZ = (q_BKHWE @ k_BKHZE.transpose(-1, -2)).add_(window.bias_HWZ.to(q_BKHWE.dtype))
     if absent_BK is not None:
-        window = q_BKHWE.shape[-2]
-        absent = absent_BK[:, :, None, None, None]
-        logits_BKHWZ = torch.cat(
-            [logits_BKHWZ[..., :window].masked_fill(absent, MASKED), logits_BKHWZ[..., window:]], -1
-        )
-    out_BKHWE = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype) @ v_BKHZE
+        before, now = logits_BKHWZ.chunk(2, dim=-1)
+        logits_BKHWZ = torch.cat([before.masked_fill(absent_BK[:, :, None, None, None], MASKED), now], dim=-1)
+    weights_BKHWZ = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype)
+    if window.kept_HWZ is not None:
+        weights_BKHWZ = weights_BKHWZ * window.kept_HWZ.to(v_BKHZE.dtype)
+    out_BKHWE = weights_BKHWZ @ v_BKHZE
     if absent_BK is not None:
         first_W1 = torch.arange(q_BKHWE.shape[-2], device=q_BKHWE.device)[:, None] == 0
         out_BKHWE = out_BKHWE.masked_fill(first_W1 & absent_BK[:, :, None, None, None], 0.0)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.checkpoint import Checkpoint, CheckpointError, newest
+from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
 from pipelines.metrics_file import read_records
 from pipelines.scoring import score_split
 from pipelines.world import World
@@ -193,6 +194,19 @@ class TestRefusals:
             train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
         assert contents(folder) == before
 
+    def test_dropout_at_other_places_than_an_earlier_version_had_it(self, train: Train) -> None:
+        folder = train("--model.dropout-places", "usual")
+        whole = without_run_name(contents(folder / "checkpoints" / "step-00000020"))
+        forget(folder, 15, 20)
+        written = folder / "checkpoints" / "step-00000010" / "checkpoint.json"
+        meta = json.loads(written.read_text())
+        assert meta["config"]["model"].pop("dropout_places") == "usual"  # which it did not record
+        written.write_text(json.dumps({**meta, "digest": digest_json(meta)}))
+        with pytest.raises(UserError, match=r"begun with model.dropout_places=usual, and this command says meliad"):
+            train()
+        train("--model.dropout-places", "usual")
+        assert without_run_name(contents(folder / "checkpoints" / "step-00000020")) == whole
+
     def test_another_store(
         self, train: Train, make_config: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -326,8 +340,9 @@ def test_compiled_equals_uncompiled(train: Train) -> None:
         "3",
         "--validate-every",
         "0",
-    )  # steps 3 and 6 are watched, and so uncompiled
-    compiled, plain = train(*words, "--compile", "layer", name="compiled"), train(*words, name="plain")
+    )  # steps 3 and 6 are watched
+    compiled = train(*words, "--compile", "layer", "--recompute", "layer", name="compiled")
+    plain = train(*words, name="plain")
     assert [step for step, _ in curve(compiled)] == [step for step, _ in curve(plain)] == [3, 6]
     for (_, theirs), (_, ours) in zip(curve(compiled), curve(plain), strict=True):
         assert theirs.keys() == ours.keys() and "recurrence/state_share" in ours and "train/mfu" not in ours

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def norm(x: Tensor, scale: Tensor) -> Tensor:
@@ -46,6 +47,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v
 
 
+def mlp(p: dict[str, Tensor], x: Tensor, hidden_mask: Any) -> Tensor:
+    hidden = torch.relu(norm(x, p["mlp_norm.scale"]) @ p["mlp.hidden.weight"].T)
+    return (hidden * hidden_mask) @ p["mlp.out.weight"].T
+
+
 def gate(p: dict[str, Tensor], config: Any, c: Tensor, h: Tensor) -> Tensor:
     z = h @ p["candidate.weight"].T + p.get("candidate.bias", torch.zeros(()))
     if config.equations == "paper":
@@ -60,10 +66,46 @@ def gate(p: dict[str, Tensor], config: Any, c: Tensor, h: Tensor) -> Tensor:
     return c * f + z * i
 
 
-class Naive:
-    """Logits of one document, [n, V], by recomputing everything for the whole document."""
+class Masks:
+    """What dropout multiplies by, drawn in the order in which a model of one lane draws after that seed; 1 where it does not."""
 
-    def __init__(self, model: Any):
+    def __init__(self, config: Any, blocks: int, seed: int):
+        torch.manual_seed(seed)
+        W, width, layers, p = config.window, config.d_model, range(config.layers), config.dropout
+        sizes = {"embedding": width, "normed": width, "attention": width, "hidden": config.mlp_dim, "mlp": width}
+        usual = config.dropout_places == "usual"
+        inside = ("attention", "hidden", "mlp") if usual else ("normed", "mlp")
+        self.of: dict[tuple[str, int, int], Tensor] = {}
+
+        def draw(place: str, layer: int, at: range) -> None:
+            drawn = F.dropout(torch.ones(len(at), W, sizes[place]), p)
+            self.of |= {(place, layer, block): mask for block, mask in zip(at, drawn, strict=True)}
+
+        every, vanilla = range(blocks), config.name == "vanilla"
+        if usual:
+            draw("embedding", 0, every)
+        feedback = getattr(config, "feedback", False)
+        weights = {} if usual or vanilla else {i: F.dropout(torch.ones(config.heads, W, 2 * W), p) for i in layers}
+        for at in [range(k, k + 1) for k in every] if feedback else [every]:  # feedback: block after block
+            for i in layers:
+                for place in inside:
+                    draw(place, i, at)
+                    if vanilla and place == "normed":
+                        weights[i] = F.dropout(torch.ones(config.heads, W, W), p)
+        self.of |= {("weights", i, k): mask for i, mask in weights.items() for k in every}
+        if not usual:
+            sizes["final"] = width
+            draw("final", 0, every)
+
+    def __call__(self, place: str, layer: int, block: int) -> Any:
+        return self.of.get((place, layer, block), 1.0)
+
+
+class Naive:
+    """Logits of one document, [n, V], by recomputing everything for the whole document; with dropout, where ``masks`` are given."""
+
+    def __init__(self, model: Any, masks: Any = lambda *_: 1.0):
+        self.masks = masks
         self.p = {name: value.detach() for name, value in model.state_dict().items()}
         self.config = model.config
         self.recurrent = [i for i in range(model.config.layers) if f"layers.{i}.states.initial_SD" in self.p]
@@ -80,18 +122,21 @@ class Naive:
         for start in range(
             0, len(tokens), W
         ):  # whole stack, block by block: with or without feedback it is the same thing
-            x = x_all[start : start + W]
+            x = x_all[start : start + W] * self.masks("embedding", 0, start // W)
             before = dict(states)
             for i in range(config.layers):
                 x, states = self.layer(i, x, start, keys, values, states, before)
-            out.append(norm(x, p["final_norm.scale"]) @ p["embedding.weight"].T / math.sqrt(config.d_model))
+            x = norm(x, p["final_norm.scale"]) * self.masks("final", 0, start // W)
+            out.append(x @ p["embedding.weight"].T / math.sqrt(config.d_model))
         return torch.cat(out)
 
     def layer(self, i: int, x: Tensor, start: int, keys: Any, values: Any, states: Any, before: Any) -> Any:
         config, H, W = self.config, self.config.heads, self.config.window
         p = under(self.p, f"layers.{i}.tokens.")
         cross = "project.cross_scale_H" in p
-        k, v, q, *q2 = project(under(p, "project."), norm(x, p["project.norm.scale"]), H, cross)
+        block = start // W
+        normed = norm(x, p["project.norm.scale"]) * self.masks("normed", i, block)
+        k, v, q, *q2 = project(under(p, "project."), normed, H, cross)
         zeros = torch.zeros(H, W, config.head_dim)
         keys[i] = torch.cat([keys.get(i, zeros), k], dim=1)  # the document so far, behind W absent tokens
         values[i] = torch.cat([values.get(i, zeros), v], dim=1)
@@ -105,6 +150,7 @@ class Naive:
                     logits[:, a, b] = (q[:, a] * keys[i][:, b]).sum(-1) + bias * p["project.scale_H"].abs()
         phantom = torch.full((H, n, 1), -1000.0)
         weights = torch.softmax(torch.cat([logits, phantom], dim=-1), dim=-1)[..., :-1]
+        weights[..., -2 * W :] *= self.masks("weights", i, block)
         read = [weights @ values[i]]
         if f"layers.{i}.gate_H" in self.p:
             g = torch.sigmoid(self.p[f"layers.{i}.gate_H"])[:, None, None]
@@ -120,9 +166,8 @@ class Naive:
         if i in self.recurrent:
             states = {**states, i: self.update(i, states[i], keys[i], values[i], start)}
         heads = torch.cat([head for part in read for head in part], dim=-1)
-        x = x + heads @ p["out.weight"].T
-        hidden = torch.relu(norm(x, p["mlp_norm.scale"]) @ p["mlp.hidden.weight"].T)
-        return x + hidden @ p["mlp.out.weight"].T, states
+        x = x + heads @ p["out.weight"].T * self.masks("attention", i, block)
+        return x + mlp(p, x, self.masks("hidden", i, block)) * self.masks("mlp", i, block), states
 
     def recall(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         out = torch.zeros_like(q)
@@ -145,3 +190,31 @@ class Naive:
         if config.cell != "skip":
             c = gate(under(s, "mlp_gate."), config, c, torch.relu(h @ s["mlp_hidden.weight"].T))
         return c
+
+
+class NaiveVanilla:
+    """The same for the transformer without memory: each block alone, a token seeing itself too."""
+
+    def __init__(self, model: Any, masks: Any = lambda *_: 1.0):
+        self.p = {name: value.detach() for name, value in model.state_dict().items()}
+        self.config, self.masks = model.config, masks
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return torch.cat([self.block(ids, k) for k, ids in enumerate(tokens.split(self.config.window))])
+
+    def block(self, tokens: Tensor, block: int) -> Tensor:
+        distance = [[a - b for b in range(len(tokens))] for a in range(len(tokens))]
+        buckets = torch.tensor([[t5_bucket(max(0, n)) for n in row] for row in distance])
+        seen = torch.tensor(distance) >= 0
+        x = self.p["embedding.weight"][tokens] * self.masks("embedding", 0, block)
+        for i in range(self.config.layers):
+            p = under(self.p, f"layers.{i}.")
+            normed = norm(x, p["project.norm.scale"]) * self.masks("normed", i, block)
+            k, v, q = project(under(p, "project."), normed, self.config.heads, cross=False)
+            bias = p["position_bias.table_HN"][:, buckets] * p["project.scale_H"].abs()[:, None, None]
+            weights = torch.softmax((q @ k.transpose(-1, -2) + bias).masked_fill(~seen, -torch.inf), dim=-1)
+            heads = torch.cat(list(weights * self.masks("weights", i, block) @ v), dim=-1)
+            x = x + heads @ p["out.weight"].T * self.masks("attention", i, block)
+            x = x + mlp(p, x, self.masks("hidden", i, block)) * self.masks("mlp", i, block)
+        x = norm(x, self.p["final_norm.scale"]) * self.masks("final", 0, block)
+        return x @ self.p["embedding.weight"].T / math.sqrt(self.config.d_model)

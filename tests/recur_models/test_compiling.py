@@ -1,12 +1,14 @@
-"""A compiled model gives what an uncompiled one does, in one graph. tests/pipelines/test_train.py has one with State."""
+"""A compiled model gives what an uncompiled one does, in one graph, also where it is watched. tests/pipelines/test_train.py has one
+with State."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from recur_models import VanillaConfig
+from recur_models import RecConfig, VanillaConfig
 from recur_models.compiling import compile_model, is_compiled
+from recur_models.health import watch
 from tests.recur_models.conftest import SIZE
 
 VOCAB = 11
@@ -32,3 +34,27 @@ def test_compiled_equals_uncompiled() -> None:
     for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+def test_watching_changes_nothing_that_is_computed_nor_what_is_recomputed() -> None:
+    torch.compiler.reset()
+    model = RecConfig(**{**SIZE, "layers": 1, "dropout": 0.1}, recurrent_layers=(1,), states=6).build(VOCAB)
+    text = torch.randint(VOCAB, (2, 2 * model.block))
+    given = text, None, None, text
+    with watch(model.eval()) as uncompiled:
+        model(*given)
+    for layer in model.train().layers:
+        layer.compile(backend="aot_eager")  # cuts the graph as the default does, and is quicker to start
+    model.recompute = "layer"
+    results = []
+    for watched in (None, model):
+        torch.manual_seed(3)
+        with watch(watched, *given) as health:
+            nats, _ = model(*given)
+        nats.sum().backward()
+        results.append([nats, *(p.grad for p in model.parameters())])
+        model.zero_grad()
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    assert model.training and health.figures() == pytest.approx(uncompiled.figures(), rel=1e-5)

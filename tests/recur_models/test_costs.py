@@ -9,10 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
+from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.costs import LAYERS, costs
 from recur_models.memorizing import MemorizingConfig
-from tests.recur_models.conftest import SIZE
+from tests.recur_models.conftest import small_configs
 from tests.recur_models.test_parts import SIZES
 
 VOCAB, BLOCKS = 31, 6
@@ -42,12 +42,26 @@ def test_flops_are_those_that_torch_counts(config: ModelConfig) -> None:
     assert counted(config) == cost.computed_flops * BLOCKS
     assert cost.flops <= cost.computed_flops
     assert cost.segment(BLOCKS * config.block) == cost.flops * BLOCKS == cost.flops_per_token * BLOCKS * config.block
-    assert cost.training_flops_per_token == 3 * cost.flops_per_token
+    remembers = isinstance(config, MemorizingConfig)
+    assert remembers or cost.training_flops_per_token == 3 * cost.flops_per_token
 
 
-@pytest.mark.parametrize("config", [VanillaConfig(**SIZE), SlideConfig(**SIZE), XLConfig(**SIZE)], ids=lambda c: c.name)
-def test_training_costs_three_forward_passes(config: ModelConfig) -> None:
-    assert counted(config, backward=True) == 3 * costs(config, VOCAB).computed_flops * BLOCKS
+@pytest.mark.parametrize("name", ["vanilla", "slide-meliad", "xl-paper", "memorizing-meliad"])
+def test_flops_of_training_are_those_that_torch_counts(name: str) -> None:
+    config = small_configs()[name]
+    cost = costs(config, VOCAB)
+    assert counted(config, backward=True) == cost.computed_training_flops_per_token * config.block * BLOCKS
+    wasted = 3 * (cost.computed_flops - cost.flops) / config.block
+    assert cost.computed_training_flops_per_token - cost.training_flops_per_token == pytest.approx(wasted)
+
+
+def test_a_search_of_the_memory_has_no_backward_pass() -> None:
+    config = MemorizingConfig(layers=13)
+    cost = costs(config, 32_001)
+    search = 2 * config.heads * config.head_dim * config.memory
+    read = 4 * config.heads * config.head_dim * config.top_k
+    assert 3 * cost.flops_per_token - cost.training_flops_per_token == 2 * search + read
+    assert 3 * cost.flops_per_token / cost.training_flops_per_token == pytest.approx(1.19, abs=0.01)
 
 
 @pytest.mark.parametrize("size", SIZES)

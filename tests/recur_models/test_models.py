@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
 from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
-from tests.recur_models.conftest import SIZE
-from tests.recur_models.naive import Naive
+from tests.recur_models.conftest import SIZE, small_configs
+from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 
 VOCAB = 31
 
@@ -40,13 +42,55 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
     return fresh
 
 
+def restated(config: ModelConfig) -> type[Naive | NaiveVanilla]:
+    return Naive if isinstance(config, WindowedConfig) else NaiveVanilla
+
+
 def test_equals_the_naive_restatement(config: ModelConfig) -> None:
-    if not isinstance(config, WindowedConfig):
-        pytest.skip("the restatement is of windowed attention")
     model = build(config)
     text = tokens(1, 5 * model.block)
     logits, _ = model(text)
-    torch.testing.assert_close(logits[0], Naive(model).logits(text[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits[0], restated(config)(model).logits(text[0]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", ["meliad", "usual"])
+@pytest.mark.parametrize(
+    "name", ["vanilla", "xl-paper", "memorizing-meliad", "rec-lstm-dual-meliad", "feedback-two-layers-paper"]
+)
+def test_dropout_is_where_the_restatement_has_it(name: str, places: str) -> None:
+    config: Any = replace(small_configs()[name], dropout=0.3, dropout_places=places)  # pyright: ignore[reportCallIssue]
+    model, text = build(config), tokens(1, 3 * config.block)
+    without = model(text)[0]
+    torch.manual_seed(5)
+    logits = model.train()(text)[0]
+    masks = Masks(config, blocks=3, seed=5)
+    torch.testing.assert_close(logits[0], restated(config)(model, masks).logits(text[0]), rtol=1e-4, atol=1e-5)
+    assert (logits - without).abs().max() > 0.1
+    assert {place for place, *_ in masks.of} == (
+        {"normed", "weights", "mlp", "final"} if places == "meliad" else {"embedding", "attention", "hidden", "mlp"}
+    )
+
+
+def test_a_model_of_float16_weights_is_near_one_of_float32(config: ModelConfig) -> None:
+    text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))
+    whole, half = build(config), build(config).half()
+    for kind in (whole, half):
+        nats, _ = kind(text, kind.initial_state(2), fresh, text)
+        nats.mean().backward()
+    logits, state = half(text, half.initial_state(2), fresh)
+    assert all(tensor.dtype in (torch.float16, torch.bool, torch.int64) for tensor in state.values())
+    torch.testing.assert_close(logits.float(), whole(text, whole.initial_state(2), fresh)[0], rtol=0, atol=0.03)
+    for (name, ours), theirs in zip(half.named_parameters(), whole.parameters(), strict=True):
+        assert ours.grad is not None and ours.grad.isfinite().all(), name
+        assert theirs.grad is not None and (ours.grad - theirs.grad).norm() < 0.2 * theirs.grad.norm() + 1e-3, name
+
+
+@pytest.mark.parametrize("name", ["rec-fixed-skip-meliad", "rec-lstm-dual-paper", "feedback-two-layers-meliad"])
+def test_states_are_read_by_a_fused_kernel(name: str) -> None:
+    model = build(small_configs()[name])
+    text = tokens(2, 3 * model.block)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error where it cannot be used
+        model(text, None, None, text)[0].sum().backward()
 
 
 def test_a_token_does_not_change_earlier_logits(config: ModelConfig) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recur_models import IGNORED, MODELS, losses
+from recur_models import IGNORED, MODELS, losses, model_from_json, model_to_json
 from recur_models.block_recurrent import RecConfig, SlideConfig
 from recur_models.layers import PositionBias
 
@@ -76,6 +76,15 @@ def test_chunked_cross_entropy_equals_the_plain_one(monkeypatch: pytest.MonkeyPa
 def test_position_buckets_are_t5s() -> None:
     distances = torch.tensor([0, 1, 15, 16, 17, 20, 31, 32, 64, 127, 128, 5000])
     assert PositionBias.bucket(distances).tolist() == [0, 1, 15, 16, 16, 17, 21, 21, 26, 31, 31, 31]
+
+
+def test_a_config_of_an_earlier_version_keeps_its_dropout() -> None:
+    dropping, not_dropping = SlideConfig(dropout=0.1), SlideConfig(dropout=0.0)
+    for config in (dropping, not_dropping, SlideConfig(dropout=0.1, dropout_places="usual")):
+        assert model_from_json(model_to_json(config)) == config
+    before = {key: value for key, value in model_to_json(dropping).items() if key != "dropout_places"}
+    assert model_from_json(before) == SlideConfig(dropout=0.1, dropout_places="usual")
+    assert "dropout_places" not in model_to_json(not_dropping)  # as it was written before
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:

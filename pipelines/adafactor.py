@@ -1,0 +1,70 @@
+"""Adafactor (Shazeer and Stern 2018) as the block-recurrent paper sets it: decay exponent 0.8, momentum, updates scaled by the size
+of their parameter, the learning rate from outside.
+
+    optimizer = Adafactor(model.parameters(), lr=1.0, beta1=0.9, weight_decay=0.0)
+
+Torch's own has neither momentum nor a rate from outside; that of transformers reads a number back from the GPU for each tensor at
+each step. This one is equal to the latter to rounding, reads none back, and decays matrices alone. Its state has the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DECAY, LEAST_SQUARE, LEAST_SCALE, LARGEST_UPDATE = 0.8, 1e-30, 1e-3, 1.0
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Second moments of a matrix are kept as one number for each row and for each column."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, weight_decay: float):
+        super().__init__(parameters, {"lr": lr, "beta1": beta1, "weight_decay": weight_decay})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also one of transformers' Adafactor, with which runs were begun before there was this one."""
+        if any(group["weight_decay"] and "relative_step" in group for group in state_dict["param_groups"]):
+            print("weight decay of norms, scales and gate biases, which this run had until here, ends now", flush=True)
+        known = {"params", *self.defaults}
+        groups = [{key: group[key] for key in group if key in known} for group in state_dict["param_groups"]]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    update(parameter, self.state[parameter], group["lr"], group["beta1"], group["weight_decay"])
+
+
+def update(parameter: Tensor, state: dict[str, Any], lr: float, beta1: float, weight_decay: float) -> None:
+    """One parameter's step (algorithms 4 to 6 of the paper)."""
+    assert parameter.grad is not None
+    grad, matrix = parameter.grad.float(), parameter.dim() >= 2
+    if not state:
+        state["step"], state["exp_avg"] = 0, torch.zeros_like(grad)
+        if matrix:
+            state["exp_avg_sq_row"] = grad.new_zeros(grad.shape[:-1])
+            state["exp_avg_sq_col"] = grad.new_zeros(*grad.shape[:-2], grad.shape[-1])
+        else:
+            state["exp_avg_sq"] = torch.zeros_like(grad)
+    state["step"] += 1
+    new, square = state["step"] ** -DECAY, grad.square() + LEAST_SQUARE
+    if matrix:
+        row = state["exp_avg_sq_row"].lerp_(square.mean(-1), new)
+        column = state["exp_avg_sq_col"].lerp_(square.mean(-2), new)
+        change = (row / row.mean(-1, keepdim=True)).rsqrt()[..., None] * column.rsqrt()[..., None, :] * grad
+    else:
+        change = state["exp_avg_sq"].lerp_(square, new).rsqrt() * grad
+    rate = lr * rms(parameter).clamp(min=LEAST_SCALE)
+    change *= rate / (rms(change) / LARGEST_UPDATE).clamp(min=1.0)
+    if matrix and weight_decay:
+        parameter.mul_(1 - weight_decay * rate)
+    parameter.sub_(state["exp_avg"].lerp_(change, 1 - beta1))
+
+
+def rms(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32) / tensor.numel() ** 0.5

@@ -1,0 +1,99 @@
+"""Adafactor against transformers', and what neither optimizer may do."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.optimization import Adafactor as Theirs
+
+from pipelines.config import OptimConfig
+from pipelines.optim import build_optimizer
+from recur_models import RecConfig
+from tests.recur_models.conftest import SIZE
+
+STEPS = 12
+MODEL = RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate="lstm")
+
+
+def optim(name: Any = "adafactor", **fields: Any) -> OptimConfig:
+    return OptimConfig(name=name, lr=0.03, betas=(0.9, 0.95), **fields)
+
+
+def theirs(model: nn.Module, weight_decay: float = 0.0) -> Theirs:
+    """As the paper sets it, with matrices alone decayed."""
+    groups = [
+        {"params": [p for p in model.parameters() if (p.dim() >= 2) == matrices], "weight_decay": decay}
+        for matrices, decay in ((True, weight_decay), (False, 0.0))
+    ]
+    return Theirs(groups if weight_decay else model.parameters(), lr=0.03, beta1=0.9, relative_step=False)
+
+
+def build(device: str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    with torch.device(device):
+        return MODEL.build(31)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator) * 10.0 ** (seed % 5 - 3)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.03 / (1 + seed)
+    optimizer.step()
+
+
+def assert_equal(ours: nn.Module, other: nn.Module) -> None:
+    for (name, one), two in zip(ours.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adafactor_is_that_of_transformers(weight_decay: float) -> None:
+    models = build(), build()
+    optimizers = build_optimizer(models[0], optim(weight_decay=weight_decay)), theirs(models[1], weight_decay)
+    for seed in range(STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(model, optimizer, seed)
+        assert_equal(*models)
+
+
+def test_a_checkpoint_with_transformers_state_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    models = build(), build()
+    before = theirs(models[1])
+    for seed in range(STEPS):
+        step(models[1], before, seed)
+    models[0].load_state_dict(models[1].state_dict())
+    ours = build_optimizer(models[0], optim(weight_decay=0.0))
+    ours.load_state_dict(deepcopy(before.state_dict()))
+    assert "weight decay" not in capsys.readouterr().out
+    for seed in range(STEPS, STEPS + 3):
+        step(models[0], ours, seed)
+        step(models[1], before, seed)
+    assert_equal(*models)
+    saved = before.state_dict()
+    saved["param_groups"][0]["weight_decay"] = 0.1
+    build_optimizer(models[0], optim()).load_state_dict(saved)
+    assert "weight decay of norms, scales and gate biases" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_only_matrices_are_decayed(name: str) -> None:
+    models = build(), build()
+    for model, weight_decay in zip(models, (0.0, 0.5), strict=True):
+        step(model, build_optimizer(model, optim(name, weight_decay=weight_decay)), 0)
+    for (key, one), two in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, two) == (one.dim() < 2), key
+
+
+def test_adafactor_reads_nothing_back_from_the_device() -> None:
+    model = build("meta")  # where a tensor has no value to be read
+    optimizer = build_optimizer(model, optim(weight_decay=0.1))
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
