@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
@@ -254,8 +254,9 @@ def fit(config: SweepConfig) -> tuple[int, bool]:
 def main(argv: list[str]) -> int:
     config = read_command(argv)
     flat = {"preset": config.preset, **flatten(to_json(config.train))}
-    domains = combine(config.space, flat)
-    check(config, domains)
+    with given_by_user(ValueError):
+        domains = combine(config.space, flat)
+        check(config, domains)
     sweep = Sweep(config, fields(domains))
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would

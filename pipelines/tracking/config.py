@@ -13,8 +13,8 @@ from data_prep.errors import UserError
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class TrackingError(ConnectionError):
-    """MLflow does not answer or refuses, and the run was told to stop then."""
+class TrackingError(UserError, ConnectionError):
+    """MLflow does not answer or refuses, and the run was told to stop then: it is not started again either."""
 
 
 @dataclass(frozen=True)
