@@ -46,12 +46,15 @@ class CompareConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = replace(config, tracking=config.tracking.located())
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     root = config.root.absolute()
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [Path(name).name[:40] for name in config.runs]
     folder = (
-        Path(config.output).absolute() if config.output else root / "reports" / ("compare-" + "-vs-".join(titles))[:150]
+        Path(config.output).absolute()
+        if config.output
+        else root / "reports" / cli.file_name("compare-" + "-vs-".join(titles))
     )
     paths = write_comparison(comparison, folder)
     charts: list[Path] = []

@@ -17,7 +17,6 @@ from data_prep.errors import UserError, given_by_user
 from pipelines.cli import nearest
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.provenance import mask
 from recur_models import model_from_json
 
 PARTS: dict[str, Any] = {
@@ -98,6 +97,4 @@ def as_preset(config: TrainConfig) -> dict[str, Any]:
     """A run as JSON for a file that `presets_with` reads; without credentials, and without the place in a sweep."""
     values = to_json(config)
     values["tracking"]["parent"] = ""
-    if mask(config.tracking.uri) != config.tracking.uri:
-        values["tracking"]["uri"] = ""
     return values

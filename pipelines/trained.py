@@ -91,8 +91,15 @@ def is_exported(path: str | Path) -> bool:
 def find_checkpoint(path: str | Path) -> Checkpoint:
     """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder."""
     run, name = find_run(path)
+    if name and run.is_local:
+        return Checkpoint.open(Path(path).expanduser())
+    if name and run.checkpoints / name != Place.parse(path):
+        raise CheckpointError(
+            f"{Place.parse(path)} is a checkpoint outside of a run's folder `checkpoints`: copy it to this machine, and name "
+            "the copy"
+        )
     if name:
-        return Checkpoint.open(Path(path).expanduser()) if run.is_local else run.open_checkpoint(name)
+        return run.open_checkpoint(name)
     found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)

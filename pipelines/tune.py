@@ -41,6 +41,7 @@ from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.progress import messages_into, worker_log
+from pipelines.provenance import mask
 from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
@@ -260,7 +261,7 @@ def main(argv: list[str]) -> int:
     sweep = Sweep(config, fields(domains))
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
-    command = shlex.join(["python", "-m", "pipelines.tune", *argv])
+    command = mask(shlex.join(["python", "-m", "pipelines.tune", *argv]))
     with hold_folder(sweep.folder):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"

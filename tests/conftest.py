@@ -15,6 +15,8 @@ from pipelines import ray_session as session
 from pipelines.prepare import COMMANDS, PrepareConfig
 from tests.small_corpus import words
 
+for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    os.environ.pop(name, None)  # the developer's own
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers are not to wait for the tests beside them
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
