@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from ray.train import WorkerGroupError
 
 from pipelines.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
@@ -84,6 +85,25 @@ def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged in record batch"):
         train("--num-workers", "2", "--steps", "60")
     assert "starting again" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_passing_error_in_a_worker_is_tried_again_and_one_that_stays_is_shown(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs/run"
+    (run / "metrics.jsonl").mkdir(parents=True)  # what the system says of that is nobody's mistake
+    with pytest.raises(WorkerGroupError, match="Is a directory"):
+        train("--num-workers", "2", "--max-failures", "0")
+
+    def mend() -> None:
+        while not (run / ".ray/begun-1").exists():  # it was started again
+            time.sleep(0.02)
+        (run / "metrics.jsonl").rmdir()
+
+    threading.Thread(target=mend, daemon=True).start()
+    train("--num-workers", "2", "--max-failures", "5")
+    assert "Is a directory" in capsys.readouterr().err and len(losses(run)) == 20
 
 
 class Meanwhile:
