@@ -73,6 +73,11 @@ class Place:
         uri = urllib.parse.urlsplit(text)
         if uri.scheme == "file":
             return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
+        bare = text.partition("?")[0]
+        if "@" not in uri.netloc and (public := without_credentials(bare)) != bare:
+            raise PlaceError(
+                f"{public} has a key or password with a slash in it: write %2F, or give it in the environment"
+            )
         root = f"{uri.scheme}://{uri.netloc}" + (f"?{uri.query}" if uri.query else "")
         bucket = _open(root)[1]
         path = urllib.parse.unquote(uri.path).strip("/")

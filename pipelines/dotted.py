@@ -17,6 +17,7 @@ from data_prep.errors import UserError, given_by_user
 from pipelines.cli import nearest
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
+from pipelines.provenance import mask
 from recur_models import model_from_json
 
 PARTS: dict[str, Any] = {
@@ -48,11 +49,16 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
     """The fields in which a run differs from another of the same kind of model; all of its model's fields otherwise."""
     ours, theirs = flatten(to_json(config)), flatten(to_json(base))
-    return {key: value for key, value in ours.items() if key not in theirs or theirs[key] != value}
+    whole = {
+        "tracking.uri": config.tracking.uri,
+        "data.store": config.data.store,
+        "root": config.root,
+    }  # JSON has no credentials
+    return {key: whole.get(key, value) for key, value in ours.items() if key not in theirs or theirs[key] != value}
 
 
 def words(config: TrainConfig, base: TrainConfig) -> list[str]:
-    """The options that make a run out of another one, as they are typed."""
+    """The options that make a run out of another one, as they are typed; without credentials."""
     found: list[str] = []
     for field, value in changes(config, base).items():
         if isinstance(value, bool):
@@ -60,7 +66,7 @@ def words(config: TrainConfig, base: TrainConfig) -> list[str]:
             found.append(f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--"))
         elif field != "model.name":
             values = value if isinstance(value, list) else [value]
-            found += [f"--{field.replace('_', '-')}", *map(str, values)]
+            found += [f"--{field.replace('_', '-')}", *map(mask, values)]
     return found
 
 

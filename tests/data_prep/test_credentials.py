@@ -39,3 +39,15 @@ def test_a_place_that_cannot_be_opened_is_named_without_them() -> None:
         with pytest.raises(PlaceError) as caught:
             Place.parse(uri)
         assert "SEC" not in str(caught.value)
+
+
+def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
+    from pipelines.dotted import as_preset, changes, with_fields, words
+    from pipelines.presets import PRESETS
+
+    preset = PRESETS["demo-rec"]
+    fields = {"data.store": "s3://KEY:SECRET@b/store", "tracking.uri": "https://me:SECRET@host"}
+    run = with_fields(preset, fields)
+    assert changes(run, preset) == fields and with_fields(preset, changes(run, preset)) == run
+    assert words(run, preset) == ["--data.store", "s3://b/store", "--tracking.uri", "https://host"]
+    assert "SECRET" not in str(as_preset(run)) and as_preset(run)["tracking"]["uri"] == "https://host"
