@@ -239,7 +239,7 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
     status = 0
     for left in range(retries, -1, -1):
-        print(f"{title}: python -m pipelines.{stage.module} {mask(shlex.join(stage.words))}", flush=True)
+        print(f"{title}: python -m pipelines.{stage.module} {shlex.join(map(mask, stage.words))}", flush=True)
         status = call(stage)
         if status == 0 or status in FINAL or not left:
             break

@@ -261,7 +261,7 @@ def main(argv: list[str]) -> int:
     sweep = Sweep(config, fields(domains))
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
-    command = mask(shlex.join(["python", "-m", "pipelines.tune", *argv]))
+    command = shlex.join(["python", "-m", "pipelines.tune", *map(mask, argv)])
     with hold_folder(sweep.folder):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
