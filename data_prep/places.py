@@ -36,6 +36,10 @@ TEMPORARY = ".tmp"
 """Ending of a local file that is being written. A process that was killed leaves one behind."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PASSING = re.compile(
+    r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
+)
+"""What a bucket says that may be silent for once: opening it asks for its region."""
 
 
 class PlaceError(UserError):
@@ -278,9 +282,10 @@ def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
     try:
         return pyarrow.fs.FileSystem.from_uri(root)
     except (pa.ArrowException, OSError, ImportError) as error:
+        passing = isinstance(error, OSError) and _PASSING.search(str(error))
         shown = without_credentials(root).partition("?")[0]
         reason = without_credentials(str(error).split("\n")[0].replace(root, shown))
-        raise PlaceError(
+        raise (ConnectionError if passing else PlaceError)(
             f"{shown} cannot be opened ({reason}): give a folder, or a URI that pyarrow.fs knows, such as s3://bucket/folder"
         ) from None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow.fs
 import pytest
 
 from data_prep.credentials import without_credentials
+from data_prep.errors import is_users
 from data_prep.places import Place, PlaceError
 
 
@@ -39,6 +41,16 @@ def test_a_place_that_cannot_be_opened_is_named_without_them() -> None:
         with pytest.raises(PlaceError) as caught:
             Place.parse(uri)
         assert "SEC" not in str(caught.value)
+
+
+def test_a_bucket_that_is_silent_for_once_is_nobodys_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(uri: str) -> None:
+        raise OSError(f"When resolving region for {uri}: AWS Error NETWORK_CONNECTION during HeadBucket operation")
+
+    monkeypatch.setattr(pyarrow.fs, "FileSystem", type("Silent", (), {"from_uri": staticmethod(silent)}))
+    with pytest.raises(ConnectionError, match="s3://silent cannot be opened") as caught:
+        Place.parse("s3://KEY:SECRET@silent/x")
+    assert not is_users(caught.value) and "SECRET" not in str(caught.value)
 
 
 def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
