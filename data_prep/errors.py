@@ -10,6 +10,7 @@ shows its traceback, ends with status 1, and is tried again where that can help.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,16 +19,25 @@ class UserError(ValueError):
     """What was given cannot be used: the message names it and says what to do."""
 
 
-OF_A_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """What the system says of a path that was misspelt, or may not be used."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG)
+REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"
+)
+"""What pyarrow says, in an OSError without a number, of a bucket that is not there or credentials that do not open it."""
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether a person can mend what raised this, so that raising it again without that helps nobody."""
-    if isinstance(error, OSError):
-        return isinstance(error, (UserError, *OF_A_FILE)) or error.errno in NO_ROOM
-    return isinstance(error, UserError)
+    """Whether a person can mend what raised this, so that raising it again without that helps nobody.
+
+    A command asks it of what has ended it. A worker of a run is started again after whatever is no UserError: a file that is
+    missing on one machine for a moment may be there the next time.
+    """
+    if not isinstance(error, OSError):
+        return isinstance(error, UserError)
+    refused = error.errno is None and REFUSED.search(str(error)) is not None
+    return isinstance(error, (UserError, *OF_A_FILE)) or error.errno in NO_ROOM or refused
 
 
 @contextmanager

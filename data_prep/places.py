@@ -31,6 +31,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 
 TEMPORARY = ".tmp"
@@ -40,7 +41,10 @@ MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SECRET = re.compile(r"secret|password|credential|token|key|signature|^sig$|^sas$", re.IGNORECASE)
+_PASSING = re.compile(
+    r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
+)
+"""What a bucket says that may be silent for once: opening it asks for its region."""
 
 
 class PlaceError(UserError):
@@ -82,6 +86,11 @@ class Place:
             )
         if uri.scheme == "file":
             return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
+        bare = text.partition("?")[0]
+        if "@" not in uri.netloc and (public := without_credentials(bare)) != bare:
+            raise PlaceError(
+                f"{public} has a key or password with a slash in it: write %2F, or give it in the environment"
+            )
         root = f"{uri.scheme}://{uri.netloc}" + (f"?{uri.query}" if uri.query else "")
         bucket = _open(root)[1]
         path = urllib.parse.unquote(uri.path).strip("/")
@@ -284,15 +293,10 @@ class Place:
         uri = urllib.parse.urlsplit(self.root)
         bucket = _open(self.root)[1]
         path = self.path.removeprefix(bucket) if bucket else f"/{self.path.lstrip('/')}"
-        host, fields = uri.netloc, uri.query
-        if not credentials:
-            host, fields = _public_host(host, uri.scheme), _public_query(fields)
-        return f"{uri.scheme}://{host}{urllib.parse.quote(path)}" + (f"?{fields}" if query and fields else "")
-
-
-def without_credentials(text: str) -> str:
-    """A path or URI for records: a URI loses its credentials, a path stays as it is."""
-    return Place.parse(text).recorded if _URI.match(text) else text
+        text = f"{uri.scheme}://{uri.netloc}{urllib.parse.quote(path)}" + (
+            f"?{uri.query}" if query and uri.query else ""
+        )
+        return text if credentials else without_credentials(text)
 
 
 def is_uri(text: str) -> bool:
@@ -314,23 +318,12 @@ def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
     try:
         return pyarrow.fs.FileSystem.from_uri(root)
     except (pa.ArrowException, OSError, ImportError) as error:
-        uri = urllib.parse.urlsplit(root)
-        shown = f"{uri.scheme}://{_public_host(uri.netloc, uri.scheme)}"
-        reason = str(error).split("\n")[0].replace(root, shown)
-        raise PlaceError(
+        passing = isinstance(error, OSError) and _PASSING.search(str(error))
+        shown = without_credentials(root).partition("?")[0]
+        reason = without_credentials(str(error).split("\n")[0].replace(root, shown))
+        raise (ConnectionError if passing else PlaceError)(
             f"{shown} cannot be opened ({reason}): give a folder, or a URI that pyarrow.fs knows, such as s3://bucket/folder"
         ) from None
-
-
-def _public_host(netloc: str, scheme: str) -> str:
-    """A URI's host without its user part; Azure writes the container there, which stays."""
-    user, at, host = netloc.rpartition("@")
-    return f"{user}@{host}" if at and scheme.startswith("abfs") and ":" not in user else host
-
-
-def _public_query(query: str) -> str:
-    fields = urllib.parse.parse_qsl(query, keep_blank_values=True)
-    return urllib.parse.urlencode([(name, value) for name, value in fields if not _SECRET.search(name)], safe=":/")
 
 
 def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str, int, bool]]:

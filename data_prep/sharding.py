@@ -20,6 +20,7 @@ import xxhash
 
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
+from data_prep.errors import is_users
 from data_prep.manifest import DocumentEntry, Manifest, PartEntry, StoreError
 from data_prep.places import TEMPORARY, Place
 from data_prep.plan import ScannedDocuments, ScannedGroup, SplitPlan, SplitScan, group_by_bytes, scan_group
@@ -75,7 +76,7 @@ def run_tasks(
                 submit()
                 done(running.pop(reference), ray.get(reference))
     except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, (ValueError, OSError)) else error from None
+        raise error.cause if is_users(error.cause) else error from None
     finally:
         for reference in running:
             ray.cancel(reference, force=True)

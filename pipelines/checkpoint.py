@@ -234,7 +234,10 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (SafetensorError, OSError) as error:
+    except (
+        SafetensorError,
+        FileNotFoundError,
+    ) as error:  # an OSError may pass: whoever starts the run again reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 

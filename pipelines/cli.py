@@ -22,12 +22,15 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tyro
+import xxhash
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, is_users
 from pipelines import home
 
@@ -49,11 +52,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
                 file=sys.stderr,
             )
         status = main(sys.argv[1:])
-    except (UserError, OSError) as error:
-        if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0") or not is_users(error):
+    except Exception as error:
+        if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
             raise
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        status = 2
+        status = 2 if is_users(error) else 1
+        told = f"error: {sentence(error)}" if status == 2 else without_credentials(traceback.format_exc().rstrip())
+        print(told, file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
@@ -61,10 +65,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error on one line; an OSError as "file: reason"."""
+    """The message of an error on one line, without credentials; an OSError as "file: reason"."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return without_credentials(" ".join(str(error).split())) or type(error).__name__
 
 
 def parse(config: type[T], argv: Sequence[str], description: str, *, default: T | None = None, prog: str = "") -> T:
@@ -156,6 +160,13 @@ def shown(path: str | Path) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def file_name(text: str) -> str:
+    """A name for a file or folder, out of a text of any length: its beginning and a digest of all of it where it is too long."""
+    name = text.replace("/", "-")
+    data = name.encode()
+    return name if len(data) <= 150 else f"{data[:130].decode(errors='ignore')}-{xxhash.xxh3_64_hexdigest(data)}"
 
 
 def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[str]], object]) -> str:

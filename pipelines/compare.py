@@ -48,12 +48,13 @@ class CompareConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = replace(config, tracking=config.tracking.located())
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     places, all_runs = [Place.parse(name) for name in config.runs], Place.parse(config.root)
     root = RunPlace(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
-    name = ("compare-" + "-vs-".join(titles))[:150]
+    name = cli.file_name("compare-" + "-vs-".join(titles))
     output = Place.parse(config.output) if config.output else all_runs / "reports" / name
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
 from pipelines.metrics_file import Record, read_records
@@ -166,7 +166,8 @@ def _text(corpus: str, validate_tokens: Any) -> str:
 def _run(
     name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
 ) -> Compared:
-    cost = costs(model_from_json(dict(model)), vocab_size) if vocab_size else None
+    with given_by_user(ValueError):  # a model that this version does not know
+        cost = costs(model_from_json(dict(model)), vocab_size) if vocab_size else None
     return Compared(
         name=name,
         model=model["name"],

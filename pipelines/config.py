@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import tyro
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
-from data_prep.places import Place, without_credentials
+from data_prep.places import Place
 from pipelines.provenance import mask
 from pipelines.run_place import RunPlace
 from pipelines.saving import CheckpointConfig
@@ -183,12 +184,13 @@ class TrainConfig:
             )
 
     def located(self) -> TrainConfig:
-        """The same run with whole paths: workers have working directories of their own."""
+        """The same run with whole paths, and with what the environment says: workers have their own of both."""
         store = Place.parse(self.data.store).text
         root, cache = Place.parse(self.root).text, self.data.cache
         if cache not in ("", "none"):
             cache = str(Path(cache).expanduser().absolute())
-        return dataclasses.replace(self, root=root, data=dataclasses.replace(self.data, store=store, cache=cache))
+        data = dataclasses.replace(self.data, store=store, cache=cache)
+        return dataclasses.replace(self, root=root, data=data, tracking=self.tracking.located())
 
     @property
     def place(self) -> RunPlace:

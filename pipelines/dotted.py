@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from pipelines.cli import nearest
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
@@ -31,7 +31,7 @@ PARTS: dict[str, Any] = {
 def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """The same run with other values in these fields, all set at once.
 
-    Raises ValueError for a field that the run does not have, and for values that do not go together.
+    Raises UserError for a field that the run does not have, and for values that do not go together.
     """
     parts: dict[str, dict[str, Any]] = {}
     for field, value in values.items():
@@ -41,18 +41,24 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         if name not in known:
             raise UserError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
         parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
-    changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
-    return dataclasses.replace(config, **changed, **parts.get("", {}))
+    with given_by_user(ValueError):  # of a model's config, say
+        changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
+        return dataclasses.replace(config, **changed, **parts.get("", {}))
 
 
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
     """The fields in which a run differs from another of the same kind of model; all of its model's fields otherwise."""
     ours, theirs = flatten(to_json(config)), flatten(to_json(base))
-    return {key: value for key, value in ours.items() if key not in theirs or theirs[key] != value}
+    whole = {
+        "tracking.uri": config.tracking.uri,
+        "data.store": config.data.store,
+        "root": config.root,
+    }  # JSON has no credentials
+    return {key: whole.get(key, value) for key, value in ours.items() if key not in theirs or theirs[key] != value}
 
 
 def words(config: TrainConfig, base: TrainConfig) -> list[str]:
-    """The options that make a run out of another one, as they are typed."""
+    """The options that make a run out of another one, as they are typed; without credentials."""
     found: list[str] = []
     for field, value in changes(config, base).items():
         if isinstance(value, bool):
@@ -60,19 +66,20 @@ def words(config: TrainConfig, base: TrainConfig) -> list[str]:
             found.append(f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--"))
         elif field != "model.name":
             values = value if isinstance(value, list) else [value]
-            found += [f"--{field.replace('_', '-')}", *map(str, values)]
+            found += [f"--{field.replace('_', '-')}", *map(mask, values)]
     return found
 
 
 def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """A run from the JSON that `to_json` makes of it. Raises ValueError naming what this version does not know."""
+    """A run from the JSON that `to_json` makes of it. Raises UserError naming what this version does not know."""
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     try:
-        given["model"] = model_from_json(dict(values["model"]))
-        for name, kind in PARTS.items():
-            part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
-            given[name] = kind(**part)
-        return TrainConfig(**given)
+        with given_by_user(ValueError):
+            given["model"] = model_from_json(dict(values["model"]))
+            for name, kind in PARTS.items():
+                part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
+                given[name] = kind(**part)
+            return TrainConfig(**given)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None
 
@@ -86,7 +93,7 @@ def presets_with(argv: Sequence[str]) -> dict[str, TrainConfig]:
         values = json.loads(path.read_text("utf-8"))
         values = values.get("config", values)
         name = str(values["run"])
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
     run = read_run(values, str(path))
     return {**PRESETS, argv[0]: dataclasses.replace(run, run=name)}
@@ -96,6 +103,4 @@ def as_preset(config: TrainConfig) -> dict[str, Any]:
     """A run as JSON for a file that `presets_with` reads; without credentials, and without the place in a sweep."""
     values = to_json(config)
     values["tracking"]["parent"] = ""
-    if mask(config.tracking.uri) != config.tracking.uri:
-        values["tracking"]["uri"] = ""
     return values

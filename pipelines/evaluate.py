@@ -5,10 +5,15 @@
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
 each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
+
+The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, and a run that can
+not be written to, stay as they are: the report is in `runs/reports` of the working directory then.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +38,10 @@ from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
 from pipelines.trained import find_checkpoint, model_of
 from pipelines.world import World
 
+HOME = "runs"
+"""Folder of all runs by default, where `make ui` looks: of what belongs to no run that can be written to."""
+NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
+"""What MLflow takes in no param's name, and how long that, and a run's name, may be."""
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
 
@@ -56,7 +65,8 @@ class EvaluateConfig:
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/<names>` beside the first run."""
+    """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` where nothing can be written
+    there."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -150,9 +160,10 @@ def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentS
 
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    found, places = [find_checkpoint(path) for path in config.runs], [find_run(path)[0] for path in config.runs]
+    found, places = [find_checkpoint(path) for path in config.runs], [run_of(path) for path in config.runs]
     stores = [open_store(checkpoint, config) for checkpoint in found]
     names = unique_names(found)
+    output = output_for(config, places[0], names)
     for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
         totals = store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
@@ -164,26 +175,52 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    output = Place.parse(config.output) if config.output else places[0].place.parent / "reports" / "-vs-".join(names)
+    Console(width=max(Console().width, 120), markup=False).print(report.comparison_table(evaluations, unigram))
+    for line in remarks(evaluations):
+        print(line, flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = report.write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, places, found, evaluations, paths)
-
-    Console(width=max(Console().width, 120), markup=False).print(report.comparison_table(evaluations, unigram))
-    for line in remarks(evaluations):
-        print(line)
     look = target.folder / "cumulative.png"
     print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
 
 
+def run_of(path: str) -> RunPlace | None:
+    """The run at this path, or the one that the checkpoint there belongs to; None for a lone copy of a checkpoint."""
+    run, name = find_run(path)
+    belongs = not name or (run.checkpoints / name == Place.parse(path) and (run.place / "config.json").exists())
+    return run if belongs else None
+
+
+def output_for(config: EvaluateConfig, first: RunPlace | None, names: list[str]) -> Place:
+    """Where the report goes. Raises UserError, before anything is scored, where it cannot be written."""
+    name = cli.file_name("-vs-".join(names))
+    beside = [] if first is None else [first.place.parent / "reports" / name]
+    places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
+    for place in places:
+        if writable(place):
+            return place
+        print(f"note: {place} cannot be written", flush=True)
+    raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+
+
+def writable(place: Place) -> bool:
+    """Whether a file or folder can be written or made, as far as the system says so beforehand."""
+    path = Path(place.path)
+    while place.is_local and not path.exists():
+        path = path.parent
+    return not place.is_local or os.access(path, os.W_OK)
+
+
 def unique_names(found: list[Checkpoint]) -> list[str]:
-    """Each run's name, with the step where one run appears twice."""
+    """Each run's name, with the step where one run appears twice, and a number where a step does."""
     names = [checkpoint.meta["config"]["run"] for checkpoint in found]
-    return [
+    steps = [
         name if names.count(name) == 1 else f"{name}@{checkpoint.step}"
         for name, checkpoint in zip(names, found, strict=True)
     ]
+    return [step if steps.count(step) == 1 else f"{step}.{steps[: i + 1].count(step)}" for i, step in enumerate(steps)]
 
 
 def remarks(evaluations: list[Evaluation]) -> list[str]:
@@ -207,31 +244,39 @@ def remarks(evaluations: list[Evaluation]) -> list[str]:
 
 def track(
     config: EvaluateConfig,
-    places: list[RunPlace],
+    places: list[RunPlace | None],
     found: list[Checkpoint],
     evaluations: list[Evaluation],
     paths: Sequence[Path],
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
-    tracking = [tracking_of(checkpoint, config.tracking) for checkpoint in found]
-    roots = [
-        root_of(place.folder, checkpoint.meta["config"]["run"]) for place, checkpoint in zip(places, found, strict=True)
-    ]
-    for own, place, root, evaluation in zip(tracking, places, roots, evaluations, strict=True):
+    home = Path(HOME).absolute()
+    for place, checkpoint, evaluation in zip(places, found, evaluations, strict=True):
+        if place is None:
+            continue
         place.fetch(*RECORDS)
-        tracker = Tracker.attach(own, root, place.folder)
+        if not all(writable(Place.parse(path)) for path in (place.folder, place.folder / "metrics.jsonl")):
+            print(f"note: {place.place} cannot be written: its figures are in the report alone", flush=True)
+            continue
+        root = root_of(place.folder, checkpoint.meta["config"]["run"])
+        home = root if place is places[0] else home
+        tracker = Tracker.attach(tracking_of(checkpoint, config.tracking), root, place.folder)
         row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
             {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
-    first = evaluations[0]
+    first, tracking = evaluations[0], tracking_of(found[0], config.tracking)
+    tracking = tracking.located() if places[0] is None else tracking  # its run's database is not beside it
     tracker = Tracker.start(
-        tracking[0],
-        root=roots[0],
+        tracking if tracking.uri or writable(Place.parse(home)) else replace(tracking, backend="none"),
+        root=home,
         run_folder=paths[0].parent,
-        run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
-        params={f"{evaluation.name}.checkpoint": evaluation.checkpoint for evaluation in evaluations},
+        run_name=("evaluate " + " ".join(evaluation.name for evaluation in evaluations))[:MOST_LETTERS],
+        params={
+            f"{re.sub(NO_PARAM, '-', evaluation.name)[: MOST_LETTERS - 20]}.checkpoint": evaluation.checkpoint
+            for evaluation in evaluations
+        },
         tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
         dataset=DatasetInfo(
             name=first.split,
@@ -249,12 +294,9 @@ def track(
 
 def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:
     """Where the run itself was tracked, unless the command line says where."""
-    if asked != TrackingConfig():
-        return asked
     trained = checkpoint.meta["config"]["tracking"]
-    return replace(
-        asked, uri=trained["uri"], backend=trained["backend"], experiment=trained["experiment"], system_metrics="off"
-    )
+    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
+    return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
 
 
 if __name__ == "__main__":

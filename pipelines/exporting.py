@@ -77,11 +77,10 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     """Write the folder, check it, and only then give it its name.
 
     Raises:
-        FileExistsError: ``output`` exists.
-        ValueError: the tokenizer cannot be found, or cannot be exported with the same ids.
+        UserError: ``output`` exists, or the tokenizer cannot be found, or cannot be exported with the same ids.
     """
     if output.exists():
-        raise FileExistsError(f"{output} exists already: remove it, or choose another --output")
+        raise UserError(f"{output} exists already: remove it, or choose another --output")
     tokenizer, model = tokenizer_of(checkpoint, store), model_of(checkpoint)
     names = {"model": checkpoint.meta["config"]["model"], "vocab_size": checkpoint.meta["vocab_size"]}
     wrapped = ThroughlineForCausalLM(ThroughlineConfig(**names, bos_token_id=bod_id(tokenizer)))

@@ -25,10 +25,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from data_prep.corpora import CORPORA
+from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS, Remarks, sources_of
 from data_prep.errors import UserError
 from data_prep.manifest import Manifest, StoreError
-from data_prep.places import Place, without_credentials
+from data_prep.places import Place
 from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.store import SegmentStore

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
+
 
 def mask(value: Any) -> str:
-    """The value as text, without the passwords of the URIs in it."""
-    text = re.sub(r"(://[^/\s@:]*):[^/\s@]*@", r"\1:***@", str(value))
-    return re.sub(r"([?&][\w.-]*(?:secret|password|token|key|sig)[\w.-]*=)[^&\s]+", r"\1***", text, flags=re.IGNORECASE)
+    """The value as text, without the credentials of the URIs in it."""
+    return without_credentials(str(value))
 
 
 def git_commit() -> str | None:

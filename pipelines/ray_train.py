@@ -1,13 +1,13 @@
 """One run of Ray Train, as training and sweeps start it: Ray never starts it again, and an error comes back as what it is.
 
 error = fit(worker, {"config": config}, scaling, name="run-0", storage="runs/mine/.ray")
-isinstance(error, USER_ERRORS)          # of a worker, in place of Ray's own around it: training again would only repeat it
+cause_of(error, USER_ERRORS)            # what a worker raised of these kinds, in place of Ray's own around it
 first_line(error)                       # for a sentence
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
@@ -35,7 +35,7 @@ def fit(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, WorkerGroupError
+    from ray.train import FailureConfig, LoggingConfig, RunConfig
     from ray.train.torch import TorchTrainer
 
     try:
@@ -52,13 +52,23 @@ def fit(
             ),
         ).fit()
     except BaseException as error:  # also what Ray raises to end its thread: whoever called decides
-        causes = error.worker_failures.values() if isinstance(error, WorkerGroupError) else ()
-        told = (getattr(failure, "cause", failure) for failure in causes)
-        return next((cause for cause in told if isinstance(cause, USER_ERRORS)), error)
+        return cause_of(error, USER_ERRORS) or error
     return None
+
+
+def cause_of(error: BaseException, kind: type[BaseException] | tuple[type[BaseException], ...]) -> BaseException | None:
+    """The first error of this kind that a worker has raised; None where there is none."""
+    return next((cause for cause in (error, *failures_of(error)) if isinstance(cause, kind)), None)
+
+
+def failures_of(error: BaseException) -> list[BaseException]:
+    """What each worker that failed has raised, or Ray says of its death."""
+    failures: Mapping[int, Any] = getattr(error, "worker_failures", {})
+    return [getattr(failure, "cause", failure) for failure in failures.values()]
 
 
 def first_line(error: BaseException) -> str:
     """What an error that Ray has wrapped says first, without the headings around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
+    told = str(next(iter(failures_of(error)), error))
+    lines = [line.strip() for line in told.splitlines() if line.strip() and not line.endswith(":")]
     return lines[0] if lines else type(error).__name__

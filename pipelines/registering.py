@@ -14,9 +14,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from data_prep.manifest import write_atomically
 from pipelines import checkpoint as checkpoints
@@ -36,9 +39,10 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
-    checkpoint = best_checkpoint(config.place)
-    if checkpoint and checkpoint.step != tracker.registered:
-        _register(checkpoint, tracker, config.folder / ".exported", config.run)
+    with _as_a_warning():
+        checkpoint = best_checkpoint(config.place)
+        if checkpoint and checkpoint.step != tracker.registered:
+            _register(checkpoint, tracker, config.folder / ".exported", config.run)
 
 
 def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
@@ -58,7 +62,8 @@ def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
     exported = folder / ".exported"
     try:
         if tracker.run_id:
-            _register(Checkpoint.open(place), tracker, exported, folder.name)
+            with _as_a_warning():
+                _register(Checkpoint.open(place), tracker, exported, folder.name)
     finally:
         tracker.finish()
     if tracker.run_id and not exported.exists():  # it was sent
@@ -80,10 +85,14 @@ def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str)
     disable_progress_bar()
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
+    export(checkpoint, folder)
+    print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
+    tracker.register(checkpoint.step, folder, name)
+
+
+@contextmanager
+def _as_a_warning() -> Iterator[None]:
     try:
-        export(checkpoint, folder)
-    except (ValueError, OSError) as error:
+        yield
+    except (ValueError, OSError, SafetensorError) as error:
         print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
-    else:
-        print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
-        tracker.register(checkpoint.step, folder, name)

@@ -34,6 +34,7 @@ from data_prep.places import Place, is_uri
 from pipelines import checkpoint as checkpoints
 from pipelines import cli
 from pipelines.presets import PRESETS
+from pipelines.provenance import mask
 from pipelines.stopping import STOPPED_STATUS
 
 FINAL = (2, STOPPED_STATUS, 130)
@@ -108,7 +109,8 @@ class Stage:
         marks = [mark(place) for place in (*self.reads, *self.writes)]
         if not all(marks[len(self.reads) :]):
             return ""
-        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, self.words, marks]).encode())
+        words = [mask(word) for word in self.words]  # a changed password changes nothing of what was done
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
 
 
 def stages(config: PipelineConfig) -> list[Stage]:
@@ -157,7 +159,7 @@ def stages(config: PipelineConfig) -> list[Stage]:
 
 def _report(config: PipelineConfig, name: str) -> tuple[str, Place]:
     """Where a report goes: as an option has it, and as a place."""
-    folder = _below(config.root, f"reports/{name[:150]}")
+    folder = _below(config.root, f"reports/{cli.file_name(name)}")
     return folder, Place.parse(folder)
 
 
@@ -243,7 +245,7 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
     status = 0
     for left in range(retries, -1, -1):
-        print(f"{title}: python -m pipelines.{stage.module} {shlex.join(stage.words)}", flush=True)
+        print(f"{title}: python -m pipelines.{stage.module} {shlex.join(map(mask, stage.words))}", flush=True)
         status = call(stage)
         if status == 0 or status in FINAL or not left:
             break

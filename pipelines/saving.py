@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -28,10 +29,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, is_users
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
 from pipelines.checkpoint import (
@@ -55,8 +57,12 @@ PEER_SECONDS = 600.0
 """How long rank 0 waits for the files of the others: they write at the same time, so this is a folder that is not shared."""
 
 
-class SaveError(CheckpointError):
+class SaveError(Exception):
     """A checkpoint could not be written. Those before it are intact."""
+
+
+class Unwritable(SaveError, UserError):
+    """It cannot be written before a person has made room, or mended what is in the way."""
 
 
 @dataclass(frozen=True)
@@ -245,11 +251,12 @@ class Saver:
         notes: dict[str, Any] = {}
         while missing := [name for name in waited if name not in notes]:
             if self._give_up.is_set() or time.monotonic() > deadline:
-                raise SaveError(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
+                kind = SaveError if self._give_up.is_set() else Unwritable
+                raise kind(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
             for name in missing:
                 note = _read_note(folder, name)
                 if note and "failed" in note:
-                    raise SaveError(note["failed"])
+                    raise (Unwritable if note["users"] else SaveError)(note["failed"])
                 if note:
                     notes[name] = note
             self._give_up.wait(0.01 if folder.is_local else 0.2)
@@ -282,7 +289,7 @@ class Saver:
 
     def _failed(self, step: int, folder: Path, error: Exception) -> None:
         told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
-        self._error = SaveError(
+        self._error = (Unwritable if is_users(error) else SaveError)(
             f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
             "cause, and repeat the command"
         )
@@ -296,7 +303,7 @@ class Saver:
             name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
             (folder / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
-                _write_note(target, name, {"failed": str(told)})
+                _write_note(target, name, {"failed": str(told), "users": is_users(error)})
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
             print(f"warning: {self._error}", file=sys.stderr, flush=True)
 
@@ -383,7 +390,11 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    save_file(dict(tensors), path)
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:  # the system's own, of which it keeps but the number, in its text
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
     _sync(path)
     size, digest = digest_file(path)
     return {"bytes": size, "xxh3": digest}

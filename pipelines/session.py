@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
-from data_prep.places import without_credentials
 from data_prep.store import SegmentStore
 from pipelines import loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of

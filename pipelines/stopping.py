@@ -26,7 +26,8 @@ from data_prep.places import Place
 STOPPED_STATUS = 75
 """Exit status of a command that was asked to stop, has saved, and can be repeated (EX_TEMPFAIL of sysexits.h)."""
 RESIZE = "resize"
-"""What the file holds when the run is to be started again at once with more workers."""
+"""The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
+to stop meanwhile is heard."""
 BUCKET_SECONDS = 3.0
 """How often a process looks for the file where the run is in a bucket."""
 AGAIN_SECONDS = 2.0
@@ -46,10 +47,10 @@ class RayLost(Exception):
 
 
 class Stop:
-    """Whether a run was asked to stop."""
+    """Whether a run was asked to stop, by a signal to this process or a file in the run's folder."""
 
-    def __init__(self, run: Path | Place) -> None:
-        self.file = Place.parse(run) / "stop"
+    def __init__(self, run: Path | Place, name: str = "stop") -> None:
+        self.file = Place.parse(run) / name
         self.signalled = False
         self._found, self._looked = False, 0.0
 
@@ -62,16 +63,9 @@ class Stop:
                 self._found = self.file.exists()
         return self.signalled or self._found
 
-    def ask(self, why: str = "stop") -> None:
+    def ask(self) -> None:
         """Ask the processes of the run, on whichever machine they are."""
-        self.file.write_atomically(why.encode())
-
-    def reason(self) -> str:
-        """What the file says; empty when there is none."""
-        try:
-            return self.file.read_bytes().decode().strip() or "stop"
-        except OSError:
-            return ""
+        self.file.write_atomically(b"stop")
 
     def clear(self) -> None:
         self.file.delete()

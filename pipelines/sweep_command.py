@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import cli
@@ -63,6 +64,10 @@ def _option(argv: Sequence[str], name: str) -> str:
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
     run, every = config.train, config.train.validate_every
+    if without_credentials(config.space) != config.space:
+        raise UserError(
+            "the space holds credentials, which each trial's files would show: give them in the environment"
+        )
     if not run.place.is_local:
         raise UserError(
             f"--root is {run.place.place.parent}: a sweep's folder must be one that all machines see, and cannot be in a bucket "

@@ -37,6 +37,7 @@ from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.registering import register_best
 from pipelines.run_place import RECORDS
+from pipelines.saving import SaveError
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.world import World, join_torchrun
@@ -88,23 +89,29 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     )
     scratch = config.place.place / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
     scratch.delete()
+    resize = Stop(config.place.place, RESIZE)
     attempt = failures = 0
     with stop.on_signals():  # after Ray's own
-        while True:
+        while not stop.asked():
+            resize.clear()
             workers = as_many_as_fit(config, use_gpu, settled=attempt > 0)
-            before, error = config.place.newest_step(), fit(config, workers, use_gpu, attempt, stop)
+            before, error = config.place.newest_step(), fit(config, workers, use_gpu, attempt, stop, resize)
             attempt += 1
-            if error is None or stop.signalled:
-                if stop.reason() != RESIZE or config.place.newest_step() >= config.steps:
-                    break
+            newest = config.place.newest_step()
+            if error is not None:
+                failures = 1 if newest > before else failures + 1
+                final = ray_train.cause_of(error, (*USER_ERRORS, SaveError) if stop.asked() else USER_ERRORS)
+                if final or (failures > config.max_failures and not stop.asked()):
+                    raise final or error
+                then = "it was asked to stop" if stop.asked() else "starting again from the newest checkpoint"
+                print(f"{why(config, error)}: {then}", file=sys.stderr, flush=True)
+            elif newest >= config.steps or not resize.asked():
+                break
+            elif not stop.asked():
                 print("there is room for more workers: starting again", flush=True)
-            else:
-                failures = 1 if config.place.newest_step() > before else failures + 1
-                if isinstance(error, USER_ERRORS) or failures > config.max_failures:
-                    raise error
-                print(f"{why(config, error)}: starting again from the newest checkpoint", file=sys.stderr, flush=True)
-            stop.clear()
-    scratch.delete()
+    with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
+        resize.clear()
+        scratch.delete()
     if (step := config.place.newest_step()) < config.steps:
         raise Stopped(step)
 
@@ -121,8 +128,12 @@ def check_machines(config: TrainConfig) -> None:
         raise UserError("; and ".join(complaints))
 
 
-def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop) -> BaseException | None:
-    """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it."""
+def fit(
+    config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: Stop, resize: Stop
+) -> BaseException | None:
+    """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it;
+    None too where it was asked to stop before there was room for a worker.
+    """
     from ray.train import ScalingConfig
 
     from pipelines import ray_session
@@ -135,8 +146,11 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
         config.place.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+        asked = [Stop(config.place.place).asked, Stop(config.place.place, RESIZE).asked]
+        if world.rank == 0:
+            arguments["begun"].write_atomically(b"")
         with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
-            work(config, world, ray.train.report, Stop(config.place.place).asked)
+            work(config, world, ray.train.report, lambda: any([each() for each in asked]))
 
     scaling = ScalingConfig(
         num_workers=workers,
@@ -145,21 +159,27 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
         placement_strategy=config.placement.strategy.replace("-", "_").upper(),
     )
     scratch = config.place.place / ".ray"
-    filesystem = None if config.place.is_local else config.place.place.filesystem
+    scratch.make_folder()
+    filesystem, begun = None if config.place.is_local else config.place.place.filesystem, scratch / f"begun-{attempt}"
+    arguments = {"config": config, "begun": begun}
     ended: list[BaseException | None] = []
 
     def run() -> None:
         name = f"{config.run}-{attempt}"
-        ended.append(ray_train.fit(worker, {"config": config}, scaling, name, scratch.path, filesystem))
+        ended.append(ray_train.fit(worker, arguments, scaling, name, scratch.path, filesystem))
 
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
-    looked, seen, watch = time.monotonic(), workers, ray_session.Watch()
+    looked, seen, watch, passed_on = time.monotonic(), workers, ray_session.Watch(), False
     while thread.is_alive():
         thread.join(0.2)
         watch.check()
-        if stop.signalled and stop.reason() in ("", RESIZE):
-            stop.ask()
+        with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
+            if stop.asked() and not begun.exists():
+                return None  # what waits for room ends with this process
+            if stop.signalled and not passed_on:
+                stop.ask()
+                passed_on = True
         if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
             before, seen, looked = (
                 seen,
@@ -167,7 +187,7 @@ def fit(config: TrainConfig, workers: int, use_gpu: bool, attempt: int, stop: St
                 time.monotonic(),
             )
             if min(before, seen) > workers:
-                stop.ask(RESIZE)
+                resize.ask()
     return ended[0]
 
 
@@ -280,7 +300,8 @@ def start(config: TrainConfig, run: Run) -> None:
         try:
             (train_here if config.num_workers == 0 else train_on_ray)(config, stop)
         finally:
-            stop.clear()
+            with contextlib.suppress(OSError):  # the next start clears it too, and what has happened here is to be told
+                stop.clear()
 
 
 def train_here(config: TrainConfig, stop: Stop) -> None:

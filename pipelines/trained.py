@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from safetensors import SafetensorError
 
+from data_prep.errors import given_by_user
 from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines.checkpoint import Checkpoint, CheckpointError
@@ -68,8 +70,11 @@ def load(path: str | Path, store: str = "") -> Trained:
         from recur_models.hf import ThroughlineForCausalLM
 
         disable_progress_bar()
-        wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
-        return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
+        with given_by_user(
+            ValueError, OSError, KeyError, SafetensorError
+        ):  # transformers' own, of a folder that is not whole
+            wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
+            return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
     checkpoint = find_checkpoint(path)
     tokenizer = tokenizer_of(checkpoint, store)
     return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer))
@@ -86,8 +91,15 @@ def is_exported(path: str | Path) -> bool:
 def find_checkpoint(path: str | Path) -> Checkpoint:
     """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder."""
     run, name = find_run(path)
+    if name and run.is_local:
+        return Checkpoint.open(Path(path).expanduser())
+    if name and run.checkpoints / name != Place.parse(path):
+        raise CheckpointError(
+            f"{Place.parse(path)} is a checkpoint outside of a run's folder `checkpoints`: copy it to this machine, and name "
+            "the copy"
+        )
     if name:
-        return Checkpoint.open(Path(path).expanduser()) if run.is_local else run.open_checkpoint(name)
+        return run.open_checkpoint(name)
     found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
@@ -97,8 +109,10 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def model_of(checkpoint: Checkpoint) -> RecurrentModel:
-    """The model that was saved, in evaluation mode."""
-    model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
+    """The model that was saved, in evaluation mode. Raises UserError for one that this version does not know."""
+    with given_by_user(ValueError):
+        config = model_from_json(checkpoint.meta["config"]["model"])
+    model = config.build(checkpoint.meta["vocab_size"])
     model.load_state_dict(checkpoint.weights())
     return model.eval()
 

@@ -34,12 +34,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import given_by_user
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
 from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.progress import messages_into, worker_log
+from pipelines.provenance import mask
 from pipelines.ray_train import USER_ERRORS, first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
@@ -235,12 +237,13 @@ class Until:
 def main(argv: list[str]) -> int:
     config = read_command(argv)
     flat = {"preset": config.preset, **flatten(to_json(config.train))}
-    domains = combine(config.space, flat)
-    check(config, domains)
+    with given_by_user(ValueError):
+        domains = combine(config.space, flat)
+        check(config, domains)
     sweep = Sweep(config, fields(domains))
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
-    command = shlex.join(["python", "-m", "pipelines.tune", *argv])
+    command = shlex.join(["python", "-m", "pipelines.tune", *map(mask, argv)])
     with hold_folder(sweep.folder):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"

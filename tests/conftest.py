@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from pipelines import ray_session as session
 from pipelines.prepare import COMMANDS, PrepareConfig
 from tests.small_corpus import words
 
+for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    os.environ.pop(name, None)  # the developer's own
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 

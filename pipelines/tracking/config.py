@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,8 @@ from data_prep.errors import UserError
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class TrackingError(ConnectionError):
-    """MLflow does not answer or refuses, and the run was told to stop then."""
+class TrackingError(UserError, ConnectionError):
+    """MLflow does not answer or refuses, and the run was told to stop then: it is not started again either."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class TrackingConfig:
     backend: Literal["mlflow", "none"] = "mlflow"
     """none keeps them in the run's metrics.jsonl alone."""
     uri: str = ""
-    """MLflow's tracking URI: http://host:5000, or a database; by default the file mlflow.db in the folder of all runs. Name and
-    password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
-    experiment: str = "throughline"
-    """MLflow experiment that the run belongs to."""
+    """MLflow's tracking URI: http://host:5000, or a database; by default what MLFLOW_TRACKING_URI says, else the file mlflow.db in
+    the folder of all runs. Name and password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    experiment: str = ""
+    """MLflow experiment that the run belongs to; by default what MLFLOW_EXPERIMENT_NAME says, else throughline."""
     parent: str = ""
     """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
     on_failure: Literal["continue", "stop"] = "continue"
@@ -46,8 +47,18 @@ class TrackingConfig:
             raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
             )
-        if not self.experiment.strip():
-            raise UserError("tracking.experiment is empty: name an MLflow experiment")
+        if self.experiment and not self.experiment.strip():
+            raise UserError("tracking.experiment is blank: name an MLflow experiment")
+
+    def located(self) -> TrackingConfig:
+        """With what MLflow's environment variables say where nothing else does. A command asks once, where it begins: its workers,
+        which may have other variables, are told.
+        """
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
+        if relative := re.fullmatch(r"sqlite:///(?!/)(.+)", uri):
+            uri = f"sqlite:///{Path(relative[1]).absolute()}"
+        experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
+        return replace(self, uri=uri, experiment=experiment) if self.backend == "mlflow" else self
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,10 @@ class Identity:
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
     """The config's URI, or the sqlite file in the folder of all runs."""
     return config.uri or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+
+
+def experiment_of(config: TrackingConfig) -> str:
+    return config.experiment or "throughline"
 
 
 def is_server(config: TrackingConfig) -> bool:

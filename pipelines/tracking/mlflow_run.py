@@ -15,7 +15,7 @@ from data_prep.manifest import write_atomically
 from pipelines.metrics_file import Record
 from pipelines.provenance import mask
 from pipelines.tracking.client import make_database
-from pipelines.tracking.config import Identity, Status, TrackingConfig, is_server, tracking_uri
+from pipelines.tracking.config import Identity, Status, TrackingConfig, experiment_of, is_server, tracking_uri
 from pipelines.tracking.models import Models
 
 RUN_KEY = "throughline.run_key"
@@ -142,16 +142,16 @@ class MlflowRun:
         from mlflow.exceptions import MlflowException
 
         artifacts = None if is_server(self.config) else (self.root.absolute() / "mlartifacts").as_uri()
-        if (found := self.client.get_experiment_by_name(self.config.experiment)) is None:
+        if (found := self.client.get_experiment_by_name(experiment_of(self.config))) is None:
             try:
-                return self.client.create_experiment(self.config.experiment, artifact_location=artifacts)
+                return self.client.create_experiment(experiment_of(self.config), artifact_location=artifacts)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = self.client.get_experiment_by_name(self.config.experiment)  # another process was quicker
+                found = self.client.get_experiment_by_name(experiment_of(self.config))  # another process was quicker
         if found is None or found.lifecycle_stage != "active":
             raise UserError(
-                f"the experiment {self.config.experiment!r} was deleted in MLflow: restore it or name another"
+                f"the experiment {experiment_of(self.config)!r} was deleted in MLflow: restore it or name another"
             )
         return found.experiment_id
 
@@ -186,7 +186,7 @@ class MlflowRun:
             self._validation.setdefault(point.step, {}).setdefault(key, point)
 
     def _save(self, **values: str) -> dict[str, str]:
-        shown = {"uri": mask(tracking_uri(self.config, self.root)), "experiment": self.config.experiment, **values}
+        shown = {"uri": mask(tracking_uri(self.config, self.root)), "experiment": experiment_of(self.config), **values}
         write_atomically(self.folder / "mlflow_run.json", json.dumps(shown, indent=1).encode())
         return shown
 

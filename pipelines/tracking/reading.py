@@ -15,7 +15,7 @@ from data_prep.errors import UserError
 from pipelines.metrics_file import Record
 from pipelines.provenance import first_cause, mask
 from pipelines.tracking.client import load_mlflow
-from pipelines.tracking.config import TrackingConfig, tracking_uri
+from pipelines.tracking.config import TrackingConfig, TrackingError, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     """The run with these of its figures.
 
     Raises:
-        ValueError: MLflow has no such run, or there is no MLflow.
-        ConnectionError: it does not answer.
+        UserError: MLflow has no such run, or there is no MLflow.
+        TrackingError: it does not answer.
     """
     where = mask(tracking_uri(config, root))
     if not config.uri and not (root / "mlflow.db").exists():
@@ -46,8 +46,8 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
     try:
+        client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
         run = client.get_run(run_id)
         found: dict[
             int, dict[str, float]
@@ -63,7 +63,9 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UserError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
-        raise ConnectionError(f"MLflow at {where} does not answer ({first_cause(error)})") from None
+        raise TrackingError(
+            f"MLflow at {where} does not answer ({first_cause(error)}): start it, or correct --tracking.uri"
+        ) from None
     return StoredRun(
         id=run_id,
         name=run.info.run_name or run_id,

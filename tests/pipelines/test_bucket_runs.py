@@ -285,3 +285,23 @@ def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp
     assert config.folder.is_absolute() and config.folder.name == "mine" and "s3:" not in str(config.folder)
     local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
     assert local.folder == tmp_path / "mine"
+
+
+def test_credentials_in_uris_are_printed_and_recorded_nowhere(
+    made: Path, bucket: Bucket, tmp_path: Path, machine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine("mine")
+    store, root = (bucket(name).replace("s3://", "s3://KEYLEAK:SECRETLEAK@") for name in ("store", "runs"))
+    publish(made, bucket("store"))
+    tracked = ("--tracking.backend", "mlflow", "--tracking.system-metrics", "off", "--steps", "3")
+    train([*WORDS, *tracked, "--data.store", store, "--root", root])
+    evaluate([f"{root.replace('/runs?', '/runs/mine?')}", "--output", str(tmp_path / "report")])
+    with pytest.raises(ValueError, match="begun with"):
+        train([*WORDS, *tracked, "--data.store", store, "--root", root, "--seed", "9"])
+    streams = capfd.readouterr()
+    kept = {
+        str(file.place): file.place.read_bytes() for file in Place.parse(bucket("runs")).list(True) if not file.is_dir
+    }
+    kept |= contents(tmp_path) | {"printed": (streams.out + streams.err).encode()}
+    assert any(name.endswith("mlflow.db") for name in kept) and any(name.endswith("config.json") for name in kept)
+    assert not [name for name, data in kept.items() if b"LEAK" in data]

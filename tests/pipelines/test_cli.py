@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Literal
 import pytest
 import tyro
 
+from data_prep.errors import UserError
 from pipelines import cli
+from pipelines.tracking import TrackingError
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,16 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ValueError("steps is 0:\n give more"), "error: steps is 0: give more\n"),
+        (UserError("steps is 0:\n give more"), "error: steps is 0: give more\n"),
         (FileNotFoundError(2, "No such file or directory", "x/y"), "error: x/y: No such file or directory\n"),
-        (ValueError(), "error: ValueError\n"),
+        (FileExistsError(17, "File exists", "x/y"), "error: x/y: File exists\n"),
+        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device\n"),
+        (TrackingError("MLflow does not answer"), "error: MLflow does not answer\n"),
+        (OSError("AWS Error ACCESS_DENIED during PutObject"), "error: AWS Error ACCESS_DENIED during PutObject\n"),
+        (UserError(), "error: UserError\n"),
     ],
 )
-def test_run_prints_one_sentence(
+def test_run_prints_one_sentence_for_what_a_user_can_mend(
     error: Exception, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def main(argv: list[str]) -> None:
@@ -127,6 +134,23 @@ def test_run_prints_one_sentence(
     monkeypatch.setenv("THROUGHLINE_DEBUG", "1")
     with pytest.raises(type(error)):
         cli.run(main)
+
+
+FAILS = "from pipelines import cli\ndef main(argv):\n    raise {error}\ncli.run(main)"
+
+
+@pytest.mark.parametrize(
+    "error", ["ValueError('ours')", "OSError(5, 'one network error')", "ConnectionError('the other side')"]
+)
+def test_what_nobody_is_to_blame_for_shows_its_traceback_and_ends_with_1(error: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FAILS.format(error=error)], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "in main" in done.stderr
+
+
+def test_names_of_files_are_short_and_do_not_collide() -> None:
+    long = [cli.file_name("é" * 200 + end) for end in "ab"]
+    assert all(len(name.encode()) < 160 for name in long) and long[0] != long[1]
+    assert cli.file_name("rec-vs-sweep/trials/003") == "rec-vs-sweep-trials-003"
 
 
 def test_run_passes_words_and_status(monkeypatch: pytest.MonkeyPatch) -> None:

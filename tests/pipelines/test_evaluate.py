@@ -5,19 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
 from pipelines.trained import find_checkpoint
 from recur_models import model_from_json
+from tests.small_corpus import contents
 
 Train = Callable[..., Path]
 QUIET = ("--tracking.backend", "none")
@@ -73,6 +78,62 @@ def test_figures_table_and_files(
 def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     evaluate.main([f"{two_runs[0]}/checkpoints/step-00000005", "--split", "validation", *QUIET])
     assert "step 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["checkpoints/copy", "step-00000005"])
+def test_a_lone_copy_of_a_checkpoint_writes_nothing_around_it(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    copy = tmp_path / "models/kept" / folder
+    shutil.copytree(train("--steps", "5") / "checkpoints/step-00000005", copy)
+    before = contents(tmp_path / "models")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    evaluate.main([str(copy), "--tracking.system-metrics", "off"])
+    assert "report    runs/reports/run" in capsys.readouterr().out
+    assert contents(tmp_path / "models") == before and os.listdir(here) == ["runs"]
+    assert (here / "runs/reports/run/table.csv").is_file()
+
+
+@pytest.fixture
+def read_only_run(train: Train, tmp_path: Path) -> Iterator[Path]:
+    """A run on a disk that cannot be written to."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place]).returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        shutil.copytree(train("--steps", "5"), place / "runs/run")
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        yield place / "runs/run"
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_run_that_cannot_be_written_to_is_scored_all_the_same(
+    read_only_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"disk/there: name another folder with --output"):
+        evaluate.main([str(read_only_run), "--output", str(read_only_run.parents[1] / "there")])
+    assert "evaluating" not in capsys.readouterr().out  # it has said so before scoring
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    evaluate.main([str(read_only_run), *QUIET])
+    out = capsys.readouterr().out
+    assert "unigram" in out and "report    runs/reports/run" in out and out.count("cannot be written") == 2
+    assert (here / "runs/reports/run/table.csv").is_file()
+
+
+def test_many_names_make_a_folder_that_the_disk_takes(train: Train, tmp_path: Path) -> None:
+    run = str(train("--steps", "5", name="long-" * 24))
+    evaluate.main([run, run, run, *QUIET])
+    folders = list((tmp_path / "runs/reports").iterdir())
+    assert len(folders) == 1 and len(folders[0].name) <= 150
+    with open(folders[0] / "table.csv", newline="") as file:
+        names = {row["name"] for row in csv.DictReader(file)}
+    assert names == {"unigram", *(f"{'long-' * 24}@5.{i}" for i in (1, 2, 3))}
 
 
 @pytest.mark.parametrize(

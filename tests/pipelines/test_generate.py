@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data_prep.errors import UserError
 from data_prep.tokenizers import (
     BytesTokenizer,
     GPT2Tokenizer,
@@ -184,7 +185,7 @@ def test_a_tokenizer_that_would_change_the_ids_is_not_exported(tmp_path: Path) -
 def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(FileExistsError, match="exists already: remove it, or choose another --output"):
+    with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
         export.main([str(run), "--output", str(there)])
     monkeypatch.setattr(exporting, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):

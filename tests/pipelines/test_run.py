@@ -91,6 +91,19 @@ def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureF
     assert streams.out.count("python -m pipelines.verify") == 1 and "trying again" not in streams.err
 
 
+def test_no_secret_is_printed_and_another_password_changes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def words(password: str) -> Stage:
+        options = ("--data.store", f"s3://KEY:{password}@books/store?secret_key={password}", "--root", str(tmp_path))
+        return Stage("made up", "verify", (*options, "--no-such-option"), (), ())
+
+    assert attempt(words("SECRET"), "[1/1] made up", retries=0) == 2
+    streams = capfd.readouterr()
+    assert "--data.store s3://books/store" in streams.out and "SECRET" not in streams.out + streams.err
+    assert words("SECRET").fingerprint() == words("ANOTHER").fingerprint()
+
+
 def test_what_fails_is_tried_again_and_its_status_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert attempt(stage(tmp_path, "no_such_stage"), "[1/1] made up", retries=2) == 1
     streams = capfd.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -16,9 +17,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from data_prep.errors import is_users
 from pipelines import saving
 from pipelines.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
-from pipelines.saving import CheckpointConfig, SaveError, Saver
+from pipelines.saving import CheckpointConfig, SaveError, Saver, Unwritable
 from pipelines.world import World
 from tests.small_corpus import contents
 
@@ -166,6 +168,28 @@ class TestFailure:
         with pytest.raises(SaveError):
             trained.saver.close()
 
+    @pytest.mark.parametrize(
+        ("cause", "users"),
+        [
+            (OSError(errno.EIO, "Input/output error"), False),  # as NFS and a bucket say once
+            (OSError("AWS Error SLOW_DOWN during PutObject"), False),
+            (OSError(errno.ENOSPC, "No space left on device"), True),
+            (OSError(errno.EROFS, "Read-only file system"), True),
+        ],
+    )
+    def test_whether_to_try_again_is_told_by_the_cause(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, users: bool
+    ) -> None:
+        def fails(path: Path, tensors: object) -> None:
+            raise cause
+
+        trained = Trained(tmp_path)
+        monkeypatch.setattr(saving, "_write_file", fails)
+        trained.save(1)
+        with pytest.raises(SaveError, match="the checkpoint of step 1 could not be written") as caught:
+            trained.saver.close()
+        assert is_users(caught.value) == users
+
     def test_what_an_earlier_start_left_is_removed(self, tmp_path: Path) -> None:
         (tmp_path / ".step-00000003.0123abcd.tmp").mkdir()
         (tmp_path / ".step-00000002.0123abcd.old").mkdir()
@@ -201,7 +225,7 @@ def test_a_disk_that_fills_during_a_save(
     one = sum(len(data) for name, data in before.items() if name.startswith("step-00000008"))
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(free - one // 2))  # half a checkpoint fits
-    with pytest.raises(SaveError, match=r"step 12 could" if on_failure == "stop" else r"step 20 could"):
+    with pytest.raises(Unwritable, match=r"step 12 could" if on_failure == "stop" else r"step 20 could"):
         train(*words, "--steps", "20")
     assert contents(folder / "checkpoints") == before  # intact, and no half one beside them
     if on_failure == "warn":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
+from pipelines import cli
 from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
 from pipelines.metrics_file import read_records
+from pipelines.presets import PRESETS
 from pipelines.scoring import score_split
 from pipelines.world import World
 from recur_models import RecurrentModel, model_from_json
+from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]
@@ -276,6 +280,20 @@ class TestRefusals:
         folder = train("--steps", "5")
         with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):
             train("--steps", "10", "--allow-change", "steps")
+
+
+def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
+    """Whatever else ends it is raised: the sweep starts it again."""
+    from pipelines.tune import train_trial  # imports Ray
+
+    words = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "trial"]
+    config = cli.parse_preset(PRESETS, [*TINY, *words], "").located()
+    missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
+    outcome, said = train_trial(missing, config.steps, World.alone())
+    assert outcome == "failed" and "nowhere" in said
+    (config.folder / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        train_trial(config, config.steps, World.alone())
 
 
 def test_checkpoints_hold_no_pickle(train: Train) -> None:

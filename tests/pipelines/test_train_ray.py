@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from ray.train import WorkerGroupError
 
 from pipelines.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
+from pipelines.saving import SaveError
+from pipelines.train import main
 from tests.pipelines.conftest import TINY
 
 Train = Callable[..., Path]
@@ -81,6 +85,102 @@ def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged in record batch"):
         train("--num-workers", "2", "--steps", "60")
     assert "starting again" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_passing_error_in_a_worker_is_tried_again_and_one_that_stays_is_shown(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs/run"
+    (run / "metrics.jsonl").mkdir(parents=True)  # what the system says of that is nobody's mistake
+    with pytest.raises(WorkerGroupError, match="Is a directory"):
+        train("--num-workers", "2", "--max-failures", "0")
+
+    def mend() -> None:
+        while not (run / ".ray/begun-1").exists():  # it was started again
+            time.sleep(0.02)
+        (run / "metrics.jsonl").rmdir()
+
+    threading.Thread(target=mend, daemon=True).start()
+    train("--num-workers", "2", "--max-failures", "5")
+    assert "Is a directory" in capsys.readouterr().err and len(losses(run)) == 20
+
+
+class Meanwhile:
+    """Does something to the workers of a run, once it has saved a step, while `main` trains it in this thread."""
+
+    def __init__(self, folder: Path, does: Callable[[list[psutil.Process]], None]) -> None:
+        self.folder, self.does = folder, does
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        while not (self.folder / "checkpoints/step-00000005").exists():
+            time.sleep(0.02)
+        ours = psutil.Process().children(recursive=True)
+        workers = [process for process in ours if "ray::RayTrainWorker" in " ".join(process.cmdline())]
+        for worker in workers:
+            worker.suspend()
+        self.does(workers)
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+
+
+@pytest.fixture
+def long_run(store: Path, tmp_path: Path) -> list[str]:
+    """Words of a run of two workers that lasts longer than any test; its folder is `runs/long`."""
+    options = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "long", "--num-workers", "2"]
+    return [*TINY, *options, "--steps", "100000", "--validate-every", "0"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_stop_is_heard_although_a_worker_dies_before_it_can_save(
+    long_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs/long"
+
+    def ask_and_kill(workers: list[psutil.Process]) -> None:
+        (folder / "resize").write_text("there would be room for more, too")
+        (folder / "stop").touch()
+        workers[0].kill()
+
+    Meanwhile(folder, ask_and_kill)
+    assert main(long_run) == 75
+    streams = capsys.readouterr()
+    assert (
+        "a worker died" in streams.err and "it was asked to stop" in streams.err and "stopped after step" in streams.out
+    )
+    assert not (folder / "stop").exists() and not (folder / "resize").exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_signal_and_a_checkpoint_that_cannot_be_written_is_no_saved_stop(long_run: list[str], tmp_path: Path) -> None:
+    checkpoints = tmp_path / "runs/long/checkpoints"
+
+    def obstruct_and_ask(workers: list[psutil.Process]) -> None:
+        checkpoints.rename(checkpoints.with_name("elsewhere"))
+        checkpoints.write_text("a file in the way")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Meanwhile(checkpoints.parent, obstruct_and_ask)
+    with pytest.raises(SaveError, match=r"could not be written .*Not a directory"):
+        main(long_run)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str], tmp_path: Path) -> None:
+    folder, began = tmp_path / "runs/long", time.monotonic()
+
+    def ask() -> None:
+        while not (folder / ".ray").exists():
+            time.sleep(0.02)
+        time.sleep(1)
+        (folder / "stop").touch()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert main([*long_run, "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
+    assert not (folder / "stop").exists()
 
 
 @pytest.fixture
