@@ -30,8 +30,9 @@ from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
 from recur_models.health import watch
 
-SEEN_SHARE = 0.5
-"""Share of the tokens validated that must lie beyond the first segment of their document, where clearing the State can cost."""
+FIGURES = 2
+"""Of a checkpoint, by which rules its run's curve was made; those without it are older. Then train/epoch counted documents begun,
+train/mfu was by a measured rate, and a limited validation read the beginnings of all documents."""
 
 
 class Diverged(UserError):
@@ -97,6 +98,12 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         worth = resume.meta.get("worth")
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
+        if world.rank == 0 and resume.meta.get("figures") != FIGURES:
+            print(
+                "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
+                "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",
+                flush=True,
+            )
         model.load_state_dict(resume.weights())
         restore_optimizer(optimizer, resume)
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
@@ -176,6 +183,7 @@ def train(
                     per_process={"nats": nats, **random_state(world)},
                     meta={
                         "config": to_json(config),
+                        "figures": FIGURES,
                         "logged": logged,
                         "worth": worth,
                         "warned": warned,
@@ -205,8 +213,7 @@ def validate(
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Bits per token and byte on the validation split, with a State of its own; where the model has recurrent states, also with
-    these cleared at every segment: what the loss suffers then is what the recurrence is worth. Where little of what is read lies
-    beyond its document's first segment there is nothing to clear, and so no such figure.
+    these cleared at every segment: what the loss suffers then is what the recurrence is worth, if that can be seen at all.
     """
 
     def score(clearing: Any) -> Score:
@@ -225,7 +232,7 @@ def validate(
     carried = score("nothing")
     figures = {"validation/bits_per_token": carried.bits_per_token}
     figures["validation/bits_per_byte"] = carried.bits_per_token * carried.tokens / carried.bytes_in_proportion
-    if has_states(model) and carried.share_beyond >= SEEN_SHARE:
+    if has_states(model) and carried.shows_worth:
         figures["validation/bits_per_token_states_cleared"] = score("states").bits_per_token
         figures["validation/worth_of_states_bits"] = (
             figures["validation/bits_per_token_states_cleared"] - figures["validation/bits_per_token"]

@@ -47,12 +47,16 @@ class Score:
     bytes_in_proportion: float = 0.0
     """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
     share_beyond: float = 0.0
-    """Share of the tokens that lie beyond the first segment of their document: only these can miss a State that is cleared at
-    each segment."""
+    """Share of the tokens that lie beyond the first segment of their document, whose State is cleared."""
 
     @property
     def bits_per_token(self) -> float:
         return self.nats / math.log(2) / self.tokens
+
+    @property
+    def shows_worth(self) -> bool:
+        """Whether it can be seen what clearing the State at each segment costs: not where most tokens are in a first one."""
+        return self.share_beyond >= 0.5
 
     @property
     def bits_per_byte(self) -> float:

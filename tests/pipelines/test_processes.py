@@ -178,7 +178,7 @@ class WithGpu(Trap):
 
 
 def test_processes_without_gpus_speak_gloo_on_a_machine_that_has_some(words: list[str], tmp_path: Path) -> None:
-    machine = dict.fromkeys(range(2), WithGpu("", 0, 0))
+    machine: dict[int, Trap] = dict.fromkeys(range(2), WithGpu("", 0, 0))
     with Group([*words, "--run", "on-cpu", "--steps", "3"], 2, tmp_path / "log", machine) as group:
         assert group.wait() == [0, 0], group.said()
 

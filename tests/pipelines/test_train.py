@@ -15,7 +15,7 @@ import torch
 
 from data_prep.store import SegmentStore
 from pipelines import loop
-from pipelines.checkpoint import Checkpoint, CheckpointError, newest
+from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
 from pipelines.config import DataConfig
 from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
@@ -159,6 +159,19 @@ def test_the_speed_leaves_out_saves_and_validation(train: Train) -> None:
     assert (
         len(points) == 3 and min(points) > 4 * 4 * 32 / 1.0
     )  # four steps of four lanes, in less than one of the pauses
+
+
+def test_a_run_begun_by_an_older_version_goes_on_and_is_told_what_its_curve_means_now(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("--steps", "10")
+    told = folder / "checkpoints" / "step-00000010" / "checkpoint.json"
+    meta = json.loads(told.read_text())
+    del meta["figures"]
+    told.write_text(json.dumps(meta | {"digest": digest_json(meta)}))
+    for steps, expected in (("15", True), ("20", False)):
+        train("--steps", steps, "--allow-change", "steps")
+        assert ("begun by an older version: from here on train/epoch" in capsys.readouterr().out) == expected
 
 
 def test_without_a_validation_split_it_trains_unvalidated(
