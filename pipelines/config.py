@@ -148,7 +148,8 @@ class TrainConfig:
     validate_every: int = 100
     """Steps between validations; 0 for none."""
     validate_tokens: int = 100_000
-    """Tokens of the validation split that are read each time; 0 for all."""
+    """Tokens of the validation split that are read each time, the same ones: where that is not all, of documents spread over the
+    range of lengths, each read for long. 0 for all."""
     max_failures: int = 3
     """Times in a row, without a new checkpoint in between, that workers are started again after one has died."""
     hang_seconds: float = 1800.0

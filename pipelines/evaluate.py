@@ -234,6 +234,11 @@ def remarks(evaluations: list[Evaluation]) -> list[str]:
             lines.append(
                 f"{evaluation.name}: clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
             )
+        elif not evaluation.carried.shows_worth:
+            lines.append(
+                f"{evaluation.name}: what its recurrent states are worth does not show: most tokens are in the first segment of "
+                "their document; try a shorter --segment-length"
+            )
         else:
             lines.append(
                 f"{evaluation.name}: clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use "

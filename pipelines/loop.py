@@ -7,7 +7,6 @@ Every process owns a range of lanes of the global batch and their State. Letters
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -25,11 +24,15 @@ from pipelines.optim import build_optimizer, learning_rate
 from pipelines.saving import Saver
 from pipelines.scoring import Score, has_states, score_split, tensors
 from pipelines.stopping import Stopped
-from pipelines.utilisation import fastest_tokens_per_second, matrix_rate
+from pipelines.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.world import World
 from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
 from recur_models.health import watch
+
+FIGURES = 2
+"""Of a checkpoint, by which rules its run's curve was made; those without it are older. Then train/epoch counted documents begun,
+train/mfu was by a measured rate, and a limited validation read the beginnings of all documents."""
 
 
 class Diverged(UserError):
@@ -95,18 +98,23 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         worth = resume.meta.get("worth")
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
+        if world.rank == 0 and resume.meta.get("figures") != FIGURES:
+            print(
+                "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
+                "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",
+                flush=True,
+            )
         model.load_state_dict(resume.weights())
-        optimizer.load_state_dict(resume.optimizer())
+        restore_optimizer(optimizer, resume)
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
             state, read_B, nats = restore_lanes(resume, config, world, state, nats)
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
             logged = first_step
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
-    fastest = fastest_tokens(config, world, model.vocab_size) if log else None
+    speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if log else {}), first_step
     model.train()
 
-    clock, clock_step = time.perf_counter(), first_step
     for step in range(first_step, config.steps):
         saver.check()
         heart.beat(step)
@@ -132,18 +140,16 @@ def train(
         if due:
             targets = schedule.tokens_before(done) - schedule.tokens_before(logged)
             bits_per_token = world.sum(nats).item() / math.log(2) / targets
-            seconds, clock = time.perf_counter() - clock, time.perf_counter()
             check_finite(bits_per_token, done)
+            rates = speed.figures((done - timed) * config.tokens_per_step)
             if log:
-                tokens_per_second = (done - clock_step) * config.tokens_per_step / seconds
                 figures = {
                     "train/bits_per_token": bits_per_token,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
                     "train/tokens": float(schedule.tokens_before(done)),
-                    "train/epoch": schedule.epoch(done),
-                    "train/tokens_per_second": tokens_per_second,
-                    **({} if fastest is None else {"train/mfu": tokens_per_second / fastest}),
+                    "train/epoch": schedule.tokens_before(done) / schedule.tokens_per_epoch,
+                    **{f"train/{name}": value for name, value in rates.items()},
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 log.log(figures, done)
@@ -152,44 +158,46 @@ def train(
                     warned = warning is not None
                     log.set_tag("recurrence", warning or "in use again")
                     print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
-            nats, clock_step, logged = torch.zeros_like(nats), done, done
+            nats, timed, logged = torch.zeros_like(nats), done, done
 
         if (
             validation_store is not None
             and config.validate_every
             and (done % config.validate_every == 0 or done == config.steps)
         ):
-            figures = validate(model, validation_store, config, world, autocast, lambda *_: heart.beat())
+            with speed.paused():
+                figures = validate(model, validation_store, config, world, autocast, lambda *_: heart.beat())
             worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
             validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
             if log:
                 log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
-            clock, clock_step = time.perf_counter(), done
 
         leaving = world.any(asked_to_stop()) and done < config.steps
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
             check_finite(nats.item() + float(gradient_norm), done)
-            folder = saver.save(
-                done,
-                model=model,
-                optimizer=optimizer,
-                per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
-                per_process={"nats": nats, **random_state(world)},
-                meta={
-                    "config": to_json(config),
-                    "logged": logged,
-                    "worth": worth,
-                    "warned": warned,
-                    "validation": validated,
-                    "mlflow_run": log.run_id if log else None,
-                    "cursor": schedule.cursor(done).tolist(),
-                    "tokens": schedule.tokens_before(done),
-                    "vocab_size": model.vocab_size,
-                    "tokenizer": train_store.manifest.tokenizer.fingerprint,
-                    "store": train_store.manifest.fingerprint,
-                },
-            )
-            report({"step": done, "checkpoint": folder})
+            with speed.paused():
+                folder = saver.save(
+                    done,
+                    model=model,
+                    optimizer=optimizer,
+                    per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
+                    per_process={"nats": nats, **random_state(world)},
+                    meta={
+                        "config": to_json(config),
+                        "figures": FIGURES,
+                        "logged": logged,
+                        "worth": worth,
+                        "warned": warned,
+                        "validation": validated,
+                        "mlflow_run": log.run_id if log else None,
+                        "cursor": schedule.cursor(done).tolist(),
+                        "tokens": schedule.tokens_before(done),
+                        "vocab_size": model.vocab_size,
+                        "tokenizer": train_store.manifest.tokenizer.fingerprint,
+                        "store": train_store.manifest.fingerprint,
+                    },
+                )
+                report({"step": done, "checkpoint": folder})
         if leaving:
             saver.close()
             raise Stopped(done)
@@ -206,7 +214,7 @@ def validate(
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Bits per token and byte on the validation split, with a State of its own; where the model has recurrent states, also with
-    these cleared at every segment: what the loss suffers then is what the recurrence is worth.
+    these cleared at every segment: what the loss suffers then is what the recurrence is worth, if that can be seen at all.
     """
 
     def score(clearing: Any) -> Score:
@@ -225,7 +233,7 @@ def validate(
     carried = score("nothing")
     figures = {"validation/bits_per_token": carried.bits_per_token}
     figures["validation/bits_per_byte"] = carried.bits_per_token * carried.tokens / carried.bytes_in_proportion
-    if has_states(model):
+    if has_states(model) and carried.shows_worth:
         figures["validation/bits_per_token_states_cleared"] = score("states").bits_per_token
         figures["validation/worth_of_states_bits"] = (
             figures["validation/bits_per_token_states_cleared"] - figures["validation/bits_per_token"]
@@ -248,12 +256,28 @@ def precision(config: TrainConfig, world: World) -> torch.dtype:
     return torch.float32 if wanted == "float32" else torch.bfloat16
 
 
-def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> float | None:
-    """Tokens/s at which the GPUs would do nothing but needed products (MFU 1), measured in a second; None on a CPU."""
+def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[str, float]:
+    """Tokens/s at which the GPUs would do nothing but needed products: at the rate of their data sheet (`mfu`, where it is known),
+    and at the one that they reach in a large product, measured in a second. A CPU has neither.
+    """
     if world.device.type != "cuda":
-        return None
-    rate = matrix_rate(world.device, precision(config, world))
-    return fastest_tokens_per_second(config.model, vocab_size, rate, devices=world.size)
+        return {}
+    dtype = precision(config, world)
+    peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
+    rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
+    return {
+        name: fastest_tokens_per_second(config.model, vocab_size, rate, devices=world.size)
+        for name, rate in rates.items()
+        if rate
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, resume: Checkpoint) -> None:
+    """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(resume.optimizer())
+    for group, ours in zip(optimizer.param_groups, settings, strict=True):
+        group.update(ours)
 
 
 def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -281,10 +305,11 @@ def restore_lanes(
 ) -> tuple[State, torch.Tensor, torch.Tensor]:
     """State and digests of own lanes, and the sum of nats since the last log; the generators are set as they were.
 
-    With another number of processes than before, lanes move to their new owners; dropout then draws anew.
+    State is in the dtype that it was carried in (under autocast bfloat16, where ``fresh`` is float32): what a gate makes of it is
+    rounded by that. With another number of processes than before, lanes move to their new owners; dropout then draws anew.
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
-    state = {name: lanes[f"state/{name}"].to(tensor) for name, tensor in fresh.items()}
+    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
     if own is None:
         torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
         return state, lanes["digest"], (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)

@@ -46,10 +46,17 @@ class Score:
     bucket_tokens: tuple[int, ...]
     bytes_in_proportion: float = 0.0
     """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
+    share_beyond: float = 0.0
+    """Share of the tokens that lie beyond the first segment of their document, whose State is cleared."""
 
     @property
     def bits_per_token(self) -> float:
         return self.nats / math.log(2) / self.tokens
+
+    @property
+    def shows_worth(self) -> bool:
+        """Whether it can be seen what clearing the State at each segment costs: not where most tokens are in a first one."""
+        return self.share_beyond >= 0.5
 
     @property
     def bits_per_byte(self) -> float:
@@ -109,12 +116,16 @@ def score_split(
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens`` clips documents so that about so many tokens are read. ``progress(step, steps)`` is called after each step.
+    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step.
     """
-    schedule = EvaluationLanes(
-        store.lengths, lanes=lanes, segment_length=segment_length, block=model.block, limit_tokens=limit_tokens
-    )
-    start, stop = world.lanes(lanes)
+    sizes = {"segment_length": segment_length, "block": model.block}
+    schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
+    chosen = int(np.count_nonzero(schedule.lengths))
+    if chosen < min(
+        lanes, np.count_nonzero(store.lengths)
+    ):  # idle lanes cost as much as others; a process has one at least
+        schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
+    start, stop = world.lanes(schedule.lanes)
     initial = model.initial_state(stop - start)
     kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
     state, was_training = initial, model.training
@@ -160,4 +171,5 @@ def score_split(
             for document, length in zip(documents, schedule.lengths.tolist(), strict=True)
             if length
         ),
+        share_beyond=float(np.maximum(schedule.lengths - segment_length, 0).sum() / schedule.tokens),
     )

@@ -307,8 +307,8 @@ def start(config: TrainConfig, run: Run) -> None:
 def train_here(config: TrainConfig, stop: Stop) -> None:
     """Run `work` in this process, or in those that torchrun has started."""
     use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
-    join_torchrun()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
+    join_torchrun(device)
     with stop.on_signals():
         work(config, World.current(device), lambda figures: None, stop.asked)
 

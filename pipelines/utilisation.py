@@ -1,15 +1,19 @@
-"""How much of a device a model uses: the FLOPs that its tokens need over what the device does in a large matrix product.
+"""How fast a run is: its tokens per second, and how much of its device they use, by two measures.
 
-    rate = matrix_rate(device, torch.bfloat16)                              # FLOP/s, measured
-    fastest_tokens_per_second(RecConfig(), vocab_size=32_001, rate=rate)    # tokens/s over this is MFU
+    rate = matrix_rate(device, torch.bfloat16)                              # FLOP/s of a large product, measured
+    peak = peak_rate("NVIDIA A100-SXM4-80GB", torch.bfloat16)               # FLOP/s by the data sheet: 312e12
+    fastest_tokens_per_second(RecConfig(), vocab_size=32_001, rate=peak)    # tokens/s over this is MFU, as the field has it
 
 FLOPs are those of recur_models/costs.py: needed ones alone, and what is computed a second time does not count.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,10 +23,43 @@ from recur_models.costs import costs
 GPU_SIZE = 8192
 """Rows and columns of the matrices: a product of a millisecond or more, on any GPU."""
 
+PEAKS: dict[str, tuple[float, float, float]] = {
+    "B200": (2250, 1125, 75),
+    "H200 NVL|H100 NVL": (835, 417, 60),
+    "H200|GH200 .*|H100 SXM.*|H100 80GB HBM3": (989, 494, 67),
+    "H100 PCIe": (756, 378, 51),
+    "A100.*|A800.*": (312, 156, 19.5),
+    "A30": (165, 82, 10.3),
+    "A40": (149.7, 74.8, 37.4),
+    "A10": (125, 62.5, 31.2),
+    "A10G": (70, 35, 31.2),
+    "L40S": (362, 183, 91.6),
+    "L40": (181, 90.5, 90.5),
+    "L4": (121, 60, 30.3),
+    "RTX 6000 Ada Generation": (364, 182, 91.1),
+    "RTX A6000": (154.8, 77.4, 38.7),
+    "GeForce RTX 4090": (165.2, 82.6, 82.6),
+    "GeForce RTX 3090": (71, 35.6, 35.6),
+    "V100.*SXM.*": (0, 0, 15.7),
+    "V100.*PCI.*": (0, 0, 14),
+    "T4": (0, 0, 8.1),
+}
+"""TFLOP/s by the makers' data sheets, without sparsity: bfloat16, TF32, float32; 0 where the GPU has no units for it. The key is
+what torch calls the GPU, less the maker; a part of one (MIG) has another name, and so no peak."""
+
+
+def peak_rate(name: str, dtype: torch.dtype) -> float | None:
+    """FLOP/s of products in ``dtype`` by the data sheet of the GPU that torch calls ``name``; None where it is not known."""
+    model = re.sub(r"^(NVIDIA |Tesla )+", "", name)
+    rows = [row for key, row in PEAKS.items() if re.fullmatch(key, model) and "MIG" not in model]
+    column = 0 if dtype == torch.bfloat16 else 1 if torch.backends.cuda.matmul.allow_tf32 else 2
+    return rows[0][column] * 1e12 or None if rows else None
+
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = GPU_SIZE, repeats: int = 10) -> float:
     """FLOP/s of products of two size² matrices, done one after another: the median of three times ``repeats``."""
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    own = torch.Generator(device).manual_seed(0)  # a run's dropout draws from the device's
+    a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=own) for _ in range(2))
     out, seconds = torch.mm(a, b), []
     for _ in range(3):
         synchronize(device)
@@ -41,5 +78,29 @@ def synchronize(device: torch.device) -> None:
 
 
 def fastest_tokens_per_second(model: ModelConfig, vocab_size: int, rate: float, devices: int = 1) -> float:
-    """Tokens/s of training at which the needed FLOPs take all of the matrix rate of so many devices."""
+    """Tokens/s of training at which the needed FLOPs take all of the rate of so many devices."""
     return devices * rate / costs(model, vocab_size).training_flops_per_token
+
+
+class Speed:
+    """The clock of a loop. What is done inside `paused` is left out of it."""
+
+    def __init__(self, device: torch.device, fastest: dict[str, float]) -> None:
+        """
+        Args:
+            fastest: tokens/s at which each of these shares would be 1.
+        """
+        self._device, self._fastest, self._since = device, fastest, time.perf_counter()
+
+    def figures(self, tokens: int) -> dict[str, float]:
+        """The rate at which so many tokens were read since the last call, and its shares; the device has done its work."""
+        now = time.perf_counter()
+        rate, self._since = tokens / (now - self._since), now
+        return {"tokens_per_second": rate, **{name: rate / fastest for name, fastest in self._fastest.items()}}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        synchronize(self._device)  # what it was given before counts
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began

@@ -82,7 +82,7 @@ class World:
         return int(numbers)
 
 
-def join_torchrun() -> None:
-    """Join the process group that torchrun's environment describes, if it does."""
+def join_torchrun(device: torch.device) -> None:
+    """Join the process group that torchrun's environment describes, if it does; NCCL moves nothing but a GPU's tensors."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -218,9 +219,32 @@ def test_longest_document_first_on_the_least_loaded_lane() -> None:
 def test_limit_does_not_depend_on_the_order_of_documents() -> None:
     lengths = np.array([700, 20, 310, 5, 90])
     for limit in (1, 64, 200, 600, 5000):
-        clipped = EvaluationLanes(lengths, lanes=2, segment_length=64, block=16, limit_tokens=limit).lengths
-        turned = EvaluationLanes(lengths[::-1], lanes=2, segment_length=64, block=16, limit_tokens=limit).lengths
-        assert np.array_equal(clipped, turned[::-1])
+        assert np.array_equal(sample(lengths, 16, limit), sample(lengths[::-1], 16, limit, lanes=3)[::-1])
+
+
+def sample(lengths: Sequence[int] | np.ndarray, block: int, limit: int, lanes: int = 2) -> np.ndarray:
+    """What is read of each document."""
+    sizes = {"lanes": lanes, "segment_length": 4 * block, "block": block}
+    return EvaluationLanes(lengths, **sizes, limit_tokens=limit).lengths
+
+
+@pytest.mark.parametrize(("typical", "limit"), [(3_000, 50_000), (3_000, 100_000), (80_000, 40_000), (300, 20_000)])
+def test_a_sample_reads_far_into_documents_of_all_lengths(typical: int, limit: int) -> None:
+    lengths = np.random.default_rng(1).lognormal(np.log(typical), 1.2, 2_000).astype(np.int64)
+    read = sample(lengths, 64, limit)
+    chosen = np.flatnonzero(read)
+    assert 0.9 * limit < read.sum() <= limit
+    assert ((read[chosen] == lengths[chosen]) | (read[chosen] >= limit // 8 // 64 * 64)).all()
+    # Half of the sample's documents are such as hold half of the split's tokens: neither the longest nor the shortest alone.
+    ranked = np.sort(lengths)
+    median = ranked[np.searchsorted(np.cumsum(ranked), lengths.sum() / 2)]
+    assert 0.3 < (lengths[chosen] > median).mean() < 0.7
+
+
+def test_a_sample_of_a_few_documents_reads_the_beginning_of_each() -> None:
+    assert sample([40_000, 3, 50_000, 60_000], 64, 30_000).tolist() == [9_984, 3, 9_984, 9_984]
+    assert sample([400, 3, 500], 64, 1_000).tolist() == [400, 3, 500]
+    assert sample([400, 3, 500], 64, 1).tolist() == [0, 0, 64]
 
 
 def test_order_follows_seed_epoch_and_fingerprint() -> None:

@@ -160,6 +160,31 @@ def test_two_one_four_and_two_processes_read_and_learn_the_same(
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+def test_in_bfloat16_a_kill_changes_no_bit_and_lanes_move_with_theirs(words: list[str], tmp_path: Path) -> None:
+    mine = [*words, "--steps", "20", "--precision", "bfloat16"]
+    with Group([*mine, "--run", "steady"], 2, tmp_path / "steady.log") as group:
+        assert group.wait() == [0, 0], group.said()
+    for trap, statuses in (({0: Trap("forward", 11, 0), 1: Trap("forward", 11, 0)}, [-9, -9]), ({}, [0, 0])):
+        with Group([*mine, "--run", "killed"], 2, tmp_path / "killed.log", trap) as group:
+            assert group.wait() == statuses, group.said()
+    assert final_tensors(tmp_path / "killed", 20) == final_tensors(tmp_path / "steady", 20)
+    for workers in (1, 4):
+        check_the_move(Checkpoint.open(folders(tmp_path / "killed" / "checkpoints")[0]), mine, workers)
+
+
+class WithGpu(Trap):
+    """No trap, but a GPU on the machine, as far as torch says."""
+
+    def lay(self) -> None:
+        torch.cuda.is_available = lambda: True
+
+
+def test_processes_without_gpus_speak_gloo_on_a_machine_that_has_some(words: list[str], tmp_path: Path) -> None:
+    machine: dict[int, Trap] = dict.fromkeys(range(2), WithGpu("", 0, 0))
+    with Group([*words, "--run", "on-cpu", "--steps", "3"], 2, tmp_path / "log", machine) as group:
+        assert group.wait() == [0, 0], group.said()
+
+
 def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int) -> None:
     """What each of another number of processes restores is, lane for lane and bit for bit, what was saved."""
     whole: dict[str, torch.Tensor] = {}
@@ -172,7 +197,9 @@ def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int
     for rank in range(next_workers):
         start, stop = 4 * rank // next_workers, 4 * (rank + 1) // next_workers
         fresh = {
-            name.removeprefix("state/"): torch.zeros_like(value[start:stop])
+            name.removeprefix("state/"): torch.zeros(
+                value[start:stop].shape
+            )  # as a model begins, whatever it computes in
             for name, value in whole.items()
             if name.startswith("state/")
         }
@@ -182,7 +209,8 @@ def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int
         torch.set_rng_state(before)
         assert torch.equal(digests, whole["digest"][start:stop])
         for name, value in state.items():
-            assert torch.equal(value, whole[f"state/{name}"][start:stop]), name
+            was = whole[f"state/{name}"][start:stop]
+            assert value.dtype == was.dtype and torch.equal(value, was), name
     assert not torch.equal(whole["digest"][0], whole["digest"][1])  # a swap would be seen
 
 

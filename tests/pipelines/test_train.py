@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import cli
+from pipelines import cli, loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.config import DataConfig
+from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
+from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
+from pipelines.saving import Saver
 from pipelines.scoring import score_split
 from pipelines.world import World
 from recur_models import RecurrentModel, model_from_json
 from tests.pipelines.conftest import TINY
-from tests.small_corpus import contents
+from tests.small_corpus import contents, words
 
 Train = Callable[..., Path]
 
@@ -29,6 +35,10 @@ Train = Callable[..., Path]
 def load(folder: Path) -> RecurrentModel:
     checkpoint, _ = newest(folder / "checkpoints")
     assert checkpoint is not None
+    return load_model(checkpoint)
+
+
+def load_model(checkpoint: Checkpoint) -> RecurrentModel:
     model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
     model.load_state_dict(checkpoint.weights())
     return model
@@ -71,15 +81,99 @@ def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("log_every", ["1", "4"])  # 4: the checkpoint of step 10 lies between two points of the curve
-def test_resumed_equals_undisturbed_bit_for_bit(train: Train, log_every: str) -> None:
-    words = ("--log-every", log_every, "--validate-every", "6")
+def test_resumed_equals_undisturbed_bit_for_bit(train: Train, log_every: str, precision: str) -> None:
+    words = ("--log-every", log_every, "--validate-every", "6", "--precision", precision)
     undisturbed, resumed = train(*words, name="whole"), train(*words, name="halves")
     forget(resumed, 15, 20)
     assert train(*words, name="halves") == resumed
     last = "checkpoints/step-00000020"
     assert without_run_name(contents(undisturbed / last)) == without_run_name(contents(resumed / last))
     assert curve(undisturbed) == curve(resumed)
+
+
+def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: Train) -> None:
+    found = Checkpoint.open(train("--precision", "bfloat16", "--steps", "5") / "checkpoints" / "step-00000005")
+    saved, _ = found.lanes(0, 4)
+    assert {saved[name].dtype for name in saved if name.endswith(".states")} == {torch.bfloat16}
+    fresh, nats = load_model(found).initial_state(2), torch.zeros((), dtype=torch.float64)
+    for rank in range(2):
+        world = World(rank, 2, torch.device("cpu"))
+        with torch.random.fork_rng():
+            state, _, _ = restore_lanes(
+                found, replace(PRESETS["small-rec"], data=DataConfig(lanes=4)), world, fresh, nats
+            )
+        for name, value in state.items():
+            was = saved[f"state/{name}"][2 * rank : 2 * rank + 2]
+            assert value.dtype == was.dtype and torch.equal(value, was), name
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_changed_fields_of_the_optimizer_take_effect(train: Train, name: str) -> None:
+    words, changed = (
+        ("--optim.name", name, "--optim.lr", "0.01"),
+        ("--optim.weight-decay", "0.5", "--optim.betas", "0.5", "0.6"),
+    )
+    allowed = ("--allow-change", "optim.weight_decay", "optim.betas")
+    for run in ("same", "changed"):
+        forget(train(*words, name=run), 15, 20)
+    same, other = train(*words, name="same"), train(*words, *changed, *allowed, name="changed")
+    before, after = (Checkpoint.open(folder / "checkpoints" / "step-00000020") for folder in (same, other))
+    assert after.meta["config"]["optim"]["weight_decay"] == 0.5
+    groups = after.meta["optimizer"]["groups"]
+    assert {group["weight_decay"] for group in groups} <= {0.5, 0.0} and groups[0]["weight_decay"] == 0.5
+    assert 0.5 in numbers(groups[0].get("betas", groups[0].get("beta1")))
+    assert not torch.equal(*(saved.weights()["embedding.weight"] for saved in (before, after)))
+
+
+def numbers(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def test_the_epoch_counts_tokens(train: Train, store: Path) -> None:
+    total = SegmentStore.open(store, "text", "train").manifest.totals.tokens
+    points = [r.metrics for r in read_records(train("--steps", "40") / "metrics.jsonl") if "train/epoch" in r.metrics]
+    assert [point["train/epoch"] for point in points] == [point["train/tokens"] / total for point in points]
+    assert len({point["train/epoch"] for point in points}) == 40  # no staircase
+
+
+def test_the_speed_leaves_out_saves_and_validation(train: Train) -> None:
+    def slow(function: Callable[..., object]) -> Callable[..., object]:
+        pauses = [1.0]  # the first time
+
+        def slowly(*args: object, **kwargs: object) -> object:
+            time.sleep(pauses.pop() if pauses else 0)
+            return function(*args, **kwargs)
+
+        return slowly
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Saver, "save", slow(Saver.save))
+        patch.setattr(loop, "validate", slow(loop.validate))
+        words = ("--steps", "12", "--log-every", "4", "--checkpoint.every", "6", "--validate-every", "6")
+        folder = train(*words)
+    points = [
+        r.metrics["train/tokens_per_second"]
+        for r in read_records(folder / "metrics.jsonl")
+        if "train/epoch" in r.metrics
+    ]
+    assert (
+        len(points) == 3 and min(points) > 4 * 4 * 32 / 1.0
+    )  # four steps of four lanes, in less than one of the pauses
+
+
+def test_a_run_begun_by_an_older_version_goes_on_and_is_told_what_its_curve_means_now(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("--steps", "10")
+    told = folder / "checkpoints" / "step-00000010" / "checkpoint.json"
+    meta = json.loads(told.read_text())
+    del meta["figures"]
+    told.write_text(json.dumps(meta | {"digest": digest_json(meta)}))
+    for steps, expected in (("15", True), ("20", False)):
+        train("--steps", steps, "--allow-change", "steps")
+        assert ("begun by an older version: from here on train/epoch" in capsys.readouterr().out) == expected
 
 
 def test_without_a_validation_split_it_trains_unvalidated(
@@ -336,6 +430,38 @@ def test_a_model_that_ignores_its_state_is_told_of(
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
     (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert "ignore its recurrent State" in run.data.tags["recurrence"]
+
+
+def validated_on(make_config: Callable[..., PrepareConfig], text_folder: Path, documents: int, words_each: int) -> None:
+    """Make the store with these documents in its validation split, in place of the two."""
+    for i in range(documents):
+        (text_folder / "validation" / f"doc{i}.txt").write_bytes(words(f"many{i}", words_each).encode())
+    prepare(make_config(overwrite=True))
+
+
+def test_the_worth_is_seen_where_many_documents_are_validated(
+    train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path
+) -> None:
+    """60 documents of some ten segments: 800 tokens would be a block of each."""
+    validated_on(make_config, text_folder, 60, 60)
+    records = read_records(train("--validate-tokens", "800", "--optim.lr", "1e-2") / "metrics.jsonl")
+    worths = [r.metrics["validation/worth_of_states_bits"] for r in records if "validation/bits_per_token" in r.metrics]
+    assert len(worths) == 2 and all(abs(worth) > 1e-6 for worth in worths)
+
+
+def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
+    train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recur_models import health
+
+    validated_on(make_config, text_folder, 60, 3)  # none is as long as a segment
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "LEAST_WORTH", 1e9)
+        records = read_records(train() / "metrics.jsonl")
+    validated = [record.metrics for record in records if "validation/bits_per_token" in record.metrics]
+    assert len(validated) == 2
+    assert not {"validation/worth_of_states_bits", "validation/bits_per_token_states_cleared"} & validated[0].keys()
+    assert "ignore its recurrent State" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

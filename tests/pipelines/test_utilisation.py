@@ -9,7 +9,7 @@ import torch
 
 from pipelines.loop import fastest_tokens
 from pipelines.presets import PRESETS
-from pipelines.utilisation import fastest_tokens_per_second, matrix_rate
+from pipelines.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.world import World
 from recur_models import VanillaConfig
 
@@ -35,5 +35,48 @@ def test_the_matrix_rate_is_that_of_a_product() -> None:
     assert rate >= 2 * 384**3 / max(seconds) / 20
 
 
+def test_measuring_the_rate_leaves_the_generator_as_it_was() -> None:
+    """It stands where a resumed run has put it: dropout draws from there."""
+    before = torch.get_rng_state()
+    matrix_rate(torch.device("cpu"), torch.float32, size=16)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_cpu_has_no_mfu() -> None:
-    assert fastest_tokens(PRESETS["demo-rec"], World.current(), 257) is None
+    assert fastest_tokens(PRESETS["demo-rec"], World.current(), 257) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", (312, 19.5)),
+        ("NVIDIA A100 80GB PCIe", (312, 19.5)),
+        ("NVIDIA H100 80GB HBM3", (989, 67)),
+        ("NVIDIA H100 PCIe", (756, 51)),
+        ("NVIDIA H200", (989, 67)),
+        ("NVIDIA L4", (121, 30.3)),
+        ("NVIDIA L40S", (362, 91.6)),
+        ("NVIDIA A10", (125, 31.2)),
+        ("NVIDIA A10G", (70, 31.2)),
+        ("NVIDIA GeForce RTX 4090", (165.2, 82.6)),
+        ("Tesla V100-SXM2-16GB", (None, 15.7)),  # no bfloat16
+        ("Tesla T4", (None, 8.1)),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", (None, None)),  # a part of one
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", (None, None)),
+        ("A card of next year", (None, None)),
+    ],
+)
+def test_a_peak_is_the_data_sheets(name: str, teraflops: tuple[float | None, float | None]) -> None:
+    for dtype, expected in zip((torch.bfloat16, torch.float32), teraflops, strict=True):
+        assert peak_rate(name, dtype) == (expected and pytest.approx(expected * 1e12))
+    assert not torch.backends.cuda.matmul.allow_tf32  # float32 is float32, unless someone says so
+
+
+def test_shares_are_of_the_speed_and_pauses_are_left_out() -> None:
+    speed = Speed(torch.device("cpu"), {"mfu": 4000.0, "share_of_matrix_rate": 2000.0})
+    time.sleep(0.05)
+    with speed.paused():
+        time.sleep(0.3)
+    figures = speed.figures(100)
+    assert 100 / 0.3 < figures["tokens_per_second"] < 100 / 0.05
+    assert figures["mfu"] == figures["tokens_per_second"] / 4000 == figures["share_of_matrix_rate"] / 2
