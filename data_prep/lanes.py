@@ -126,15 +126,11 @@ class TrainingLanes:
         return Timeline(self._lengths, orders, **sizes)
 
     @property
-    def documents_per_epoch(self) -> int:
-        return len(self._documents)
-
-    @property
     def tokens_per_epoch(self) -> int:
         return int(self._lengths.sum())
 
     def order(self, epoch: int) -> np.ndarray:
-        """int64 [documents_per_epoch]: the documents of an epoch, in the order in which they are drawn."""
+        """int64 [documents]: the documents of an epoch, in the order in which they are drawn."""
         key = xxhash.xxh3_128_intdigest(f"{self.fingerprint}:{self.seed}:{epoch}".encode())
         # Sorting raw bits, since numpy keeps those stable between its versions and `permutation` it does not.
         bits = np.random.Philox(key=key).random_raw(len(self._documents))
@@ -170,10 +166,8 @@ class TrainingLanes:
         return int(self._timeline.valid[:step].sum())
 
     def epoch(self, step: int) -> float:
-        """Documents that began before this step, per document of an epoch."""
-        if step > 0:
-            self._extend(step - 1)
-        return int(self._timeline.begun[:step].sum()) / self.documents_per_epoch
+        """Tokens of all steps before this one, per token of the store."""
+        return self.tokens_before(step) / self.tokens_per_epoch
 
     def cursor(self, step: int) -> np.ndarray:
         """int64 [lanes]: the tokens that each lane has read before this step. Differs as soon as the schedule does."""

@@ -40,7 +40,6 @@ class Timeline:
 
     Attributes:
         valid: int64. Valid tokens of each step over all lanes; longer than needed, since it grows by doubling.
-        begun: int64. Documents that begin in each step; as long.
         forgotten: the block before which documents are no longer known.
     """
 
@@ -58,7 +57,7 @@ class Timeline:
             )
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
         self.blocks_per_step = segment_length // block
-        self.valid, self.begun = np.zeros(64, dtype=np.int64), np.zeros(64, dtype=np.int64)
+        self.valid = np.zeros(64, dtype=np.int64)
         self.forgotten = 0
         self._lengths = lengths
         self._stream = self._one_by_one(stream)
@@ -131,8 +130,7 @@ class Timeline:
         lowest, steps = int(step.min()), int(last_step.max()) + 2
         if steps > len(self.valid):
             more = np.zeros(max(steps - len(self.valid), len(self.valid)), dtype=np.int64)
-            self.valid, self.begun = np.concatenate([self.valid, more]), np.concatenate([self.begun, more])
-        np.add.at(self.begun, step, 1)
+            self.valid = np.concatenate([self.valid, more])
         np.add.at(self.valid, step, (step + 1) * T - first)
         np.add.at(self.valid, last_step, last - last_step * T)
         between = np.zeros(steps - lowest, dtype=np.int64)  # whole segments; minus one where a document is in one alone

@@ -148,7 +148,7 @@ def train(
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
                     "train/tokens": float(schedule.tokens_before(done)),
-                    "train/epoch": schedule.tokens_before(done) / schedule.tokens_per_epoch,
+                    "train/epoch": schedule.epoch(done),
                     **{f"train/{name}": value for name, value in rates.items()},
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
