@@ -114,7 +114,7 @@ class SplitsByHash(Protocol):
 
 
 SMALL = 1000
-"""A corpus of so many documents has some in each split, whatever their names."""
+"""A corpus of so many sources has documents in each split, whatever their names."""
 
 
 def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Source]]:
@@ -124,13 +124,14 @@ def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Sour
     of the split with most, that whose hash is the least, in whatever order they are listed.
     """
     found = {split: corpus.sources(split) for split in splits}
-    by_hash = isinstance(corpus, SplitsByHash) and corpus.splits_by_hash()
-    if not by_hash or any(len(listed) >= SMALL for listed in found.values()):
+    if any(len(listed) >= SMALL for listed in found.values()):
+        return found
+    if not (isinstance(corpus, SplitsByHash) and corpus.splits_by_hash()):
         return found
     every = {split: list(found[split] if split in found else corpus.sources(split)) for split in SPLITS}
     # A source without bytes is empty, or stands for what was left out.
     documents = {split: sorted((s for s in every[split] if s.bytes), key=_hash_of) for split in SPLITS}
-    if 3 <= sum(map(len, documents.values())) < SMALL:
+    if sum(map(len, every.values())) < SMALL and sum(map(len, documents.values())) >= 3:
         for split in [split for split in SPLITS if not documents[split]]:
             giver = max(SPLITS, key=lambda name: len(documents[name]))
             moved = documents[giver].pop(0)

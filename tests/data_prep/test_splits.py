@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.text import Text
 from data_prep.documents import SPLITS, Document, Source, sources_of
@@ -40,6 +41,17 @@ def test_a_small_corpus_has_a_document_in_each_split(count: int, tmp_path: Path)
     for split in SPLITS:
         read = [item.id for item in corpus.read(sources_of(corpus, SPLITS)[split])]
         assert read == found[split]
+
+
+def test_no_document_is_in_two_splits_where_most_files_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SMALL", 20)
+    corpus = text_of(tmp_path / "corpus", ["emma", "persuasion", "middlemarch"])
+    for i in range(30):
+        (tmp_path / "corpus" / f"empty{i}.txt").touch()
+    one_by_one = {split: list(sources_of(corpus, (split,))[split]) for split in SPLITS}
+    assert one_by_one == sources_of(corpus, SPLITS)
 
 
 def test_the_documents_that_move_depend_on_their_names_alone(tmp_path: Path) -> None:
