@@ -12,27 +12,28 @@ so), damaged ones, and within papers links, devices and names that lead out of t
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from data_prep.corpora import latex
+from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, slice_of, text_of, unpack, whole_file
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
     LeftOut,
     TooLarge,
     check_name,
-    codec_of,
     decompressed,
     files_in,
     is_safe,
-    is_tar,
     lines,
     open_seekable,
     printable,
@@ -40,21 +41,17 @@ from data_prep.corpora.streams import (
     skipped_of,
     tar_members,
 )
-from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, decode_utf8, split_of
 from data_prep.places import Listed, Place
 
-TEX = (".tex", ".ltx", ".latex")
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)
-ID = re.compile(r"(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?")
-MAX_FILES = 10_000
-"""A paper with more TeX files is too large."""
-GZIP_RATIO = 1032
-"""Gzip cannot make more of a byte."""
+ID = re.compile(
+    r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
+)
 LINE = 16 << 20
-
-
-class _NoPaper(Exception):
-    """Its argument is the reason for which this is no document."""
+LISTED_AT_ONCE = 8
+_NEWEST: dict[tuple[object, ...], list[Source]] = {}
+"""The sources of the corpus that was listed last."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +78,7 @@ class Arxiv:
         return True
 
     def sources(self, split: str) -> list[Source]:
-        wanted = self._wanted()
-        found: list[Source] = []
-        seen: set[str] = set()
-        for paper in self._listed(split, wanted):
-            if skipped_of(paper) is None:
-                if paper.id in seen:
-                    raise CorpusError(f"{self._root()} holds paper {paper.id} twice: take one of them out")
-                seen.add(paper.id)
-            if paper.split == split:
-                title = wanted.get(paper.id, "") if wanted else ""
-                found.append(replace(paper, title=title or paper.title))
-        if not seen:
-            which = " that --ids, --metadata and --subject ask for" if wanted is not None else ""
-            raise CorpusError(
-                f"{self._root()} holds no paper{which}: give --source the folder of arXiv_src_*.tar, or of a folder for each paper"
-            )
-        return found
+        return [source for source in self._sources() if source.split == split]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         root = self._root()
@@ -112,16 +93,16 @@ class Arxiv:
                 place = root / name if name else root
                 limit = self.max_document_bytes
                 if kind == "folder":
-                    unpack = partial(_folder, place, limit)
+                    files = partial(folder_of_tex, place, limit)
                 elif kind == "file":
-                    unpack = partial(_unpack, _file(place), source.id, limit)
+                    files = partial(unpack, whole_file(place), source.id, limit)
                 else:
                     if opened != place:
                         stack.close()
                         opened, file = place, stack.enter_context(open_seekable(place))
                     assert file is not None
-                    unpack = partial(_unpack, _slice(file, int(offset), int(size)), source.id, limit)
-                yield from self._document(source, unpack)
+                    files = partial(unpack, slice_of(file, int(offset), int(size)), source.id, limit)
+                yield from self._document(source, files)
 
     def _document(
         self, source: Source, unpack: Callable[[], tuple[dict[str, bytes], LeftOut]]
@@ -130,8 +111,8 @@ class Arxiv:
         try:
             with reading(source.id):
                 files, left_out = unpack()
-                text = _text(files)
-        except _NoPaper as error:
+                text = text_of(files)
+        except NoPaper as error:
             yield Skipped(source.id, str(error))
         except TooLarge:
             yield Skipped(source.id, "too large")
@@ -150,26 +131,56 @@ class Arxiv:
             raise CorpusError(f"{root} is not there: give --source the folder that holds the corpus {self.name}")
         return root
 
-    def _listed(self, split: str, wanted: dict[str, str] | None) -> Iterator[Source]:
-        root = self._root()
-        if root.is_file():
-            single = Listed(root, "", root.size(), False)
-            yield from _bulk(single, split, wanted) if root.name.lower().endswith(".tar") else _single(single, wanted)
-            return
+    def _sources(self) -> list[Source]:
+        """Those of all splits. Archives take long to list: as long as none of them changes, the newest listing stays."""
+        root, beside = self._root(), [Place.parse(path) for path in (self.ids, self.metadata) if path]
+        whole = root.is_file()
+        files = [Listed(root, "", root.size(), False)] if whole else files_in(root, recursive=True, links=False)
+        seen = [*files, *(Listed(place, place.name, place.size(), False) for place in beside)]
+        key = (self, *((file.name, file.bytes, _changed(file.place)) for file in seen))
+        if key not in _NEWEST:
+            found = self._listed(root, files, self._wanted())
+            _NEWEST.clear()
+            _NEWEST[key] = found
+        return _NEWEST[key]
+
+    def _listed(self, root: Place, files: list[Listed], wanted: dict[str, str] | None) -> list[Source]:
+        packed: list[Listed] = []
         folders: dict[str, list[Listed]] = {}
-        for file in files_in(root, recursive=True, links=False):
+        for file in files:
             top, _, below = file.name.partition("/")
             check_name(root, top)
-            if BULK.fullmatch(file.place.name) or (not below and file.name.lower().endswith(".tar")):
-                yield from _bulk(file, split, wanted)
+            if _is_bulk(file) or file.place == root or (not below and file.name.lower().endswith(".gz")):
+                packed.append(file)
             elif below:
                 folders.setdefault(top, []).append(file)
-            elif file.name.lower().endswith(".gz"):
-                yield from _single(file, wanted)
-        for name, files in sorted(folders.items()):
-            if wanted is None or canonical(name) in wanted:
-                size = sum(file.bytes for file in files if _is_tex(file.name))
-                yield Source(canonical(name), name, split_of(canonical(name)), size, f"folder\t0\t{size}\t{name}")
+        found: list[Source] = []
+        held: set[str] = set()  # of the wanted, also what is left out
+        with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
+            archives = pool.map(partial(_bulk, wanted=wanted), [file for file in packed if _is_bulk(file)])
+            for file in packed:
+                papers, ids = next(archives) if _is_bulk(file) else _single(file, wanted)
+                found += papers
+                held |= ids
+        for name, inside in sorted(folders.items()):
+            id, size = canonical(name), sum(file.bytes for file in inside if is_tex(file.name))
+            if wanted is None or id in wanted:
+                found.append(Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}"))
+                held.add(id)
+        counts = Counter(source.id for source in found if skipped_of(source) is None)
+        if not counts:
+            which = " that --ids, --metadata and --subject ask for" if wanted is not None else ""
+            raise CorpusError(
+                f"{root} holds no paper{which}: give --source the folder of arXiv_src_*.tar, or of a folder for each paper"
+            )
+        id, count = counts.most_common(1)[0]
+        if count > 1:
+            raise CorpusError(f"{root} holds paper {id} twice: take one of them out")
+        if wanted is not None:
+            found = [replace(source, title=wanted.get(source.id) or source.title) for source in found]
+        if self.ids:
+            found += _missing([id for id in wanted or () if id not in held])
+        return found
 
     def _wanted(self) -> dict[str, str] | None:
         """The ids of the papers to take, with their titles where they are known; None for all."""
@@ -179,7 +190,8 @@ class Arxiv:
         if self.ids:
             file = Place.parse(self.ids)
             text = decode_utf8(file.read_bytes(), file.shown)
-            wanted = {canonical(line.strip()): "" for line in text.splitlines() if line.strip()}
+            written = map(str.strip, text.removeprefix("\ufeff").splitlines())
+            wanted = {canonical(id): "" for id in written if id}
         if self.metadata:
             file = Place.parse(self.metadata)
             chosen = _of_subject(file, file.size(), self.subject)
@@ -188,7 +200,7 @@ class Arxiv:
 
 
 def canonical(id: str) -> str:
-    """An arXiv id as the bulk source writes it, without version: math.GT/0309136v1 is math0309136. Another name stays."""
+    """An arXiv id as the bulk source writes it: arXiv:math.GT/0309136v1 is math0309136. Another name stays."""
     match = ID.fullmatch(id)
     return (match[1] or match[2] + match[3]) if match else id
 
@@ -217,9 +229,17 @@ def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
     return found
 
 
-def _bulk(file: Listed, split: str, wanted: dict[str, str] | None) -> Iterator[Source]:
-    """The papers of a bulk archive, then what it holds besides."""
-    left_out = LeftOut()
+def _is_bulk(file: Listed) -> bool:
+    """Whether a file is an archive of papers: a .tar, where it is not in a paper's folder."""
+    name = file.place.name
+    return bool(BULK.fullmatch(name)) or ("/" not in file.name and name.lower().endswith(".tar"))
+
+
+def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
+    """The papers of a bulk archive, then what it holds besides; and which of the wanted are among either."""
+    papers: list[Source] = []
+    held: set[str] = set()
+    left_out = {split: LeftOut() for split in SPLITS}
     with reading(file.place.shown), file.place.open_stream() as raw:
         # A local file is read at its headers alone; from a bucket one stream of all is faster than so many requests.
         stream = Forward(raw, size=file.bytes if file.place.is_local else None)
@@ -229,15 +249,20 @@ def _bulk(file: Listed, split: str, wanted: dict[str, str] | None) -> Iterator[S
             base = printable(member.name.rsplit("/", 1)[-1])
             stem = re.sub(r"\.(tar\.gz|tgz|gz|pdf|tar)$", "", base, flags=re.IGNORECASE)
             id = canonical(stem)
-            if wanted is not None and id not in wanted:
-                continue
-            paper = Source(id, id, split_of(id), member.size, f"tar\t{member.offset_data}\t{member.size}\t{file.name}")
-            reason = _reason(member, base)
+            if wanted is not None:
+                if id not in wanted:
+                    continue
+                held.add(id)
+            split, reason = split_of(id), _reason(member, base)
             if reason is None:
-                yield paper
-            elif paper.split == split:
-                left_out.add(reason)
-    yield from left_out.sources(file.name or file.place.name, split)
+                papers.append(
+                    Source(id, id, split, member.size, f"tar\t{member.offset_data}\t{member.size}\t{file.name}")
+                )
+            else:
+                left_out[split].add(reason)
+    for split in SPLITS:
+        papers += left_out[split].sources(file.name or file.place.name, split)
+    return papers, held
 
 
 def _reason(member: Any, base: str) -> str | None:
@@ -253,142 +278,22 @@ def _reason(member: Any, base: str) -> str | None:
     return None
 
 
-def _single(file: Listed, wanted: dict[str, str] | None) -> Iterator[Source]:
+def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
     """A paper that is a gzipped file of its own."""
     id = canonical(re.sub(r"(\.tar)?\.gz$", "", file.place.name, flags=re.IGNORECASE))
-    if wanted is None or id in wanted:
-        yield Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")
+    if wanted is not None and id not in wanted:
+        return [], set()
+    return [Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")], {id}
 
 
-_Opener = Callable[[], AbstractContextManager[tuple[Any, int]]]
-"""Opens the bytes of a paper, as often as asked, and says how many there are."""
+def _missing(ids: list[str]) -> list[Source]:
+    """What stands for papers that were asked for and are not there."""
+    left_out = {split: LeftOut() for split in SPLITS}
+    for id in ids:
+        left_out[split_of(id)].add(f"of --ids not found ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})")
+    return [source for split in SPLITS for source in left_out[split].sources("--ids", split)]
 
 
-def _slice(file: pa.NativeFile, offset: int, size: int) -> _Opener:
-    @contextmanager
-    def open_slice() -> Iterator[tuple[Any, int]]:
-        if offset + size > file.size():
-            raise EOFError("an early end")
-        with file.get_stream(offset, size) as stream:
-            yield stream, size
-
-    return open_slice
-
-
-def _file(place: Place) -> _Opener:
-    @contextmanager
-    def open_file() -> Iterator[tuple[Any, int]]:
-        with place.open_stream() as stream:
-            yield stream, place.size()
-
-    return open_file
-
-
-def _unpack(member: _Opener, id: str, limit: int) -> tuple[dict[str, bytes], LeftOut]:
-    """The TeX files of a packed paper. Raises _NoPaper or TooLarge, or what a damaged archive raises."""
-    left_out = LeftOut()
-    with _decompressed(member, limit) as (stream, size):
-        head = stream.peek(512)
-        if len(head) == 512 and is_tar(head):
-            return _tex_members(stream, left_out), left_out
-        if (reason := _not_tex(head)) is not None:
-            raise _NoPaper(reason)
-    if size * GZIP_RATIO > limit:  # it might be too large: see, before it is in memory
-        with _decompressed(member, limit) as (stream, _):
-            stream.skip_rest()
-    with _decompressed(member, limit) as (stream, _):
-        data = stream.rest()
-    if (reason := _not_tex(data)) is not None:
-        raise _NoPaper(reason)
-    return {f"{id}.tex": data}, left_out
-
-
-@contextmanager
-def _decompressed(member: _Opener, limit: int) -> Iterator[tuple[Forward, int]]:
-    with member() as (raw, size):
-        codec = codec_of(raw.read(4))
-    with member() as (raw, size):
-        if codec is None:
-            yield Forward(raw, limit), size
-        else:
-            with pa.CompressedInputStream(raw, codec) as stream:
-                yield Forward(stream, limit), size
-
-
-def _tex_members(stream: Forward, left_out: LeftOut) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    bare: dict[str, bytes] = {}
-    has_pdf = False
-    for member in tar_members(stream):
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            left_out.add("link or device")
-        elif not is_safe(member.name):
-            left_out.add("unsafe name")
-        elif member.size:
-            name = printable(member.name.removeprefix("./"))
-            has_pdf = has_pdf or name.lower().endswith(".pdf")
-            kept = files if _is_tex(name) else bare if "." not in name.rsplit("/", 1)[-1] else None
-            if kept is None:
-                continue
-            if len(kept) == MAX_FILES:
-                raise TooLarge
-            stream.seek(member.offset_data)
-            kept[name] = stream.read(member.size)
-            if len(kept[name]) < member.size:
-                raise EOFError(f"{name} ends early")
-    files = files or {name: data for name, data in bare.items() if _looks_like_tex(data)}
-    if not files:
-        raise _NoPaper("PDF only" if has_pdf else "no TeX")
-    return files
-
-
-def _folder(folder: Place, limit: int) -> tuple[dict[str, bytes], LeftOut]:
-    listed = [file for file in files_in(folder, recursive=True, links=False) if _is_tex(file.name)]
-    if not listed:
-        has_pdf = any(file.name.lower().endswith(".pdf") for file in files_in(folder, recursive=True, links=False))
-        raise _NoPaper("PDF only" if has_pdf else "no TeX")
-    if sum(file.bytes for file in listed) > limit or len(listed) > MAX_FILES:
-        raise TooLarge
-    return {printable(file.name): file.place.read_bytes() for file in listed}, LeftOut()
-
-
-def _is_tex(name: str) -> bool:
-    return name.lower().endswith(TEX)
-
-
-def _looks_like_tex(data: bytes) -> bool:
-    return b"\0" not in data and any(
-        mark in data for mark in (b"\\documentclass", b"\\documentstyle", b"\\begin{document}", b"\\bye", b"\\input")
-    )
-
-
-def _not_tex(data: bytes) -> str | None:
-    """What a single file is that is not TeX."""
-    begin = data[:512].lstrip()
-    if not begin and not data.strip():
-        return "empty"
-    if begin.startswith(b"%PDF"):
-        return "PDF only"
-    if begin.startswith(b"%!PS"):
-        return "PostScript only"
-    if begin[:9].lower().startswith((b"<html", b"<!doctype")):
-        return "HTML only"
-    return "no TeX" if b"\0" in data else None
-
-
-def _text(files: dict[str, bytes]) -> str:
-    """The paper as one text. Raises _NoPaper where it is a stub that says that the paper was withdrawn."""
-    ignored = all(data.lstrip()[:12] == b"%auto-ignore" for data in files.values())
-    short = sum(map(len, files.values())) < 2000 and any(b"withdrawn" in data.lower() for data in files.values())
-    if ignored or short:
-        raise _NoPaper("withdrawn")
-    return latex.paper({name: _decode(data) for name, data in files.items()})
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+def _changed(file: Place) -> int:
+    """When a local file was changed last; of another, its size alone is known."""
+    return os.stat(file.path).st_mtime_ns if file.is_local else 0

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpora import latex
+from data_prep.corpora import arxiv, latex
 from data_prep.corpora.arxiv import Arxiv, canonical
 from data_prep.documents import SPLITS, CorpusError, Document, scan
+from pipelines.prepare import prepare
 from tests.shared_data import need
 from tests.small_archives import link, packed, put, read_all, tar
 
@@ -80,6 +81,9 @@ def test_papers_in_folders_and_files(tmp_path: Path) -> None:
         ("hep-th0001208", "hep-th0001208"),
         ("math.GT/0309136v1", "math0309136"),
         ("napkinv2", "napkinv2"),
+        ("arXiv:2101.00001v3", "2101.00001"),
+        ("arxiv: math.GT/0309136", "math0309136"),
+        ("https://arxiv.org/abs/hep-th/9901001v2", "hep-th9901001"),
     ],
 )
 def test_ids(written: str, id: str) -> None:
@@ -117,6 +121,51 @@ def test_a_list_or_a_subject_restricts(tmp_path: Path) -> None:
     put(lists, {"bad.json": metadata + '\n{"id": 3}\n'})
     with pytest.raises(CorpusError, match=r"bad\.json line 5 is not a record with id, title and categories"):
         Arxiv(source=source, metadata=str(lists / "bad.json"), subject="math").sources("train")
+
+
+def test_ids_that_are_not_found_are_counted(tmp_path: Path) -> None:
+    papers: dict[str, bytes | tarfile.TarInfo] = {
+        f"2101/2101.{i:05}.gz": gzip.compress(MAIN % b"x") for i in range(1, 4)
+    }
+    put(tmp_path, {BULK: tar({**papers, "2101/2101.00004.pdf": b"%PDF"}), "src/folder/x.tex": "x"})
+    asked = [
+        "arXiv:2101.00001",
+        "https://arxiv.org/abs/2101.00002v1",
+        "2101.00004",
+        "2101.00005",
+        "arXiv:math/0000001",
+        "folder",
+    ]
+    put(tmp_path, {"ids": b"\xef\xbb\xbf" + "\r\n".join(asked).encode()})
+    corpus = Arxiv(source=str(tmp_path / "src"), ids=str(tmp_path / "ids"))
+    texts, skipped = read_all(corpus)
+    assert set(texts) == {"2101.00001", "2101.00002", "folder"}
+    assert skipped == {"PDF only": 1, "of --ids not found (2101.00005, math0000001)": 2}
+    put(tmp_path, {"ids": "2101.00003\n" + "".join(f"2102.{i:05}\n" for i in range(9))})
+    assert read_all(corpus)[1] == {"of --ids not found (2102.00000, 2102.00001, 2102.00002, …)": 9}
+
+
+def test_archives_are_listed_once(tmp_path: Path, make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(4):
+        members = {f"2101/2101.{100 * i + j:05}.gz": gzip.compress(MAIN % b"text") for j in range(20)}
+        put(tmp_path, {f"in/arXiv_src_2101_{i:03}.tar": tar(members)})
+    listed: list[str] = []
+    plain = arxiv._bulk
+    monkeypatch.setattr(
+        arxiv, "_bulk", lambda file, *rest, **more: (listed.append(file.name), plain(file, *rest, **more))[1]
+    )
+    corpus = Arxiv(source=str(tmp_path / "in"))
+    manifests = prepare(make_config(corpus=corpus))
+    assert sum(manifest.totals.documents for manifest in manifests.values()) == 80
+    assert sorted(listed) == [f"arXiv_src_2101_{i:03}.tar" for i in range(4)]
+    put(
+        tmp_path,
+        {"in/arXiv_src_2101_001.tar": tar({f"2102/2102.{j:05}.gz": gzip.compress(MAIN % b"text") for j in range(20)})},
+    )
+    assert len(listed) == 4 and any(
+        id.startswith("2102") for split in SPLITS for id in [s.id for s in corpus.sources(split)]
+    )
+    assert len(listed) == 8  # one has changed: all are listed again, once
 
 
 def test_splits_follow_from_ids_alone(tmp_path: Path) -> None:
