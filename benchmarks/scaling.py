@@ -155,8 +155,8 @@ def gpus(config: BenchConfig) -> None:
         tokens = preset.steps * preset.tokens_per_step
         flops = cost.training_flops_per_token * tokens
         print(
-            f"\n{name}, {preset.steps:,} steps × {preset.tokens_per_step:,} tokens = {tokens / 1e9:.1f}G tokens: 3 × "
-            f"{cost.flops_per_token / 1e6:,.0f}M forward FLOPs of a token × tokens = {flops:.2e} FLOPs\n"
+            f"\n{name}, {preset.steps:,} steps × {preset.tokens_per_step:,} tokens = {tokens / 1e9:.1f}G tokens: "
+            f"{cost.training_flops_per_token / 1e6:,.0f}M FLOPs of a token's training × tokens = {flops:.2e} FLOPs\n"
             f"  (estimate: hours = FLOPs / ({config.mfu:.0%} × dense bfloat16 rate) / 3600; dollars at the price given, ask "
             "your cloud's)"
         )

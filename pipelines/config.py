@@ -13,7 +13,7 @@ from typing import Any, Literal
 import tyro
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
 from pipelines.provenance import mask
 from pipelines.run_place import RunPlace
@@ -265,7 +265,8 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
-    model = model_to_json(model_from_json(before["model"]))  # as this version says what an earlier one wrote
+    with given_by_user(ValueError):
+        model = model_to_json(model_from_json(before["model"]))  # as this version says what an earlier one wrote
     old, new = flatten({**before, "model": model}), flatten(to_json(config))
     allowed = MEANING_FREE + config.allow_change
     for key in sorted(old.keys() | new.keys()):
