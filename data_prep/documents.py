@@ -24,7 +24,7 @@ class CorpusError(UserError):
     """A corpus cannot be read: the message names the file, the place in it and the remedy."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """A document that has not been read yet."""
 

@@ -1,10 +1,11 @@
-"""A data set by its name on a hub, streamed through the package `datasets`, where that is installed and a hub can be reached.
+"""A data set by its name on a hub, through the package `datasets`, where that is installed and a hub can be reached.
 
     pip install datasets
     python -m pipelines.prepare hub --source OWNER/NAME --text-column text --tokenizer sentencepiece:32000
 
-The hub's splits train, validation (valid, val, dev) and test are ours; a document is a row. Every row is fetched three times (to
-list, to scan, to write): for a large data set download the shards and give them to `parquet` or `jsonl`.
+The hub's splits train, validation (valid, val, dev) and test are ours; a document is a row. Each machine fetches the data set
+once, as a whole, into the cache of `datasets` (HF_HOME), and reads rows from there: where that has no room, give a few shards at a
+time to `parquet` or `jsonl`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 REMEDY = (
     "see that a hub can be reached, or download the shards of the data set and give them to the corpus parquet or jsonl"
 )
+ROWS = 64
+_LOADED: dict[tuple[str, ...], dict[str, Any]] = {}
+"""The data set that this process opened last."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +55,28 @@ class Hub:
             named = split_named(name) if self.split_by == "file" else None
             if named not in (None, split):
                 continue
-            for number, row in enumerate(self._rows(rows)):
-                id = f"{name}:{number}"
-                if named or split_of(id) == split:
-                    found.append(Source(id, id, split, len(str(row.get(self.text_column))), f"{name}\t{number}"))
+            for start in range(0, len(rows), ROWS):
+                for number, text in enumerate(self._texts(rows, start, start + ROWS), start):
+                    id = f"{name}:{number}"
+                    if named or split_of(id) == split:
+                        found.append(Source(id, id, split, len(str(text)), f"{name}\t{number}"))
         return found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         splits = self._load() if sources else {}
-        opened, rows, number = "", iter(()), 0
         for source in sources:
-            name, wanted = source.place.rsplit("\t", 1)
-            if name != opened:
-                opened, number = name, int(wanted)
-                rows = self._rows(splits[name].skip(number))
-            row: dict[str, Any] | None = None
-            while number <= int(wanted):
-                row = next(rows, None)
-                number += 1
-            if row is None:
+            name, _, number = source.place.rpartition("\t")
+            texts = self._texts(splits[name], int(number), int(number) + 1) if name in splits else []
+            if not texts:
                 raise CorpusError(f"data set {self.source} has fewer rows than before: give a --revision that stays")
-            text = row.get(self.text_column)
-            if text is not None and not isinstance(text, str):
-                columns = ", ".join(map(str, row))
-                raise CorpusError(f"data set {self.source} has no text in column {self.text_column!r} ({columns})")
+            if texts[0] is not None and not isinstance(texts[0], str):
+                raise CorpusError(f"data set {self.source} has no text in column {self.text_column!r}: name another")
+            text = texts.pop()
             yield Skipped(source.id, "without text") if text is None else Document(source.id, source.id, text)
+            del text
 
     def _load(self) -> dict[str, Any]:
-        """The streamed splits by name."""
+        """The splits by name: memory-mapped, and fetched where this machine does not have them."""
         if not self.source:
             raise CorpusError("corpus hub needs a data set: give --source OWNER/NAME")
         try:
@@ -88,29 +86,26 @@ class Hub:
                 "corpus hub needs the package datasets: pip install datasets, or download the shards of the data set and give "
                 "them to the corpus parquet or jsonl"
             ) from None
-        try:
-            loaded = datasets.load_dataset(
-                self.source, self.subset or None, revision=self.revision or None, streaming=True
-            )
-        except Exception as error:  # datasets, its HTTP client and its parsers raise types of their own
-            raise self._unreachable(error) from None
-        return dict(loaded)
-
-    def _rows(self, rows: Any) -> Iterator[dict[str, Any]]:
-        iterator = iter(rows)
-        first = True
-        while True:
+        key = (self.source, self.subset, self.revision)
+        if key not in _LOADED:
             try:
-                row = next(iterator)
-            except StopIteration:
-                return
-            except Exception as error:
+                loaded = datasets.load_dataset(self.source, self.subset or None, revision=self.revision or None)
+            except Exception as error:  # datasets, its HTTP client and its parsers raise types of their own
                 raise self._unreachable(error) from None
-            if first and self.text_column not in row:
-                columns = ", ".join(map(str, row))
+            _LOADED.clear()
+            _LOADED[key] = dict(loaded)
+        for rows in _LOADED[key].values():
+            if self.text_column not in rows.column_names:
+                columns = ", ".join(rows.column_names)
                 raise CorpusError(f"data set {self.source} has no column {self.text_column!r}: name one of {columns}")
-            first = False
-            yield row
+        return {name: rows.select_columns([self.text_column]) for name, rows in _LOADED[key].items()}
+
+    def _texts(self, rows: Any, start: int, stop: int) -> list[Any]:
+        """What some rows have in the text column; of rows that are not there, nothing."""
+        try:
+            return rows[start:stop][self.text_column]
+        except Exception as error:
+            raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> CorpusError:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep.corpora import hub
 from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
@@ -239,18 +240,30 @@ cli.run(lambda words: print(Hub(source=words[0]).sources("train")))
 """
 
 
-def test_a_hub(tmp_path: Path) -> None:
+def test_a_hub(tmp_path: Path, make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder stands for a data set of a hub: to `datasets` both are the same."""
     pytest.importorskip("datasets")
-    parquet(tmp_path / "train-00000-of-00001.parquet", ROWS[:30], row_group_size=7)
-    parquet(tmp_path / "test-00000-of-00001.parquet", [*ROWS[30:], {**ROWS[0], "text": None}])
-    corpus = Hub(source=str(tmp_path))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet", ROWS[:30], row_group_size=7)
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [*ROWS[30:], {**ROWS[0], "text": None}])
+    corpus = Hub(source=str(tmp_path / "data"))
     assert [s.id for s in corpus.sources("train")] == [f"train:{i}" for i in range(30)]
     assert texts(corpus.read(corpus.sources("train")[3::5])) == [row["text"] for row in ROWS[3:30:5]]
     assert len(scan_all(corpus, "test")) == 10
     assert read_all(corpus)[1] == {"without text": 1} and corpus.sources("validation") == []
+    import datasets
+
+    fetched: list[str] = []
+    load, iterate = datasets.load_dataset, datasets.IterableDataset.__iter__
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *words, **more: (fetched.append("load"), load(*words, **more))[1]
+    )
+    monkeypatch.setattr(datasets.IterableDataset, "__iter__", lambda rows: (fetched.append("stream"), iterate(rows))[1])
+    hub._LOADED.clear()
+    prepare(make_config(corpus=corpus, part_bytes=16))
+    assert fetched == ["load"]  # however many groups and parts are read
     with pytest.raises(CorpusError, match="has no column 'body': name one of text, key, name, n"):
-        Hub(source=str(tmp_path), text_column="body").sources("train")
+        Hub(source=str(tmp_path / "data"), text_column="body").sources("train")
 
 
 def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
