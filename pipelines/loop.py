@@ -96,9 +96,10 @@ def train(
     # Restore
     if resume is not None:
         first_step, logged = resume.step, resume.meta["logged"]
-        worth = resume.meta.get("worth")
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
-        if world.rank == 0 and resume.meta.get("figures") != FIGURES:
+        if resume.meta.get("figures") == FIGURES:
+            worth = resume.meta["worth"]
+        elif world.rank == 0:
             print(
                 "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
                 "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",

@@ -28,11 +28,11 @@ PEAKS: dict[str, tuple[float, float, float]] = {
     "H200 NVL|H100 NVL": (835, 417, 60),
     "H200|GH200 .*|H100 SXM.*|H100 80GB HBM3": (989, 494, 67),
     "H100 PCIe": (756, 378, 51),
-    "A100.*|A800.*": (312, 156, 19.5),
+    "A100-(SXM4|PCIE)-.*|A100 80GB PCIe": (312, 156, 19.5),
     "A30": (165, 82, 10.3),
     "A40": (149.7, 74.8, 37.4),
     "A10": (125, 62.5, 31.2),
-    "A10G": (70, 35, 31.2),
+    "A10G": (70, 35, 31.5),
     "L40S": (362, 183, 91.6),
     "L40": (181, 90.5, 90.5),
     "L4": (121, 60, 30.3),
@@ -51,7 +51,7 @@ what torch calls the GPU, less the maker; a part of one (MIG) has another name, 
 def peak_rate(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of products in ``dtype`` by the data sheet of the GPU that torch calls ``name``; None where it is not known."""
     model = re.sub(r"^(NVIDIA |Tesla )+", "", name)
-    rows = [row for key, row in PEAKS.items() if re.fullmatch(key, model) and "MIG" not in model]
+    rows = [row for key, row in PEAKS.items() if re.fullmatch(key, model) and "MIG" not in name]
     column = 0 if dtype == torch.bfloat16 else 1 if torch.backends.cuda.matmul.allow_tf32 else 2
     return rows[0][column] * 1e12 or None if rows else None
 

@@ -449,6 +449,19 @@ def test_the_worth_is_seen_where_many_documents_are_validated(
     assert len(worths) == 2 and all(abs(worth) > 1e-6 for worth in worths)
 
 
+def test_a_limited_validation_is_the_same_on_any_number_of_lanes(
+    train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path, store: Path
+) -> None:
+    validated_on(make_config, text_folder, 60, 60)
+    model, split = load(train("--steps", "2", "--validate-every", "0")), SegmentStore.open(store, "text", "validation")
+    scores = [
+        score_split(model, split, lanes=n, segment_length=32, world=World.alone(), limit_tokens=800) for n in (1, 3, 16)
+    ]
+    assert len({(score.tokens, score.documents, score.bucket_tokens) for score in scores}) == 1
+    assert 700 < scores[0].tokens <= 800 and scores[0].documents == 8 and scores[0].shows_worth
+    np.testing.assert_allclose([score.nats for score in scores], scores[0].nats, rtol=1e-6)
+
+
 def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
     train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_cpu_has_no_mfu() -> None:
         ("NVIDIA L4", (121, 30.3)),
         ("NVIDIA L40S", (362, 91.6)),
         ("NVIDIA A10", (125, 31.2)),
-        ("NVIDIA A10G", (70, 31.2)),
+        ("NVIDIA A10G", (70, 31.5)),
         ("NVIDIA GeForce RTX 4090", (165.2, 82.6)),
         ("Tesla V100-SXM2-16GB", (None, 15.7)),  # no bfloat16
         ("Tesla T4", (None, 8.1)),
