@@ -187,7 +187,8 @@ def fit(
                 time.monotonic(),
             )
             if min(before, seen) > workers:
-                resize.ask()
+                with contextlib.suppress(OSError):
+                    resize.ask()
     return ended[0]
 
 
