@@ -198,11 +198,12 @@ def output_for(config: EvaluateConfig, first: RunPlace | None, names: list[str])
     name = cli.file_name("-vs-".join(names))
     beside = [] if first is None else [first.place.parent / "reports" / name]
     places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
-    for place in places:
-        if writable(place):
-            return place
-        print(f"note: {place} cannot be written", flush=True)
-    raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    chosen = next(filter(writable, places), None)
+    if chosen is None:
+        raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    if chosen != places[0]:
+        print(f"note: {places[0].parent} cannot be written: the report goes to {chosen}", flush=True)
+    return chosen
 
 
 def writable(place: Place) -> bool:

@@ -6,8 +6,8 @@
     python -m pipelines.train runs/sweep/best.json        # what a sweep found, or any run's config.json, in place of a preset
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
-Exit status: 0 trained; 2 a user's error; 75 asked to stop (by SIGTERM, Ctrl-C or a file `stop` in the run's folder) and saved:
-the same command goes on.
+Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by SIGTERM, Ctrl-C or a file
+`stop` in the run's folder) and saved: the same command goes on.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def fit(
                 time.monotonic(),
             )
             if min(before, seen) > workers:
-                resize.ask()
+                with contextlib.suppress(OSError):
+                    resize.ask()
     return ended[0]
 
 

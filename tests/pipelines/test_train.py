@@ -17,7 +17,8 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import cli, loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, to_json
+from pipelines.dotted import read_run, with_fields
 from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
@@ -374,6 +375,23 @@ class TestRefusals:
         folder = train("--steps", "5")
         with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):
             train("--steps", "10", "--allow-change", "steps")
+
+
+def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
+    """They know nothing of ours, and raise ValueError."""
+    from pipelines import tune  # imports Ray
+
+    with pytest.raises(UserError, match="unknown space 'stats'"):
+        tune.main(["stats", "--root", str(tmp_path)])
+    with pytest.raises(UserError, match=r"model\.states is 0"):
+        with_fields(PRESETS["demo-rec"], {"model.states": 0})
+    values = to_json(PRESETS["demo-rec"])
+    for model, sentence in (
+        ({"name": "lstm"}, "model 'lstm' is unknown"),
+        ({"name": "rec", "odd": 1}, "no field 'odd'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            read_run({**values, "model": model}, "there")
 
 
 def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
