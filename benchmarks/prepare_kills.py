@@ -51,6 +51,10 @@ they cannot, unless all had ended. Any other is a failure of its own, and no kil
 """
 
 
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""What is called like a worker and is none: the raylet ends with them."""
+
+
 @dataclass(frozen=True)
 class Kill:
     """A process that got SIGKILL."""
@@ -154,7 +158,8 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
     for found in members(process.pid):
         with contextlib.suppress(psutil.Error):
             name = found.name()
-            kind = "command" if found.pid == process.pid else "worker" if name.startswith("ray::") else name
+            works = name.startswith("ray::") and not name.startswith(AGENTS)
+            kind = "command" if found.pid == process.pid else "worker" if works else name
             if kind == victim:
                 found.kill()
                 return Kill(victim, moment, count(ledger))
