@@ -285,12 +285,14 @@ class Conductor:
         self.watch(trial)
         self._busy.discard(trial.id)
         trial.seconds += seconds
-        Stop(self.sweep.place(trial)).clear()
+        stop = Stop(self.sweep.place(trial))
+        asked = stop.asked()
+        stop.clear()
         if outcome == "finished":
             self._end(trial, "finished", "")
         elif outcome == "failed":
             self._end(trial, "failed", said)
-        elif outcome == "died" and not trial.reason:
+        elif outcome == "died" and not trial.reason and not asked:
             self._died(trial, said)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)

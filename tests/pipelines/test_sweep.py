@@ -333,6 +333,15 @@ def test_workers_that_die_after_the_decision_do_not_undo_it(here: Make) -> None:
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
 
+def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) -> None:
+    sweep = here("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none")
+    job = sweep.conductor.next()
+    assert job
+    Stop(sweep.sweep.place(job.trial)).ask()
+    sweep.conductor.ended(job.trial, "died", "a worker died")
+    assert job.trial.status == "stopped" and "a file `stop`" in job.trial.reason
+
+
 def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked to stop for the budget, it comes to a rung all the same: what was decided there holds under a larger budget."""
     with monkeypatch.context() as patch:
