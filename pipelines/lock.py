@@ -23,6 +23,7 @@ import xxhash
 from data_prep.errors import UserError
 from data_prep.places import Place
 
+LOCK = ".lock"
 NO_LOCKS = -1
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
@@ -42,8 +43,8 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     """
     place = Place.parse(folder)
     name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
-    here = Path(tempfile.gettempdir()) / name / ".lock"
-    path = Path(place.path) / ".lock" if place.is_local else here
+    here = Path(tempfile.gettempdir()) / name / LOCK
+    path = Path(place.path) / LOCK if place.is_local else here
     if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
         yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
         return

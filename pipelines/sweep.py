@@ -28,6 +28,7 @@ from data_prep.store import SegmentStore
 from pipelines.cli import shown
 from pipelines.config import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.dotted import changes, with_fields
+from pipelines.lock import LOCK
 from pipelines.presets import PRESETS
 from pipelines.sweep_report import value_of
 from recur_models.costs import costs
@@ -315,7 +316,7 @@ def open_folder(sweep: Sweep, command: str, baseline: dict[str, Any]) -> None:
                 )
         sweep.load_trials()
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UserError(f"{shown(folder)} holds something else than a sweep: choose another --run")
     config = sweep.config
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,6 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -244,7 +242,7 @@ def main(argv: list[str]) -> int:
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
     command = shlex.join(["python", "-m", "pipelines.tune", *map(mask, argv)])
-    with hold_folder(sweep.folder):
+    with hold(sweep.folder, "another process of this sweep"):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
@@ -261,18 +259,6 @@ def main(argv: list[str]) -> int:
                 print(f"  note    {line}", flush=True)
         conductor.save_plan()
         return conduct(sweep, conductor, at_once, use_gpu, command)
-
-
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """Only this process works on the sweep. A folder that was made for one that is then refused goes again."""
-    new = not folder.exists()
-    try:
-        with hold(folder, "another process of this sweep"):
-            yield
-    finally:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, command: str) -> int:
