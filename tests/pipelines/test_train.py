@@ -203,7 +203,7 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
         score = score_split(
             model,
             split,
-            lanes=1,
+            lanes=4,
             segment_length=segment_length,
             world=World.current(),
             clearing=clearing,  # pyright: ignore

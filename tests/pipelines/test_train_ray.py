@@ -18,6 +18,7 @@ import psutil
 import pytest
 from ray.train import WorkerGroupError
 
+from benchmarks.killing import Group
 from pipelines.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
 from pipelines.saving import SaveError
@@ -35,7 +36,8 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_one_two_and_four_workers_read_and_learn_the_same(train: Train) -> None:
-    folders = [train("--num-workers", str(n), "--model.dropout", "0", name=f"on-{n}") for n in (1, 2, 4)]
+    ways = ("0", "2", "4")  # the first in this process: one worker, without Ray
+    folders = [train("--num-workers", way, "--model.dropout", "0", name=f"on-{way}") for way in ways]
     one, *others = (Checkpoint.open(folder / "checkpoints" / "step-00000020") for folder in folders)
     read, _ = one.lanes(0, 4)
     assert len(set(read["digest"].tolist())) == 4
@@ -49,8 +51,12 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_killed_worker_costs_no_step(train: Train, tmp_path: Path) -> None:
-    undisturbed = train("--num-workers", "2", "--steps", "40", name="calm")
+def test_a_killed_worker_costs_no_step(train: Train, store: Path, tmp_path: Path) -> None:
+    """The undisturbed run is one of two plain processes: who holds them makes no difference, either."""
+    places = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "calm"]
+    with Group([*TINY, *places, "--steps", "40"], 2, tmp_path / "calm.log") as group:
+        assert group.wait() == [0, 0], group.said()
+    undisturbed = tmp_path / "runs" / "calm"
 
     def kill_one_worker() -> None:
         while not (tmp_path / "runs" / "killed" / "checkpoints" / "step-00000010").exists():
@@ -83,7 +89,7 @@ def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
     with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged in record batch"):
-        train("--num-workers", "2", "--steps", "60")
+        train("--num-workers", "1", "--steps", "60")
     assert "starting again" not in capsys.readouterr().err
 
 
@@ -121,8 +127,8 @@ class Meanwhile:
 
 @pytest.fixture
 def long_run(store: Path, tmp_path: Path) -> list[str]:
-    """Words of a run of two workers that lasts longer than any test; its folder is `runs/long`."""
-    options = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "long", "--num-workers", "2"]
+    """Words of a run of one worker that lasts longer than any test; its folder is `runs/long`."""
+    options = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "long", "--num-workers", "1"]
     return [*TINY, *options, "--steps", "100000", "--validate-every", "0"]
 
 
@@ -171,7 +177,7 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str]
         (folder / "stop").touch()
 
     threading.Thread(target=ask, daemon=True).start()
-    assert main([*long_run, "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
+    assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
     assert not (folder / "stop").exists()
 
 
