@@ -1,14 +1,16 @@
 """Every model behind one protocol: ``MODELS[name]`` is a frozen config class whose ``build(vocab_size)`` makes the model.
 
-Importing this package also makes the models known to transformers' Auto classes (hf_auto.py).
+Importing this package also makes the models known to transformers' Auto classes (hf_auto.py), as soon as somebody imports these.
 """
 
 import dataclasses
+import importlib
 import json
+import sys
 from typing import Any
 
 from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
-from recur_models.hf_auto import register
+from recur_models.importing import when_imported
 from recur_models.memorizing import MemorizingConfig
 from recur_models.protocol import (
     IGNORED,
@@ -50,7 +52,13 @@ def model_from_json(values: dict[str, Any]) -> ModelConfig:
     return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
-register()
+def _register() -> None:
+    """Not where a module of ours imports transformers: it is not whole yet, and `hf` imports hf_auto itself."""
+    if not any(name.startswith("recur_models.hf") for name in sys.modules):
+        importlib.import_module("recur_models.hf_auto")
+
+
+when_imported("transformers", _register)
 
 __all__ = [
     "IGNORED",

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
+from recur_models import hf_auto  # noqa: F401  (makes the models known)
 from recur_models.decoding import Reading, begin, compact, read, spread
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.protocol import RecurrentModel

@@ -5,7 +5,8 @@
 
     model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForCausalLM, AutoTokenizer))
 
-The model's class brings in most of transformers, seconds that training does not need: it is imported when it is first used.
+Importing this module does it, and recur_models imports it when somebody imports transformers, which training does without:
+seconds in each process. The model's class brings in most of transformers: it is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ class ThroughlineForCausalLM(metaclass=_Imported):
     config_class = ThroughlineConfig
 
 
-def register() -> None:
-    """Enter config, model and tokenizer in transformers' Auto classes. Harmless when done twice."""
-    AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
-    AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)  # type: ignore[arg-type]
-    AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)
+AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
+AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)  # type: ignore[arg-type]
+AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)
