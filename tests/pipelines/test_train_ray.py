@@ -26,6 +26,7 @@ from pipelines.train import main
 from tests.pipelines.conftest import TINY
 
 Train = Callable[..., Path]
+Plain = Callable[..., Path]
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -34,10 +35,28 @@ def losses(folder: Path) -> list[float]:
     return [r.metrics["train/bits_per_token"] for r in records if "train/bits_per_token" in r.metrics]
 
 
+@pytest.fixture
+def plain(store: Path, tmp_path: Path) -> Plain:
+    """Like `train`, in so many processes that Ray knows nothing of: they start in a second."""
+
+    def run(*words: str, name: str, workers: int) -> Path:
+        places = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name]
+        with Group([*TINY, *places, *words], workers, tmp_path / f"{name}.log") as group:
+            assert group.wait() == [0] * workers, group.said()
+        return tmp_path / "runs" / name
+
+    return run
+
+
 @pytest.mark.usefixtures("ray_session")
-def test_one_two_and_four_workers_read_and_learn_the_same(train: Train) -> None:
-    ways = ("0", "2", "4")  # the first in this process: one worker, without Ray
-    folders = [train("--num-workers", way, "--model.dropout", "0", name=f"on-{way}") for way in ways]
+def test_one_two_and_four_workers_read_and_learn_the_same(train: Train, plain: Plain) -> None:
+    """Whoever holds them: this process, Ray Train, or four plain processes."""
+    same = ("--model.dropout", "0")
+    folders = [
+        train(*same, name="one"),
+        train(*same, "--num-workers", "2", name="two"),
+        plain(*same, name="four", workers=4),
+    ]
     one, *others = (Checkpoint.open(folder / "checkpoints" / "step-00000020") for folder in folders)
     read, _ = one.lanes(0, 4)
     assert len(set(read["digest"].tolist())) == 4
@@ -51,12 +70,8 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_killed_worker_costs_no_step(train: Train, store: Path, tmp_path: Path) -> None:
-    """The undisturbed run is one of two plain processes: who holds them makes no difference, either."""
-    places = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "calm"]
-    with Group([*TINY, *places, "--steps", "40"], 2, tmp_path / "calm.log") as group:
-        assert group.wait() == [0, 0], group.said()
-    undisturbed = tmp_path / "runs" / "calm"
+def test_a_killed_worker_costs_no_step(train: Train, plain: Plain, tmp_path: Path) -> None:
+    undisturbed = plain("--steps", "40", name="calm", workers=2)
 
     def kill_one_worker() -> None:
         while not (tmp_path / "runs" / "killed" / "checkpoints" / "step-00000010").exists():
