@@ -62,7 +62,8 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whatever has become of the folder: what went wrong inside is to be told
+            path.unlink()
         os.close(descriptor)
         for above in made:
             with contextlib.suppress(OSError):  # it is not empty

@@ -124,3 +124,11 @@ def test_two_preparations_of_one_store_at_once(make_config: Callable[..., Prepar
     alone = make_config()
     prepare(alone)
     assert contents(Path(made.store)) == contents(Path(alone.store)) and os.listdir(made.store) == ["text"]
+
+
+def test_what_went_wrong_inside_is_told_though_the_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(KeyError, match="what went wrong"), hold(folder, "a test"):
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("a file in the way")
+        raise KeyError("what went wrong")
