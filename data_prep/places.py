@@ -149,6 +149,10 @@ class Place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown)
         return info.size
 
+    def changed(self) -> int:
+        """When a local file was changed last, in nanoseconds since the epoch; 0 of any other, whose size alone is looked at."""
+        return os.stat(self.path).st_mtime_ns if self.is_local else 0
+
     def list(self, recursive: bool = False) -> list[Listed]:
         """Files and folders below this one, sorted by name; nothing where it does not exist. Links to folders are not followed."""
         if self.is_local:

@@ -178,21 +178,19 @@ def mark(place: Place) -> str:
         )
         place = place / newest / "checkpoint.json" if newest else place
     if place.is_dir():
-        entries = [(file.name, file.bytes, _time(file.place)) for file in place.list(recursive=True) if not file.is_dir]
+        entries = [
+            (file.name, file.bytes, file.place.changed()) for file in place.list(recursive=True) if not file.is_dir
+        ]
         return xxhash.xxh3_64_hexdigest(json.dumps(sorted(entries)).encode()) if place.name != "checkpoints" else ""
     if not place.is_file():
         return ""
     if place.name.endswith((".json", ".csv")):
         return xxhash.xxh3_64_hexdigest(place.read_bytes())
-    return f"{place.name} {_time(place)}"
+    return f"{place.name} {place.changed()}"
 
 
 def checkpoint_name(name: str) -> bool:
     return name.startswith("step-") and checkpoints.step_of(Path(name)) >= 0
-
-
-def _time(place: Place) -> int:
-    return os.stat(place.path).st_mtime_ns if place.is_local else 0
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:

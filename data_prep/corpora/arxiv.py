@@ -12,7 +12,6 @@ so), damaged ones, and within papers links, devices and names that lead out of t
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +136,7 @@ class Arxiv:
         whole = root.is_file()
         files = [Listed(root, "", root.size(), False)] if whole else files_in(root, recursive=True, links=False)
         seen = [*files, *(Listed(place, place.name, place.size(), False) for place in beside)]
-        key = (self, *((file.name, file.bytes, _changed(file.place)) for file in seen))
+        key = (self, *((file.name, file.bytes, file.place.changed()) for file in seen))
         if key not in _NEWEST:
             found = self._listed(root, files, self._wanted())
             _NEWEST.clear()
@@ -292,8 +291,3 @@ def _missing(ids: list[str]) -> list[Source]:
     for id in ids:
         left_out[split_of(id)].add(f"of --ids not found ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})")
     return [source for split in SPLITS for source in left_out[split].sources("--ids", split)]
-
-
-def _changed(file: Place) -> int:
-    """When a local file was changed last; of another, its size alone is known."""
-    return os.stat(file.path).st_mtime_ns if file.is_local else 0

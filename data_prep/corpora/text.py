@@ -38,7 +38,7 @@ class Text:
 
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
-        own_splits = any((root / name).is_dir() for name in SPLITS)
+        own_splits = not self.splits_by_hash()
         files = [file for file in files_in(root, recursive=True) if PurePosixPath(file.name).match(self.pattern)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
