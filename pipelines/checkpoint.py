@@ -237,7 +237,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     except (
         SafetensorError,
         FileNotFoundError,
-    ) as error:  # an OSError may pass: whoever starts the run again reads again
+    ) as error:  # another OSError may pass: who starts the run again reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 

@@ -349,9 +349,8 @@ class Conductor:
         """Idempotent: a kill may have come in the middle of it."""
         trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
         trial.values = dict(exploit.values)
-        trial.best = trial.last = Figure(
-            step, self._seen[source.id][step]
-        )  # what it had before is nobody's weights now
+        # What it had before is nobody's weights now.
+        trial.best = trial.last = Figure(step, self._seen[source.id][step])
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return

@@ -1,7 +1,7 @@
 """One run of Ray Train, as training and sweeps start it: Ray never starts it again, and an error comes back as what it is.
 
-error = fit(worker, {"config": config}, scaling, name="run-0", storage="runs/mine/.ray")
-cause_of(error, USER_ERRORS)            # what a worker raised of these kinds, in place of Ray's own around it
+error = fit(worker, {"config": config}, 2, config.placement, use_gpu=False, name="run-0", storage="runs/mine/.ray")
+cause_of(error, UserError)              # what a worker raised of this kind, in place of Ray's own around it
 first_line(error)                       # for a sentence
 """
 
@@ -14,16 +14,16 @@ from data_prep.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow.fs
-    from ray.train import ScalingConfig
 
-USER_ERRORS = (UserError,)
-"""Errors that training again would only repeat."""
+    from pipelines.config import PlacementConfig
 
 
 def fit(
     worker: Callable[[dict[str, Any]], None],
     arguments: dict[str, Any],
-    scaling: ScalingConfig,
+    workers: int,
+    placement: PlacementConfig,
+    use_gpu: bool,
     name: str,
     storage: str,
     filesystem: pyarrow.fs.FileSystem | None = None,
@@ -35,14 +35,19 @@ def fit(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    from ray.train import FailureConfig, LoggingConfig, RunConfig
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     try:
         TorchTrainer(
             worker,
             train_loop_config=arguments,
-            scaling_config=scaling,
+            scaling_config=ScalingConfig(
+                num_workers=workers,
+                use_gpu=use_gpu,
+                resources_per_worker=placement.worker(use_gpu),
+                placement_strategy=placement.strategy.replace("-", "_").upper(),
+            ),
             run_config=RunConfig(
                 name=name,
                 storage_path=storage,
@@ -52,7 +57,7 @@ def fit(
             ),
         ).fit()
     except BaseException as error:  # also what Ray raises to end its thread: whoever called decides
-        return cause_of(error, USER_ERRORS) or error
+        return cause_of(error, UserError) or error
     return None
 
 

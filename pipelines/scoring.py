@@ -121,9 +121,8 @@ def score_split(
     sizes = {"segment_length": segment_length, "block": model.block}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
     chosen = int(np.count_nonzero(schedule.lengths))
-    if chosen < min(
-        lanes, np.count_nonzero(store.lengths)
-    ):  # idle lanes cost as much as others; a process has one at least
+    # Idle lanes cost as much as others; a process has one at least.
+    if chosen < min(lanes, np.count_nonzero(store.lengths)):
         schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
     start, stop = world.lanes(schedule.lanes)
     initial = model.initial_state(stop - start)

@@ -34,7 +34,7 @@ from pipelines.dotted import presets_with
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.progress import messages_into, show_progress, worker_log
-from pipelines.ray_train import USER_ERRORS, first_line
+from pipelines.ray_train import first_line
 from pipelines.registering import register_best
 from pipelines.run_place import RECORDS
 from pipelines.saving import SaveError
@@ -100,7 +100,7 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
             newest = config.place.newest_step()
             if error is not None:
                 failures = 1 if newest > before else failures + 1
-                final = ray_train.cause_of(error, (*USER_ERRORS, SaveError) if stop.asked() else USER_ERRORS)
+                final = ray_train.cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
                 if final or (failures > config.max_failures and not stop.asked()):
                     raise final or error
                 then = "it was asked to stop" if stop.asked() else "starting again from the newest checkpoint"
@@ -134,8 +134,6 @@ def fit(
     """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it;
     None too where it was asked to stop before there was room for a worker.
     """
-    from ray.train import ScalingConfig
-
     from pipelines import ray_session
 
     def worker(arguments: dict[str, Any]) -> None:
@@ -152,12 +150,6 @@ def fit(
         with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
             work(config, world, ray.train.report, lambda: any([each() for each in asked]))
 
-    scaling = ScalingConfig(
-        num_workers=workers,
-        use_gpu=use_gpu,
-        resources_per_worker=config.placement.worker(use_gpu),
-        placement_strategy=config.placement.strategy.replace("-", "_").upper(),
-    )
     scratch = config.place.place / ".ray"
     scratch.make_folder()
     filesystem, begun = None if config.place.is_local else config.place.place.filesystem, scratch / f"begun-{attempt}"
@@ -166,7 +158,9 @@ def fit(
 
     def run() -> None:
         name = f"{config.run}-{attempt}"
-        ended.append(ray_train.fit(worker, arguments, scaling, name, scratch.path, filesystem))
+        ended.append(
+            ray_train.fit(worker, arguments, workers, config.placement, use_gpu, name, scratch.path, filesystem)
+        )
 
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()

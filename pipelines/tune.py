@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import given_by_user
+from data_prep.errors import UserError, given_by_user
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config import TrainConfig, flatten, to_json
@@ -40,7 +40,7 @@ from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.progress import messages_into, worker_log
 from pipelines.provenance import mask
-from pipelines.ray_train import USER_ERRORS, first_line
+from pipelines.ray_train import first_line
 from pipelines.session import work
 from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder, write_json
@@ -104,7 +104,8 @@ class Crew:
     def __init__(self, folder: Path, config: TrainConfig, use_gpu: bool, reuse: bool) -> None:
         import ray
 
-        self._get, self._folder, self._config, self._use_gpu, self._reuse = ray.get, folder, config, use_gpu, reuse
+        self._get, self._folder, self._use_gpu, self._reuse = ray.get, folder, use_gpu, reuse
+        self._workers, self._placement = config.workers[0], config.placement
         self._post: Any = ray.remote(num_cpus=0)(Post).remote()
         self._slots: dict[int, Slot] = {}
         self._numbers = itertools.count()
@@ -140,7 +141,7 @@ class Crew:
             del self._slots[slot.number]
             if slot.job:
                 error = slot.error or RuntimeError("its workers ended without a word")
-                outcome: Outcome = "failed" if isinstance(error, USER_ERRORS) else "died"
+                outcome: Outcome = "failed" if isinstance(error, UserError) else "died"
                 said = cli.sentence(error) if outcome == "failed" else f"a worker died ({first_line(error)})"
                 found.append((slot.job, outcome, said, time.monotonic() - slot.began))
         return found
@@ -166,17 +167,9 @@ class Crew:
         return slot.thread is not None and slot.thread.is_alive()
 
     def _fit(self, slot: Slot) -> None:
-        from ray.train import ScalingConfig
-
-        placement = self._config.placement
-        scaling = ScalingConfig(
-            num_workers=self._config.workers[0],
-            use_gpu=self._use_gpu,
-            resources_per_worker=placement.worker(self._use_gpu),
-            placement_strategy=placement.strategy.replace("-", "_").upper(),
-        )
-        arguments = {"post": self._post, "slot": slot.number}
-        slot.error = ray_train.fit(serve, arguments, scaling, f"slot-{slot.number}", str(self._folder))
+        arguments, name = {"post": self._post, "slot": slot.number}, f"slot-{slot.number}"
+        folder = str(self._folder)
+        slot.error = ray_train.fit(serve, arguments, self._workers, self._placement, self._use_gpu, name, folder)
 
 
 def serve(arguments: dict[str, Any]) -> None:
@@ -211,7 +204,7 @@ def train_trial(config: TrainConfig, until: int, world: World) -> tuple[Outcome,
             work(config, world, lambda figures: None, asked)
         except Stopped:
             return "stopped", ""
-        except USER_ERRORS as error:
+        except UserError as error:
             if world.size > 1:
                 raise
             return "failed", cli.sentence(error)
