@@ -32,7 +32,7 @@ from data_prep.errors import UserError
 from pipelines import cli
 from pipelines.config import AnyModel, OptimConfig
 from pipelines.optim import build_optimizer
-from pipelines.paper_presets import TABLE_1
+from pipelines.presets.block_recurrent import TABLE_1
 from pipelines.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 from recur_models import State, VanillaConfig, detach
 from recur_models.compiling import Compile, compile_model

@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from pipelines.config import AnyModel, TrainConfig, to_json
-from pipelines.paper_presets import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.presets import PRESETS
+from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, XLConfig, model_from_json
 from recur_models.costs import costs

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from pipelines.paper_presets import PAPER_PRESETS
+from pipelines.presets.block_recurrent import PAPER_PRESETS
 from pipelines.saving import CheckpointConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
