@@ -22,7 +22,7 @@ import torch
 from benchmarks import machine
 from pipelines import cli
 from pipelines.checkpoint import Checkpoint
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.optim import build_optimizer
 from pipelines.presets import PRESETS
 from pipelines.saving import CheckpointConfig, Saver

@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import machine
 from data_prep.errors import UserError
 from pipelines import cli
-from pipelines.config import AnyModel, OptimConfig
+from pipelines.config.run import AnyModel, OptimConfig
 from pipelines.optim import build_optimizer
 from pipelines.presets.block_recurrent import TABLE_1
 from pipelines.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize

@@ -23,7 +23,7 @@ import torch
 from benchmarks import machine
 from data_prep.lanes import TrainingLanes
 from pipelines import cli
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from recur_models.costs import costs
 

@@ -18,7 +18,7 @@ from data_prep.errors import UserError
 from data_prep.lanes import Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoint import Checkpoint
-from pipelines.config import TrainConfig, to_json
+from pipelines.config.run import TrainConfig, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.optim import build_optimizer, learning_rate
 from pipelines.saving import Saver

@@ -17,7 +17,7 @@ from typing import Any
 
 from data_prep.store import SegmentStore
 from pipelines.cli import sentence
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.registering import register_winner
 from pipelines.session import Run, start_tracker
 from pipelines.sweep import Sweep, Trial

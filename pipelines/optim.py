@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipelines.adafactor import Adafactor
-from pipelines.config import OptimConfig, ScheduleConfig
+from pipelines.config.run import OptimConfig, ScheduleConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

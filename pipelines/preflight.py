@@ -15,7 +15,7 @@ import sys
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines import cli, ray_session, readiness
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 
 HERE = "--here"

@@ -15,7 +15,7 @@ from data_prep.errors import UserError
 if TYPE_CHECKING:
     import pyarrow.fs
 
-    from pipelines.config import PlacementConfig
+    from pipelines.config.run import PlacementConfig
 
 
 def fit(

@@ -29,7 +29,7 @@ import psutil
 import xxhash
 
 from data_prep.places import Place
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from recur_models.costs import costs
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from data_prep.manifest import write_atomically
 from pipelines import checkpoint as checkpoints
 from pipelines.checkpoint import Checkpoint
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.run_place import RunPlace
 from pipelines.saving import best
 from pipelines.tracking import Tracker, TrackingConfig

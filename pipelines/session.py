@@ -19,7 +19,7 @@ from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines import loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of
-from pipelines.config import TrainConfig, check_resumable, flatten, to_json
+from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.lock import hold
 from pipelines.registering import note_checkpoint, register_best

@@ -26,8 +26,8 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.cli import shown
-from pipelines.config import MEANING_FREE, TrainConfig, flatten, to_json
-from pipelines.dotted import changes, with_fields
+from pipelines.config.dotted import changes, with_fields
+from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.lock import LOCK
 from pipelines.presets import PRESETS
 from pipelines.sweep_report import value_of

@@ -29,8 +29,8 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines import cli, ray_train, readiness
-from pipelines.config import TrainConfig, to_json
-from pipelines.dotted import presets_with
+from pipelines.config.dotted import presets_with
+from pipelines.config.run import TrainConfig, to_json
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
 from pipelines.progress import messages_into, show_progress, worker_log

@@ -35,7 +35,7 @@ from typing import Any
 from data_prep.errors import UserError, given_by_user
 from pipelines import cli, ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
-from pipelines.config import TrainConfig, flatten, to_json
+from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.progress import messages_into, worker_log

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines import cli
-from pipelines.dotted import as_preset, words
+from pipelines.config.dotted import as_preset, words
 from pipelines.presets import PRESETS
 from pipelines.sweep import BUDGET, Sweep, Trial, write_json
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.config import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.config.run import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS
 from pipelines.saving import CheckpointConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor as Theirs
 
-from pipelines.config import OptimConfig
+from pipelines.config.run import OptimConfig
 from pipelines.optim import build_optimizer
 from recur_models import RecConfig
 from tests.recur_models.conftest import SIZE

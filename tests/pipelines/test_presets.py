@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from pipelines.config import AnyModel, TrainConfig, to_json
+from pipelines.config.run import AnyModel, TrainConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.train import main

@@ -16,7 +16,7 @@ import torch
 from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from pipelines.checkpoint import Checkpoint, folders, newest, step_of
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.loop import restore_lanes
 from pipelines.presets import PRESETS
 from pipelines.train import main

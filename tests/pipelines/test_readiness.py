@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pipelines import ray_session, readiness
-from pipelines.config import TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.readiness import check, needs
 from recur_models.costs import costs

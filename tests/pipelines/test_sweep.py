@@ -14,8 +14,8 @@ from pipelines import cli, conducting, tune
 from pipelines import train as training
 from pipelines.checkpoint import Checkpoint
 from pipelines.conducting import Conductor, Job
-from pipelines.config import flatten, to_json
-from pipelines.dotted import as_preset, presets_with, read_run, with_fields, words
+from pipelines.config.dotted import as_preset, presets_with, read_run, with_fields, words
+from pipelines.config.run import flatten, to_json
 from pipelines.population import choose
 from pipelines.presets import PRESETS
 from pipelines.session import work

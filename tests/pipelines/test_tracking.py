@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import to_json
+from pipelines.config.run import to_json
 from pipelines.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.presets import PRESETS
 from pipelines.provenance import git_commit

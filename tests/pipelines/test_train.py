@@ -17,8 +17,8 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import cli, loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
-from pipelines.config import DataConfig, to_json
-from pipelines.dotted import read_run, with_fields
+from pipelines.config.dotted import read_run, with_fields
+from pipelines.config.run import DataConfig, to_json
 from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from pipelines.config import flatten, to_json
-from pipelines.dotted import with_fields
+from pipelines.config.dotted import with_fields
+from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_prep.errors import UserError, given_by_user
 from pipelines.cli import nearest
-from pipelines.config import TrainConfig, flatten, to_json
+from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.provenance import mask
 from recur_models import model_from_json
