@@ -16,8 +16,8 @@ import torch
 import tyro
 
 from data_prep.store import SegmentStore
-from pipelines import cli
 from pipelines.scoring import Clear, score_split
+from pipelines.terminal import cli
 from pipelines.trained import find_checkpoint, model_of
 from pipelines.world import World
 

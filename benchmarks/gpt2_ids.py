@@ -17,7 +17,7 @@ import tyro
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from data_prep.tokenizers import GPT2Tokenizer
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from torch.nn import functional as F
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import cli
 from pipelines.exporting import export
 from pipelines.scoring import score_split
+from pipelines.terminal import cli
 from pipelines.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
 from pipelines.world import World
 

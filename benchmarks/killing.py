@@ -231,7 +231,8 @@ def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: s
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     import torch
 
-    from pipelines import cli, train
+    from pipelines import train
+    from pipelines.terminal import cli
 
     torch.set_num_threads(1)
     if trap:

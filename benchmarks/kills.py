@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
+from pipelines.terminal import cli
 
 STEPS = 60
 

@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 
 from data_prep.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer, Training, tokenizer_from_spec
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

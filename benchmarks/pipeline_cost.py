@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import cli
 from pipelines.metrics_file import read_records
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ BARE = """
 import sys, time, torch
 from data_prep.lanes import TrainingLanes, read_batch
 from data_prep.store import SegmentStore
-from pipelines import cli
+from pipelines.terminal import cli
 from pipelines.optim import build_optimizer, learning_rate
 from pipelines.presets import PRESETS
 config = cli.parse_preset(PRESETS, sys.argv[1:], "")

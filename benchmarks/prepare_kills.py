@@ -29,8 +29,8 @@ from pathlib import Path
 import psutil
 
 from data_prep.corpora.text import Text
-from pipelines import cli
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.terminal import cli
 
 ROOT = Path(__file__).parents[1]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from pipelines import cli
+from pipelines.terminal import cli
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,8 +33,8 @@ import xxhash
 from benchmarks.machine import describe
 from data_prep.corpora.pg19 import Pg19
 from data_prep.store import SegmentStore
-from pipelines import cli
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.terminal import cli
 
 SCRIPT = Path(__file__).with_name("reading_contenders.py")
 PEERS = ("datasets", "streaming", "litdata")

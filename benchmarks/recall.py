@@ -37,9 +37,9 @@ from rich.table import Table
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines import cli
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
+from pipelines.terminal import cli
 from pipelines.trained import find_checkpoint, model_of
 from recur_models import RECURRENT, RecurrentModel, State, clear
 

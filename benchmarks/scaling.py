@@ -22,9 +22,9 @@ import torch
 
 from benchmarks import machine
 from data_prep.lanes import TrainingLanes
-from pipelines import cli
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
+from pipelines.terminal import cli
 from recur_models.costs import costs
 
 Part = Literal["prepare", "workers", "gpus", "lanes"]

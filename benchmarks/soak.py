@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.killing import MODELS, TINY, Group, curve, final_tensors, make_store
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.contenders import PEER, SIZES, Contender, Peer, Size, model_configs, peer_version
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

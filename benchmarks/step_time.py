@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
-from pipelines import cli
+from pipelines.terminal import cli
 from recur_models.compiling import Compile
 from recur_models.costs import costs
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe
-from pipelines import cli
 from pipelines.optim import build_optimizer
 from pipelines.presets import PRESETS
+from pipelines.terminal import cli
 from pipelines.tracking import Tracker, TrackingConfig
 from recur_models import detach
 from tests.mlflow_server import serve

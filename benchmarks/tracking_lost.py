@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe
-from pipelines import cli
+from pipelines.terminal import cli
 from pipelines.tracking import Tracker, TrackingConfig
 from tests.mlflow_server import Server, serve, wait_until
 

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from benchmarks.killing import TINY, curve, make_store
-from pipelines import cli
+from pipelines.terminal import cli
 
 SWEEP = shlex.split("""
     optim.lr=1e-3,4e-3+model.states=4,8 --preset small-rec --search grid --scheduler none --num-workers 1

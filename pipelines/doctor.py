@@ -19,10 +19,10 @@ from safetensors import safe_open
 
 from data_prep.store import SegmentStore
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
 from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.run_place import RunPlace
 from pipelines.saving import best
+from pipelines.terminal import cli
 from recur_models import model_from_json
 
 

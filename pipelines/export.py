@@ -17,8 +17,8 @@ from pathlib import Path
 import transformers
 import tyro
 
-from pipelines import cli
 from pipelines.exporting import export
+from pipelines.terminal import cli
 from pipelines.trained import find_checkpoint
 
 

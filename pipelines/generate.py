@@ -22,7 +22,7 @@ import tyro
 from torch import Tensor
 
 from data_prep.errors import UserError
-from pipelines import cli
+from pipelines.terminal import cli
 from pipelines.trained import TextTokenizer, Trained, load
 from recur_models.decoding import begin, read
 from recur_models.stepping import stepper_for

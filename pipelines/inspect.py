@@ -22,7 +22,7 @@ from rich.table import Table
 from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.store import SegmentStore
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import sys
 
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
-from pipelines import cli, ray_session, readiness
+from pipelines import ray_session, readiness
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
+from pipelines.terminal import cli
 
 HERE = "--here"
 

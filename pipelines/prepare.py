@@ -44,8 +44,9 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
     train_sentencepiece,
 )
-from pipelines import cli, ray_session
+from pipelines import ray_session
 from pipelines.lock import hold
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import psutil
 
 from data_prep.errors import UserError
-from pipelines import home
 from pipelines.stopping import RayLost
+from pipelines.terminal import home
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ def surroundings(address: str) -> dict[str, Any]:
     the code already."""
     given: dict[str, Any] = {
         "env_vars": {"THROUGHLINE_HOME": os.getcwd(), home.HEAD: address},
-        "worker_process_setup_hook": "pipelines.home.follow",
+        "worker_process_setup_hook": "pipelines.terminal.home.follow",
     }
     if not home.in_job_folder():
         root = Path(__file__).resolve().parents[1]

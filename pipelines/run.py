@@ -32,10 +32,10 @@ from data_prep.documents import SPLITS
 from data_prep.errors import UserError
 from data_prep.places import Place, is_uri
 from pipelines import checkpoint as checkpoints
-from pipelines import cli
 from pipelines.presets import PRESETS
 from pipelines.provenance import mask
 from pipelines.stopping import STOPPED_STATUS
+from pipelines.terminal import cli
 
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""

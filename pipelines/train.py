@@ -28,18 +28,19 @@ import torch
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines import cli, ray_train, readiness
+from pipelines import ray_train, readiness
 from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.heartbeat import hang_file
 from pipelines.lock import hold
-from pipelines.progress import messages_into, show_progress, worker_log
 from pipelines.ray_train import first_line
 from pipelines.registering import register_best
 from pipelines.run_place import RECORDS
 from pipelines.saving import SaveError
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
+from pipelines.terminal import cli
+from pipelines.terminal.progress import messages_into, show_progress, worker_log
 from pipelines.world import World, join_torchrun
 from recur_models.costs import costs
 

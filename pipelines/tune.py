@@ -33,12 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError, given_by_user
-from pipelines import cli, ray_train
+from pipelines import ray_train
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.lock import hold
 from pipelines.notebook import Notebook
-from pipelines.progress import messages_into, worker_log
 from pipelines.provenance import mask
 from pipelines.ray_train import first_line
 from pipelines.session import work
@@ -46,6 +45,8 @@ from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_room import fit
+from pipelines.terminal import cli
+from pipelines.terminal.progress import messages_into, worker_log
 from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tune_spaces import combine

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import cli
+from pipelines.terminal import cli
 from pipelines.tracking import UI_ENVIRONMENT, ui_command
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_prep.verification import find_splits, split_bytes, verify_split
-from pipelines import cli
+from pipelines.terminal import cli
 
 
 @dataclass(frozen=True)

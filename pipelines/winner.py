@@ -13,10 +13,10 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from pipelines import cli
 from pipelines.config.dotted import as_preset, words
 from pipelines.presets import PRESETS
 from pipelines.sweep import BUDGET, Sweep, Trial, write_json
+from pipelines.terminal import cli
 
 
 def winner_command(sweep: Sweep, best: Trial) -> str:

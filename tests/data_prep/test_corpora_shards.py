@@ -235,7 +235,7 @@ def test_shards_are_prepared_like_files(tmp_path: Path, make_config, text_folder
 OFFLINE = """
 import sys
 from data_prep.corpora.hub import Hub
-from pipelines import cli
+from pipelines.terminal import cli
 cli.run(lambda words: print(Hub(source=words[0]).sources("train")))
 """
 

@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from data_prep.errors import UserError
-from pipelines import cli
+from pipelines.terminal import cli
 from pipelines.tracking import TrackingError
 
 

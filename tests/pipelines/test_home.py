@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines import home, ray_session
+from pipelines import ray_session
+from pipelines.terminal import home
 
 PROJECT = Path(__file__).parents[2]
 

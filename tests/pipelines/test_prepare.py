@@ -19,8 +19,8 @@ from data_prep.documents import SPLITS, CorpusError
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
-from pipelines import cli
 from pipelines.prepare import COMMANDS, PrepareConfig, main, prepare
+from pipelines.terminal import cli
 from tests.shared_data import need
 from tests.small_corpus import contents, words
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import cli, conducting, tune
+from pipelines import conducting, tune
 from pipelines import train as training
 from pipelines.checkpoint import Checkpoint
 from pipelines.conducting import Conductor, Job
@@ -23,6 +23,7 @@ from pipelines.stopping import Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_report import read_sweep
+from pipelines.terminal import cli
 from pipelines.winner import conclude, write_best
 from pipelines.world import World
 from tests.pipelines.conftest import TINY

@@ -15,7 +15,7 @@ import torch
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import cli, loop
+from pipelines import loop
 from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
 from pipelines.config.dotted import read_run, with_fields
 from pipelines.config.run import DataConfig, to_json
@@ -25,6 +25,7 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.saving import Saver
 from pipelines.scoring import score_split
+from pipelines.terminal import cli
 from pipelines.world import World
 from recur_models import RecurrentModel, model_from_json
 from tests.pipelines.conftest import TINY

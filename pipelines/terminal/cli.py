@@ -32,7 +32,7 @@ import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, is_users
-from pipelines import home
+from pipelines.terminal import home
 
 T = TypeVar("T")
 
