@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.saving import CheckpointConfig, Saver
 from pipelines.config.run import TrainConfig
 from pipelines.optim import build_optimizer
 from pipelines.presets import PRESETS
-from pipelines.saving import CheckpointConfig, Saver
 from pipelines.terminal import cli
 from pipelines.world import World
 from recur_models import RecConfig, RecurrentModel, State, detach

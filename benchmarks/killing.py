@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.corpora import CORPORA
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
 from pipelines.prepare import COMMANDS, PrepareConfig, prepare
 
@@ -75,16 +75,16 @@ MOMENTS = {
     "log": ("pipelines.metrics_file", "MetricsFile.append"),
     "upload to MLflow": ("pipelines.tracking.mlflow_run", "MlflowRun.send"),
     "validation": ("pipelines.loop", "validate"),
-    "snapshot": ("pipelines.saving", "Saver.save"),
-    "save": ("pipelines.saving", "_write_file"),
-    "commit": ("pipelines.saving", "Saver._commit"),
-    "pruning": ("pipelines.saving", "prune"),
+    "snapshot": ("pipelines.checkpoints.saving", "Saver.save"),
+    "save": ("pipelines.checkpoints.saving", "_write_file"),
+    "commit": ("pipelines.checkpoints.saving", "Saver._commit"),
+    "pruning": ("pipelines.checkpoints.saving", "prune"),
 }
 """Kinds of moments, and the function that is then at work. A run comes to each of them in its last step too."""
 BUCKET_MOMENTS = {
-    "upload to the bucket": ("pipelines.saving", "upload"),
-    "commit to the bucket": ("pipelines.saving", "Saver._commit_to_bucket"),
-    "pruning the bucket": ("pipelines.saving", "prune_bucket"),
+    "upload to the bucket": ("pipelines.checkpoints.saving", "upload"),
+    "commit to the bucket": ("pipelines.checkpoints.saving", "Saver._commit_to_bucket"),
+    "pruning the bucket": ("pipelines.checkpoints.saving", "prune_bucket"),
 }
 """The same of a run in a bucket alone."""
 

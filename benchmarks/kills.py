@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
-from pipelines import checkpoint as checkpoints
+from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.terminal import cli
 
 STEPS = 60

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import MODELS, TINY, curve, final_tensors, make_store
-from pipelines import checkpoint as checkpoints
+from pipelines.checkpoints import checkpoint as checkpoints
 
 STEPS = 400
 AT = 60

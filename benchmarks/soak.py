@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import MODELS, TINY, Group, curve, final_tensors, make_store
-from pipelines import checkpoint as checkpoints
+from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.terminal import cli
 
 

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.places import Place
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.compared import collect
 from pipelines.comparing import Comparison, compare, comparison_table, write_comparison
-from pipelines.run_place import RunPlace
 from pipelines.sweep_report import is_sweep, report_sweep
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker, TrackingConfig

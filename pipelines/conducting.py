@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from data_prep.errors import UserError
 from data_prep.places import Place
-from pipelines import checkpoint as checkpoints
+from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.config.run import TrainConfig
 from pipelines.metrics_file import parse_record
 from pipelines.population import Exploit, choose, take_over

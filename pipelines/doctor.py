@@ -18,10 +18,10 @@ import tyro
 from safetensors import safe_open
 
 from data_prep.store import SegmentStore
-from pipelines import checkpoint as checkpoints
-from pipelines.checkpoint import Checkpoint, CheckpointError, check_fits
-from pipelines.run_place import RunPlace
-from pipelines.saving import best
+from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import best
 from pipelines.terminal import cli
 from recur_models import model_from_json
 

@@ -31,8 +31,8 @@ from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines import report
-from pipelines.checkpoint import Checkpoint, check_fits
-from pipelines.run_place import RECORDS, RunPlace, find_run, root_of
+from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.scoring import Clear, Evaluation, Score, has_states, score_split
 from pipelines.terminal import cli
 from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig

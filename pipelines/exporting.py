@@ -26,7 +26,7 @@ from data_prep.tokenizers import (
     Tokenizer,
     bod_id,
 )
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.trained import model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from data_prep.places import Place
-from pipelines.run_place import RunPlace
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.world import World
 
 HUNG_STATUS = 70

@@ -17,11 +17,11 @@ import xxhash
 from data_prep.errors import UserError
 from data_prep.lanes import Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.heartbeat import Heartbeat
 from pipelines.optim import build_optimizer, learning_rate
-from pipelines.saving import Saver
 from pipelines.scoring import Score, has_states, score_split, tensors
 from pipelines.stopping import Stopped
 from pipelines.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
-from pipelines.checkpoint import Checkpoint, folder_of
-from pipelines.saving import remove
+from pipelines.checkpoints.checkpoint import Checkpoint, folder_of
+from pipelines.checkpoints.saving import remove
 from tune_spaces import draw
 
 PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")

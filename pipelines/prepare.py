@@ -45,7 +45,7 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from pipelines import ray_session
-from pipelines.lock import hold
+from pipelines.checkpoints.lock import hold
 from pipelines.terminal import cli
 
 

@@ -22,11 +22,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from data_prep.manifest import write_atomically
-from pipelines import checkpoint as checkpoints
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import best
 from pipelines.config.run import TrainConfig
-from pipelines.run_place import RunPlace
-from pipelines.saving import best
 from pipelines.tracking import Tracker, TrackingConfig
 
 

@@ -31,7 +31,7 @@ import xxhash
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError
 from data_prep.places import Place, is_uri
-from pipelines import checkpoint as checkpoints
+from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.presets import PRESETS
 from pipelines.provenance import mask
 from pipelines.stopping import STOPPED_STATUS

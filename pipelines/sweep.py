@@ -25,9 +25,9 @@ import tyro
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import LOCK
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
-from pipelines.lock import LOCK
 from pipelines.presets import PRESETS
 from pipelines.sweep_report import value_of
 from pipelines.terminal.cli import shown

@@ -29,14 +29,14 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines import ray_train, readiness
+from pipelines.checkpoints.lock import hold
+from pipelines.checkpoints.run_place import RECORDS
+from pipelines.checkpoints.saving import SaveError
 from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.heartbeat import hang_file
-from pipelines.lock import hold
 from pipelines.ray_train import first_line
 from pipelines.registering import register_best
-from pipelines.run_place import RECORDS
-from pipelines.saving import SaveError
 from pipelines.session import Run, open_run, start_tracker, work
 from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.terminal import cli

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from data_prep.errors import given_by_user
 from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
-from pipelines.checkpoint import Checkpoint, CheckpointError
-from pipelines.run_place import find_run
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.run_place import find_run
 from recur_models import RecurrentModel, model_from_json
 
 

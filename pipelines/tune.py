@@ -34,9 +34,9 @@ from typing import Any
 
 from data_prep.errors import UserError, given_by_user
 from pipelines import ray_train
+from pipelines.checkpoints.lock import hold
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config.run import TrainConfig, flatten, to_json
-from pipelines.lock import hold
 from pipelines.notebook import Notebook
 from pipelines.provenance import mask
 from pipelines.ray_train import first_line

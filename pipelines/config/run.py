@@ -15,9 +15,9 @@ import tyro
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import CheckpointConfig
 from pipelines.provenance import mask
-from pipelines.run_place import RunPlace
-from pipelines.saving import CheckpointConfig
 from pipelines.tracking import TrackingConfig
 from recur_models import (
     MemorizingConfig,

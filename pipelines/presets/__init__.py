@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipelines.checkpoints.saving import CheckpointConfig
 from pipelines.config.run import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS
-from pipelines.saving import CheckpointConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 
 # The demo: minutes on two cores. rec has one layer less, and one of them recurrent, which comes to the parameters of slide.

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.places import Place
-from pipelines import checkpoint as checkpoints
-from pipelines.checkpoint import Checkpoint, CheckpointError
-from pipelines.run_place import RunPlace
+from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.run_place import RunPlace
 from tests.cluster.conftest import Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]

@@ -18,8 +18,9 @@ import pytest
 
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from data_prep.places import Place
-from pipelines import run_place, saving
-from pipelines.checkpoint import CheckpointError
+from pipelines.checkpoints import run_place, saving
+from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.doctor import main as doctor
 from pipelines.evaluate import main as evaluate
 from pipelines.export import main as export
@@ -27,7 +28,6 @@ from pipelines.generate import main as generate
 from pipelines.heartbeat import Heartbeat
 from pipelines.presets import PRESETS
 from pipelines.run import PipelineConfig, stages
-from pipelines.run_place import RunPlace
 from pipelines.stopping import STOPPED_STATUS
 from pipelines.train import main as train
 from pipelines.trained import find_checkpoint

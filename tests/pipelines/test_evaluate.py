@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.metrics_file import read_records
 from pipelines.trained import find_checkpoint
 from recur_models import model_from_json

@@ -25,7 +25,7 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from pipelines import export, exporting, generate, trained
-from pipelines.checkpoint import CheckpointError
+from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.prepare import PrepareConfig, prepare
 from tests.shared_data import need

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lock import Locked, hold
+from pipelines.checkpoints.lock import Locked, hold
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
 
@@ -54,7 +54,7 @@ def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    words = "import os; from pipelines.lock import hold\nwith hold(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
+    words = "import os; from pipelines.checkpoints.lock import hold\nwith hold(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
     killed = subprocess.run(
         [sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "FOLDER": str(tmp_path)}, check=False
     )

@@ -24,10 +24,10 @@ from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import load_tokenizer
 from data_prep.verification import verify_split
-from pipelines import run_place
+from pipelines.checkpoints import run_place
+from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
-from pipelines.run_place import RECORDS, RunPlace
 from pipelines.train import main as train
 from tests.pipelines.conftest import TINY
 from tests.s3_server import ENVIRONMENT

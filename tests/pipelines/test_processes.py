@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
-from pipelines.checkpoint import Checkpoint, folders, newest, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, folders, newest, step_of
 from pipelines.config.run import TrainConfig
 from pipelines.loop import restore_lanes
 from pipelines.presets import PRESETS
@@ -220,7 +220,7 @@ def losses(run: Path) -> list[float]:
 
 def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_path: Path) -> None:
     """Its driver was killed, and it is still alive: it must not write beside the new one."""
-    from pipelines.lock import hold
+    from pipelines.checkpoints.lock import hold
 
     run = tmp_path / "fenced"
     holder = hold(run / "checkpoints", "an earlier start")

@@ -216,7 +216,7 @@ def test_needs_are_those_of_a_checkpoint_on_the_disk(train: Callable[..., Path])
     """AdamW keeps two numbers for each weight."""
     import json
 
-    from pipelines.checkpoint import Checkpoint
+    from pipelines.checkpoints.checkpoint import Checkpoint
     from recur_models import model_from_json
 
     folder = train("--steps", "1") / "checkpoints" / "step-00000001"

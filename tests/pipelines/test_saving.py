@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from data_prep.errors import is_users
-from pipelines import saving
-from pipelines.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
-from pipelines.saving import CheckpointConfig, SaveError, Saver, Unwritable
+from pipelines.checkpoints import saving
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
+from pipelines.checkpoints.saving import CheckpointConfig, SaveError, Saver, Unwritable
 from pipelines.world import World
 from tests.small_corpus import contents
 

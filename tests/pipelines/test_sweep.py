@@ -12,7 +12,7 @@ import pytest
 
 from pipelines import conducting, tune
 from pipelines import train as training
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.conducting import Conductor, Job
 from pipelines.config.dotted import as_preset, presets_with, read_run, with_fields, words
 from pipelines.config.run import flatten, to_json

@@ -16,14 +16,14 @@ import torch
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import loop
-from pipelines.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import read_run, with_fields
 from pipelines.config.run import DataConfig, to_json
 from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.saving import Saver
 from pipelines.scoring import score_split
 from pipelines.terminal import cli
 from pipelines.world import World
@@ -371,7 +371,7 @@ class TestRefusals:
             train("--optim.lr", "1e30", "--optim.clip", "0")
 
     def test_a_second_process_of_the_same_run(self, train: Train) -> None:
-        from pipelines.lock import hold
+        from pipelines.checkpoints.lock import hold
 
         folder = train("--steps", "5")
         with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):

@@ -19,9 +19,9 @@ import pytest
 from ray.train import WorkerGroupError
 
 from benchmarks.killing import Group
-from pipelines.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.saving import SaveError
 from pipelines.metrics_file import read_records
-from pipelines.saving import SaveError
 from pipelines.train import main
 from tests.pipelines.conftest import TINY
 

@@ -35,9 +35,9 @@ import xxhash
 
 from data_prep.cache import cache_folder
 from data_prep.places import TEMPORARY, Place
-from pipelines import checkpoint as checkpoints
-from pipelines.checkpoint import Checkpoint, CheckpointError
-from pipelines.lock import hold
+from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.lock import hold
 
 RECORDS = ("metrics.jsonl", "mlflow_run.json")
 """What rank 0 needs to go on with the curve, besides a checkpoint."""

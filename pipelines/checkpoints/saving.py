@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from data_prep.errors import UserError, is_users
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
-from pipelines.checkpoint import (
+from pipelines.checkpoints.checkpoint import (
     SCHEMA,
     Checkpoint,
     CheckpointError,
@@ -49,8 +49,8 @@ from pipelines.checkpoint import (
     name_of,
     step_of,
 )
+from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
 from pipelines.provenance import first_cause
-from pipelines.run_place import RECORDS, RunPlace, upload
 from pipelines.world import World
 
 PEER_SECONDS = 600.0

@@ -1,0 +1,1 @@
+"""Bytes on disk or in a bucket."""
