@@ -23,10 +23,10 @@ from benchmarks import machine
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import CheckpointConfig, Saver
 from pipelines.config.run import TrainConfig
-from pipelines.optim import build_optimizer
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.world import World
+from pipelines.training.optim import build_optimizer
+from pipelines.training.world import World
 from recur_models import RecConfig, RecurrentModel, State, detach
 
 D512 = RecConfig(

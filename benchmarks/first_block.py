@@ -16,10 +16,10 @@ import torch
 import tyro
 
 from data_prep.store import SegmentStore
-from pipelines.scoring import Clear, score_split
 from pipelines.terminal import cli
 from pipelines.trained import find_checkpoint, model_of
-from pipelines.world import World
+from pipelines.training.scoring import Clear, score_split
+from pipelines.training.world import World
 
 WAYS: dict[Clear, str] = {
     "nothing": "State carried",

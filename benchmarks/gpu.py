@@ -30,10 +30,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import machine
 from data_prep.errors import UserError
 from pipelines.config.run import AnyModel, OptimConfig
-from pipelines.optim import build_optimizer
 from pipelines.presets.block_recurrent import TABLE_1
 from pipelines.terminal import cli
-from pipelines.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
+from pipelines.training.optim import build_optimizer
+from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 from recur_models import State, VanillaConfig, detach
 from recur_models.compiling import Compile, compile_model
 from recur_models.costs import costs

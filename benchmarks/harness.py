@@ -34,10 +34,10 @@ from torch.nn import functional as F
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.exporting import export
-from pipelines.scoring import score_split
 from pipelines.terminal import cli
 from pipelines.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
-from pipelines.world import World
+from pipelines.training.scoring import score_split
+from pipelines.training.world import World
 
 ROLLING = """
 task: rolling

@@ -74,7 +74,7 @@ MOMENTS = {
     "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
     "log": ("pipelines.metrics_file", "MetricsFile.append"),
     "upload to MLflow": ("pipelines.tracking.mlflow_run", "MlflowRun.send"),
-    "validation": ("pipelines.loop", "validate"),
+    "validation": ("pipelines.training.loop", "validate"),
     "snapshot": ("pipelines.checkpoints.saving", "Saver.save"),
     "save": ("pipelines.checkpoints.saving", "_write_file"),
     "commit": ("pipelines.checkpoints.saving", "Saver._commit"),
@@ -98,7 +98,7 @@ class Trap:
     milliseconds: float
 
     def lay(self) -> None:
-        from pipelines.heartbeat import Heartbeat
+        from pipelines.training.watchdog import Heartbeat
 
         steps, sprung = [0], []
 

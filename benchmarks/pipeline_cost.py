@@ -40,7 +40,7 @@ import sys, time, torch
 from data_prep.lanes import TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.terminal import cli
-from pipelines.optim import build_optimizer, learning_rate
+from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.presets import PRESETS
 config = cli.parse_preset(PRESETS, sys.argv[1:], "")
 store = SegmentStore.open(config.data.store, config.data.corpus, "train")

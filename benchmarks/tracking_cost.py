@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe
-from pipelines.optim import build_optimizer
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.training.optim import build_optimizer
 from recur_models import detach
 from tests.mlflow_server import serve
 

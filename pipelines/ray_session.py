@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import psutil
 
 from data_prep.errors import UserError
-from pipelines.stopping import RayLost
 from pipelines.terminal import home
+from pipelines.training.stopping import RayLost
 
 T = TypeVar("T")
 

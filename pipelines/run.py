@@ -34,8 +34,8 @@ from data_prep.places import Place, is_uri
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.presets import PRESETS
 from pipelines.provenance import mask
-from pipelines.stopping import STOPPED_STATUS
 from pipelines.terminal import cli
+from pipelines.training.stopping import STOPPED_STATUS
 
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""

@@ -34,14 +34,14 @@ from pipelines.checkpoints.run_place import RECORDS
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
-from pipelines.heartbeat import hang_file
 from pipelines.ray_train import first_line
 from pipelines.registering import register_best
-from pipelines.session import Run, open_run, start_tracker, work
-from pipelines.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, show_progress, worker_log
-from pipelines.world import World, join_torchrun
+from pipelines.training.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
+from pipelines.training.watchdog import hang_file
+from pipelines.training.worker import Run, open_run, start_tracker, work
+from pipelines.training.world import World, join_torchrun
 from recur_models.costs import costs
 
 SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0

@@ -40,15 +40,15 @@ from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.notebook import Notebook
 from pipelines.provenance import mask
 from pipelines.ray_train import first_line
-from pipelines.session import work
-from pipelines.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_room import fit
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, worker_log
+from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
+from pipelines.training.worker import work
+from pipelines.training.world import World
 from pipelines.winner import conclude, write_best
-from pipelines.world import World
 from tune_spaces import combine
 from tune_spaces.drawing import fields
 

@@ -51,7 +51,7 @@ from pipelines.checkpoints.checkpoint import (
 )
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
 from pipelines.provenance import first_cause
-from pipelines.world import World
+from pipelines.training.world import World
 
 PEER_SECONDS = 600.0
 """How long rank 0 waits for the files of the others: they write at the same time, so this is a folder that is not shared."""

@@ -25,12 +25,12 @@ from pipelines.doctor import main as doctor
 from pipelines.evaluate import main as evaluate
 from pipelines.export import main as export
 from pipelines.generate import main as generate
-from pipelines.heartbeat import Heartbeat
 from pipelines.presets import PRESETS
 from pipelines.run import PipelineConfig, stages
-from pipelines.stopping import STOPPED_STATUS
 from pipelines.train import main as train
 from pipelines.trained import find_checkpoint
+from pipelines.training.stopping import STOPPED_STATUS
+from pipelines.training.watchdog import Heartbeat
 from tests.s3_server import ENVIRONMENT
 from tests.small_corpus import contents
 
@@ -207,8 +207,8 @@ def test_asked_to_stop_through_the_bucket(words: list[str], bucket: Bucket, monk
         if step == 4:
             stop.write_atomically(b"stop")
 
-    monkeypatch.setattr("pipelines.heartbeat.Heartbeat.beat", beat)
-    monkeypatch.setattr("pipelines.stopping.BUCKET_SECONDS", 0)
+    monkeypatch.setattr("pipelines.training.watchdog.Heartbeat.beat", beat)
+    monkeypatch.setattr("pipelines.training.stopping.BUCKET_SECONDS", 0)
     assert train(words) == STOPPED_STATUS
     assert 4 <= RunPlace.parse(bucket("runs/mine")).newest_step() < 12 and not stop.exists()
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.optimization import Adafactor as Theirs
 
 from pipelines.config.run import OptimConfig
-from pipelines.optim import build_optimizer
+from pipelines.training.optim import build_optimizer
 from recur_models import RecConfig
 from tests.recur_models.conftest import SIZE
 

@@ -17,10 +17,10 @@ from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from pipelines.checkpoints.checkpoint import Checkpoint, folders, newest, step_of
 from pipelines.config.run import TrainConfig
-from pipelines.loop import restore_lanes
 from pipelines.presets import PRESETS
 from pipelines.train import main
-from pipelines.world import World
+from pipelines.training.loop import restore_lanes
+from pipelines.training.world import World
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., Group]
@@ -248,7 +248,7 @@ def test_numbers_of_workers_that_are_refused(workers: str) -> None:
 
 
 def test_the_exit_status_of_a_run_that_was_stopped_is_its_own() -> None:
-    from pipelines.heartbeat import HUNG_STATUS
-    from pipelines.stopping import STOPPED_STATUS
+    from pipelines.training.stopping import STOPPED_STATUS
+    from pipelines.training.watchdog import HUNG_STATUS
 
     assert len({0, 1, 2, 130, 128 + signal.SIGTERM, os.EX_OK, HUNG_STATUS, STOPPED_STATUS}) == 7

@@ -27,7 +27,7 @@ from pipelines.report import (
     running_mean,
     write_report,
 )
-from pipelines.scoring import Evaluation, Score
+from pipelines.training.scoring import Evaluation, Score
 
 BIT = math.log(2)  # nats
 

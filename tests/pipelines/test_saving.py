@@ -21,7 +21,7 @@ from data_prep.errors import is_users
 from pipelines.checkpoints import saving
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
 from pipelines.checkpoints.saving import CheckpointConfig, SaveError, Saver, Unwritable
-from pipelines.world import World
+from pipelines.training.world import World
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]

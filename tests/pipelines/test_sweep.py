@@ -18,14 +18,14 @@ from pipelines.config.dotted import as_preset, presets_with, read_run, with_fiel
 from pipelines.config.run import flatten, to_json
 from pipelines.population import choose
 from pipelines.presets import PRESETS
-from pipelines.session import work
-from pipelines.stopping import Stop, Stopped
 from pipelines.sweep import Sweep, Trial, open_folder
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_report import read_sweep
 from pipelines.terminal import cli
+from pipelines.training.stopping import Stop, Stopped
+from pipelines.training.worker import work
+from pipelines.training.world import World
 from pipelines.winner import conclude, write_best
-from pipelines.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
 from tune_spaces import combine

@@ -15,18 +15,18 @@ import torch
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import loop
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import read_run, with_fields
 from pipelines.config.run import DataConfig, to_json
-from pipelines.loop import restore_lanes
 from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.scoring import score_split
 from pipelines.terminal import cli
-from pipelines.world import World
+from pipelines.training import loop
+from pipelines.training.loop import restore_lanes
+from pipelines.training.scoring import score_split
+from pipelines.training.world import World
 from recur_models import RecurrentModel, model_from_json
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents, words

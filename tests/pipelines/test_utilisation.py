@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from pipelines.loop import fastest_tokens
 from pipelines.presets import PRESETS
-from pipelines.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
-from pipelines.world import World
+from pipelines.training.loop import fastest_tokens
+from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.world import World
 from recur_models import VanillaConfig
 
 

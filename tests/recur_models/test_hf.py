@@ -230,7 +230,7 @@ def test_a_fresh_interpreter_needs_only_the_import(slide: Any, tmp_path: Path) -
     slide.save_pretrained(tmp_path)
     code = f"""
 import importlib.util, sys
-import pipelines.session
+import pipelines.training.worker
 assert "transformers" not in sys.modules and importlib.util.find_spec("transformers")  # seconds that training does not need
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from pipelines.adafactor import Adafactor
 from pipelines.config.run import OptimConfig, ScheduleConfig
+from pipelines.training.adafactor import Adafactor
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

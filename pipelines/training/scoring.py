@@ -19,7 +19,7 @@ import torch
 
 from data_prep.lanes import Batch, EvaluationLanes, read_batch
 from data_prep.store import SegmentStore
-from pipelines.world import World
+from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, clear, detach
 from recur_models.protocol import kind_of
 

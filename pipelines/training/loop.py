@@ -20,12 +20,12 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
-from pipelines.heartbeat import Heartbeat
-from pipelines.optim import build_optimizer, learning_rate
-from pipelines.scoring import Score, has_states, score_split, tensors
-from pipelines.stopping import Stopped
-from pipelines.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
-from pipelines.world import World
+from pipelines.training.optim import build_optimizer, learning_rate
+from pipelines.training.scoring import Score, has_states, score_split, tensors
+from pipelines.training.stopping import Stopped
+from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.watchdog import Heartbeat
+from pipelines.training.world import World
 from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
 from recur_models.health import watch

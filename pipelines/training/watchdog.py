@@ -30,7 +30,7 @@ import psutil
 
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.world import World
+from pipelines.training.world import World
 
 HUNG_STATUS = 70
 """Exit status of a process that was ended because nothing moved."""
@@ -175,7 +175,7 @@ def where(frame: FrameType | None) -> str:
     innermost, line = frame, ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.endswith("pipelines/loop.py"):
+        if name.endswith("pipelines/training/loop.py"):
             text = linecache.getline(name, frame.f_lineno).strip()
             line = f"at loop.py:{frame.f_lineno} `{text}`"  # the outermost is kept
         frame = frame.f_back

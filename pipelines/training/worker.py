@@ -17,17 +17,17 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
-from pipelines import loop
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
-from pipelines.heartbeat import Heartbeat
 from pipelines.registering import note_checkpoint, register_best
-from pipelines.stopping import Stopped
 from pipelines.tracking import DatasetInfo, Tracker
-from pipelines.world import World
+from pipelines.training import loop
+from pipelines.training.stopping import Stopped
+from pipelines.training.watchdog import Heartbeat
+from pipelines.training.world import World
 
 ZOMBIE_SECONDS = 60.0
 """How long a start waits for a process of an earlier one to end."""
