@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from data_prep.errors import UserError
-from pipelines.metrics_file import read_records
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 
 CARRIED, CLEARED = "validation/bits_per_token", "validation/bits_per_token_states_cleared"
 

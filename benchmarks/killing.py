@@ -33,8 +33,8 @@ import numpy as np
 
 from data_prep.corpora import CORPORA
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.metrics_file import read_records
 from pipelines.prepare import COMMANDS, PrepareConfig, prepare
+from pipelines.tracking.metrics_file import read_records
 
 TINY = shlex.split("""
     --model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.window 8 --model.dropout 0.1
@@ -72,7 +72,7 @@ MOMENTS = {
     "backward and all-reduce": ("torch", "Tensor.backward"),
     "all-reduce": ("torch.distributed", "all_reduce"),
     "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
-    "log": ("pipelines.metrics_file", "MetricsFile.append"),
+    "log": ("pipelines.tracking.metrics_file", "MetricsFile.append"),
     "upload to MLflow": ("pipelines.tracking.mlflow_run", "MlflowRun.send"),
     "validation": ("pipelines.training.loop", "validate"),
     "snapshot": ("pipelines.checkpoints.saving", "Saver.save"),

@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.metrics_file import read_records
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import TINY, make_store
-from pipelines.metrics_file import read_records
 from pipelines.sweep import Sweep, SweepConfig
 from pipelines.sweep_command import read_command
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 
 SWEEP = shlex.split("""
     optim.lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3 --preset small-rec --search grid --scheduler none --num-workers 1 --baseline no

@@ -20,10 +20,10 @@ from rich.text import Text
 
 from data_prep.errors import UserError
 from pipelines.compared import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
-from pipelines.metrics_file import Record
 from pipelines.report import COLOURS, save_figure, short
 from pipelines.sweep_report import UNITS, write_csv
 from pipelines.terminal.cli import duration
+from pipelines.tracking.metrics_file import Record
 
 
 @dataclass(frozen=True)

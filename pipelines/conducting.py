@@ -20,10 +20,10 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.config.run import TrainConfig
-from pipelines.metrics_file import parse_record
 from pipelines.population import Exploit, choose, take_over
 from pipelines.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from pipelines.terminal.progress import Tail
+from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.stopping import Stop
 from tune_spaces import Rule, Searcher, draw, expand, grid
 

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
-from pipelines.metrics_file import Record, read_records
+from pipelines.tracking.metrics_file import Record, read_records
 
 if TYPE_CHECKING:
     from pipelines.training.scoring import Evaluation, Score

@@ -33,8 +33,8 @@ from data_prep.errors import UserError
 from data_prep.places import Place, is_uri
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.presets import PRESETS
-from pipelines.provenance import mask
 from pipelines.terminal import cli
+from pipelines.tracking.provenance import mask
 from pipelines.training.stopping import STOPPED_STATUS
 
 FINAL = (2, STOPPED_STATUS, 130)

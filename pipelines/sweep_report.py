@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
-from pipelines.metrics_file import read_records
+from pipelines.tracking.metrics_file import read_records
 
 if TYPE_CHECKING:
     from pipelines.tracking import Tracker

@@ -38,13 +38,13 @@ from pipelines.checkpoints.lock import hold
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.notebook import Notebook
-from pipelines.provenance import mask
 from pipelines.ray_train import first_line
 from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_room import fit
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, worker_log
+from pipelines.tracking.provenance import mask
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import work
 from pipelines.training.world import World

@@ -50,7 +50,7 @@ from pipelines.checkpoints.checkpoint import (
     step_of,
 )
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
-from pipelines.provenance import first_cause
+from pipelines.tracking.provenance import first_cause
 from pipelines.training.world import World
 
 PEER_SECONDS = 600.0

@@ -16,8 +16,8 @@ from typing import Any
 from data_prep.errors import UserError, given_by_user
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.provenance import mask
 from pipelines.terminal.cli import nearest
+from pipelines.tracking.provenance import mask
 from recur_models import model_from_json
 
 PARTS: dict[str, Any] = {

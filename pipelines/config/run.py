@@ -17,8 +17,8 @@ from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import CheckpointConfig
-from pipelines.provenance import mask
 from pipelines.tracking import TrackingConfig
+from pipelines.tracking.provenance import mask
 from recur_models import (
     MemorizingConfig,
     ModelConfig,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data_prep.places import Place
-from pipelines.metrics_file import parse_record
+from pipelines.tracking.metrics_file import parse_record
 
 POLL_SECONDS = 0.5
 BUCKET_SECONDS = 3.0

@@ -12,11 +12,11 @@ from typing import Any
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
-from pipelines.metrics_file import Record
-from pipelines.provenance import mask
 from pipelines.tracking.client import make_database
 from pipelines.tracking.config import Identity, Status, TrackingConfig, experiment_of, is_server, tracking_uri
+from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import Models
+from pipelines.tracking.provenance import mask
 
 RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""

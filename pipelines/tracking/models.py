@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.provenance import mask
 from pipelines.tracking.client import REQUEST_SECONDS
+from pipelines.tracking.provenance import mask
 
 BEST = "best"
 """The alias of the registered model's version that has the best validation figure."""

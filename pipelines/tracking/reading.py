@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
-from pipelines.metrics_file import Record
-from pipelines.provenance import first_cause, mask
 from pipelines.tracking.client import load_mlflow
 from pipelines.tracking.config import TrackingConfig, TrackingError, tracking_uri
+from pipelines.tracking.metrics_file import Record
+from pipelines.tracking.provenance import first_cause, mask
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.metrics_file import MetricsFile, Record, drop_after
-from pipelines.provenance import first_cause, git_commit, mask, user_name
 from pipelines.tracking.client import load_mlflow
 from pipelines.tracking.config import (
     DatasetInfo,
@@ -23,8 +21,10 @@ from pipelines.tracking.config import (
     is_server,
     tracking_uri,
 )
+from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import BATCH_METRICS, TAG_LENGTH, MlflowRun, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
+from pipelines.tracking.provenance import first_cause, git_commit, mask, user_name
 
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""

@@ -17,9 +17,9 @@ from pipelines.compare import main
 from pipelines.compared import BYTE, TOKEN, TRAIN, Compared
 from pipelines.comparing import compare, rows
 from pipelines.importance import explained, importances
-from pipelines.metrics_file import Record
 from pipelines.sweep_figures import plot_importance
 from pipelines.sweep_report import read_sweep, report_sweep, spans
+from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 
 

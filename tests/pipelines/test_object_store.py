@@ -26,8 +26,8 @@ from data_prep.tokenizers import load_tokenizer
 from data_prep.verification import verify_split
 from pipelines.checkpoints import run_place
 from pipelines.checkpoints.run_place import RECORDS, RunPlace
-from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
 from tests.pipelines.conftest import TINY
 from tests.s3_server import ENVIRONMENT

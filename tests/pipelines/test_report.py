@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.evaluate import pass_progress
-from pipelines.metrics_file import Record
 from pipelines.report import (
     comparison_rows,
     comparison_table,
@@ -27,6 +26,7 @@ from pipelines.report import (
     running_mean,
     write_report,
 )
+from pipelines.tracking.metrics_file import Record
 from pipelines.training.scoring import Evaluation, Score
 
 BIT = math.log(2)  # nats

@@ -19,10 +19,10 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import read_run, with_fields
 from pipelines.config.run import DataConfig, to_json
-from pipelines.metrics_file import read_records
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
 from pipelines.training.loop import restore_lanes
 from pipelines.training.scoring import score_split

@@ -21,7 +21,7 @@ from ray.train import WorkerGroupError
 from benchmarks.killing import Group
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import SaveError
-from pipelines.metrics_file import read_records
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.pipelines.conftest import TINY
 

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from pipelines import tune
-from pipelines.metrics_file import read_records
+from pipelines.tracking.metrics_file import read_records
 from tests.pipelines.conftest import TINY
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
