@@ -32,7 +32,7 @@ import psutil
 from benchmarks.machine import describe
 from data_prep.corpora.pg19 import Pg19
 from data_prep.documents import SPLITS
-from pipelines import ray_session
+from pipelines.cluster import ray_session
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
 

@@ -3,7 +3,7 @@
     python -m pipelines.preflight small-rec --data.store runs/store --num-workers 2
     python -m pipelines.preflight --here --ports 6379 8265          # before `ray start`: this machine alone
 
-Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine; pipelines/readiness.py
+Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine; pipelines/cluster/readiness.py
 lists what is compared. The second form asks whether ports are free on this machine, and needs no Ray.
 """
 
@@ -14,7 +14,7 @@ import sys
 
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
-from pipelines import ray_session, readiness
+from pipelines.cluster import ray_session, readiness
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli

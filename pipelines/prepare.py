@@ -44,8 +44,8 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
     train_sentencepiece,
 )
-from pipelines import ray_session
 from pipelines.checkpoints.lock import hold
+from pipelines.cluster import ray_session
 from pipelines.terminal import cli
 
 

@@ -13,7 +13,7 @@ from pipelines.sweep import SweepConfig
 
 def fit(config: SweepConfig) -> tuple[int, bool]:
     """How many trials fit at once, and whether they use GPUs. Raises UserError when not even one does."""
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     machines = [there for _, there in ray_session.free_resources()]
     workers, placement = config.train.workers[0], config.train.placement

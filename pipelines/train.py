@@ -28,13 +28,13 @@ import torch
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines import ray_train, readiness
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS
 from pipelines.checkpoints.saving import SaveError
+from pipelines.cluster import ray_train, readiness
+from pipelines.cluster.ray_train import first_line
 from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
-from pipelines.ray_train import first_line
 from pipelines.registering import register_best
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, show_progress, worker_log
@@ -78,7 +78,7 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     """Run `work` on Ray Train workers. When one dies, or there is room for more, start them again from the newest checkpoint, as
     many as there is room for. Raises Stopped.
     """
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
@@ -119,7 +119,7 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
 
 def check_machines(config: TrainConfig) -> None:
     """On a cluster of several machines: raise ValueError saying what keeps them from training the run together."""
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     if not ray_session.cluster_address() or len(nodes := ray_session.nodes()) < 2:
         return
@@ -135,7 +135,7 @@ def fit(
     """Train on so many workers, and meanwhile pass on to them that the run was asked to stop or may grow. Returns what ended it;
     None too where it was asked to stop before there was room for a worker.
     """
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     def worker(arguments: dict[str, Any]) -> None:
         import ray.train
@@ -212,7 +212,7 @@ def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
 
     Where never two may stand on one, a run that grows counts only machines of which nothing is taken: the others may have its own.
     """
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     worker, alone = config.placement.worker(use_gpu), config.placement.strategy == "strict-spread"
     total = 0
@@ -261,7 +261,7 @@ def main(argv: list[str]) -> int:
 
 def told_of(lost: BaseException, config: TrainConfig) -> int:
     """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
 
     print(
         f"error: {lost}; {_shown(config)} is saved at least up to step {config.place.newest_step():,}: start Ray again where "

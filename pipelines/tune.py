@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError, given_by_user
-from pipelines import ray_train
 from pipelines.checkpoints.lock import hold
+from pipelines.cluster import ray_train
+from pipelines.cluster.ray_train import first_line
 from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.notebook import Notebook
-from pipelines.ray_train import first_line
 from pipelines.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweep_command import check, read_command
 from pipelines.sweep_room import fit
@@ -242,7 +242,7 @@ def main(argv: list[str]) -> int:
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )
-        from pipelines import ray_session
+        from pipelines.cluster import ray_session
 
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         at_once, use_gpu = fit(config)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_prep.corpora import CORPORA
-from pipelines import ray_session as session
+from pipelines.cluster import ray_session as session
 from pipelines.prepare import COMMANDS, PrepareConfig
 from tests.small_corpus import words
 

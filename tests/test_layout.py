@@ -57,7 +57,7 @@ def test_data_prep_needs_no_torch_and_models_no_ray() -> None:
 
 
 def test_only_sharding_and_entry_scripts_import_ray() -> None:
-    allowed = entries() | {"data_prep.sharding", "pipelines.ray_session", "pipelines.ray_train"}
+    allowed = entries() | {"data_prep.sharding", "pipelines.cluster.ray_session", "pipelines.cluster.ray_train"}
     for package in ("data_prep", "recur_models", "pipelines"):
         for name, path in modules(package):
             assert name in allowed or "ray" not in top(imported(path)), name

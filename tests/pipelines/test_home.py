@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines import ray_session
+from pipelines.cluster import ray_session
 from pipelines.terminal import home
 
 PROJECT = Path(__file__).parents[2]

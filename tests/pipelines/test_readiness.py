@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import ray_session, readiness
+from pipelines.cluster import ray_session, readiness
+from pipelines.cluster.readiness import check, needs
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
-from pipelines.readiness import check, needs
 from recur_models.costs import costs
 
 FORK = multiprocessing.get_context("fork")

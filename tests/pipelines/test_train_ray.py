@@ -270,7 +270,7 @@ def test_the_whole_run_killed_then_asked_to_stop_and_the_same_command_again(comm
 
 SLOW = """
 import psutil, ray
-from pipelines import ray_session
+from pipelines.cluster import ray_session
 
 init, calls = ray.init, []
 def timed_out(*arguments, **options):

@@ -1,6 +1,6 @@
 """Start the Ray session of an entry script: on the cluster that this machine belongs to, else a local one.
 
-    from pipelines import ray_session
+    from pipelines.cluster import ray_session
     ray_session.start(num_cpus=2)
 
 RAY_ADDRESS decides. On the nodes of a cluster it is `auto` (clusters/environment.sh), and in a Ray job it is the cluster's address:
