@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import TINY, make_store
-from pipelines.sweep import Sweep, SweepConfig
-from pipelines.sweep_command import read_command
+from pipelines.sweeps.command import read_command
+from pipelines.sweeps.sweep import Sweep, SweepConfig
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 

@@ -7,7 +7,7 @@
     python -m pipelines.train runs/small-rec-lr/best.json --run again           # what the sweep found, as a preset
 
 `python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The
-sweep's folder, `<root>/<run>`, is described in pipelines/sweep.py: it is all that a resume needs.
+sweep's folder, `<root>/<run>`, is described in pipelines/sweeps/sweep.py: it is all that a resume needs.
 
 Ray Tune draws and decides (tune_spaces); the trials are run from here. Ray's Tuner would give each trial a process for its driver
 beside those of Ray Train, kill a stopped trial's workers without a checkpoint, and resume from a pickled snapshot that lags behind.
@@ -36,19 +36,19 @@ from data_prep.errors import UserError, given_by_user
 from pipelines.checkpoints.lock import hold
 from pipelines.cluster import ray_train
 from pipelines.cluster.ray_train import first_line
-from pipelines.conducting import Conductor, Job, Outcome, baseline_values, newest_step
 from pipelines.config.run import TrainConfig, flatten, to_json
-from pipelines.notebook import Notebook
-from pipelines.sweep import Sweep, Trial, open_folder, write_json
-from pipelines.sweep_command import check, read_command
-from pipelines.sweep_room import fit
+from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.notebook import Notebook
+from pipelines.sweeps.room import fit
+from pipelines.sweeps.scheduler import Conductor, Job, Outcome, baseline_values, newest_step
+from pipelines.sweeps.sweep import Sweep, Trial, open_folder, write_json
+from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, worker_log
 from pipelines.tracking.provenance import mask
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import work
 from pipelines.training.world import World
-from pipelines.winner import conclude, write_best
 from tune_spaces import combine
 from tune_spaces.drawing import fields
 

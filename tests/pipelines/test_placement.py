@@ -14,8 +14,8 @@ import ray
 from data_prep.errors import UserError
 from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweep_command import read_command
-from pipelines.sweep_room import fit, trials_at_once
+from pipelines.sweeps.command import read_command
+from pipelines.sweeps.room import fit, trials_at_once
 from pipelines.train import room
 
 

@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from pipelines import conducting, tune
 from pipelines import train as training
+from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.conducting import Conductor, Job
 from pipelines.config.dotted import as_preset, presets_with, read_run, with_fields, words
 from pipelines.config.run import flatten, to_json
-from pipelines.population import choose
 from pipelines.presets import PRESETS
-from pipelines.sweep import Sweep, Trial, open_folder
-from pipelines.sweep_command import check, read_command
 from pipelines.sweep_report import read_sweep
+from pipelines.sweeps import scheduler as conducting
+from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.population import choose
+from pipelines.sweeps.scheduler import Conductor, Job
+from pipelines.sweeps.sweep import Sweep, Trial, open_folder
+from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import work
 from pipelines.training.world import World
-from pipelines.winner import conclude, write_best
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
 from tune_spaces import combine

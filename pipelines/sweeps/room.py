@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from data_prep.errors import UserError
-from pipelines.sweep import SweepConfig
+from pipelines.sweeps.sweep import SweepConfig
 
 
 def fit(config: SweepConfig) -> tuple[int, bool]:

@@ -15,9 +15,9 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
-from pipelines.population import check_perturbable
 from pipelines.presets import PRESETS
-from pipelines.sweep import FREE, SweepConfig
+from pipelines.sweeps.population import check_perturbable
+from pipelines.sweeps.sweep import FREE, SweepConfig
 from pipelines.terminal import cli
 from tune_spaces import SPACES
 from tune_spaces.drawing import Searcher, fields

@@ -20,8 +20,8 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.config.run import TrainConfig
-from pipelines.population import Exploit, choose, take_over
-from pipelines.sweep import BUDGET, Figure, Sweep, Trial, write_json
+from pipelines.sweeps.population import Exploit, choose, take_over
+from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from pipelines.terminal.progress import Tail
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.stopping import Stop

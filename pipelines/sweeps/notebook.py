@@ -18,8 +18,8 @@ from typing import Any
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
 from pipelines.registering import register_winner
-from pipelines.sweep import Sweep, Trial
 from pipelines.sweep_report import report_sweep
+from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.terminal.cli import sentence
 from pipelines.tracking import Tracker
 from pipelines.training.worker import Run, start_tracker

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pipelines.config.dotted import as_preset, words
 from pipelines.presets import PRESETS
-from pipelines.sweep import BUDGET, Sweep, Trial, write_json
+from pipelines.sweeps.sweep import BUDGET, Sweep, Trial, write_json
 from pipelines.terminal import cli
 
 
