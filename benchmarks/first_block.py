@@ -16,8 +16,8 @@ import torch
 import tyro
 
 from data_prep.store import SegmentStore
+from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
-from pipelines.trained import find_checkpoint, model_of
 from pipelines.training.scoring import Clear, score_split
 from pipelines.training.world import World
 

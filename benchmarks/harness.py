@@ -33,9 +33,9 @@ from torch.nn import functional as F
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.exporting import export
+from pipelines.inference.exporting import export
+from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
 from pipelines.terminal import cli
-from pipelines.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
 

@@ -23,8 +23,8 @@ import torch
 from benchmarks import machine
 from data_prep.errors import UserError
 from pipelines.generate import GenerateConfig, generate
+from pipelines.inference.trained import Trained
 from pipelines.terminal import cli
-from pipelines.trained import Trained
 from recur_models import RecConfig
 from recur_models.decoding import TOKENS_AT_ONCE, begin, read
 from recur_models.hf import ThroughlineForCausalLM

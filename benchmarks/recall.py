@@ -38,9 +38,9 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
+from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.trained import find_checkpoint, model_of
 from recur_models import RECURRENT, RecurrentModel, State, clear
 
 LINE = 16

@@ -33,9 +33,9 @@ from data_prep.store import SegmentStore
 from pipelines import report
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
+from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
 from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
-from pipelines.trained import find_checkpoint, model_of
 from pipelines.training.scoring import Clear, Evaluation, Score, has_states, score_split
 from pipelines.training.world import World
 

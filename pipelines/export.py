@@ -17,9 +17,9 @@ from pathlib import Path
 import transformers
 import tyro
 
-from pipelines.exporting import export
+from pipelines.inference.exporting import export
+from pipelines.inference.trained import find_checkpoint
 from pipelines.terminal import cli
-from pipelines.trained import find_checkpoint
 
 
 @dataclass(frozen=True)

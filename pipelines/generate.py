@@ -22,8 +22,8 @@ import tyro
 from torch import Tensor
 
 from data_prep.errors import UserError
+from pipelines.inference.trained import TextTokenizer, Trained, load
 from pipelines.terminal import cli
-from pipelines.trained import TextTokenizer, Trained, load
 from recur_models.decoding import begin, read
 from recur_models.stepping import stepper_for
 

@@ -35,7 +35,7 @@ from pipelines.cluster import ray_train, readiness
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
-from pipelines.registering import register_best
+from pipelines.inference.registering import register_best
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, show_progress, worker_log
 from pipelines.training.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped

@@ -22,7 +22,7 @@ from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
-from pipelines.registering import note_checkpoint, register_best
+from pipelines.inference.registering import note_checkpoint, register_best
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.training import loop
 from pipelines.training.stopping import Stopped

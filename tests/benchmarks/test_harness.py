@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
-from pipelines.trained import load
+from pipelines.inference.trained import load
 
 
 def test_windows_cover_every_token_once_and_may_be_the_whole_document(train: Callable[..., Path]) -> None:

@@ -25,10 +25,10 @@ from pipelines.doctor import main as doctor
 from pipelines.evaluate import main as evaluate
 from pipelines.export import main as export
 from pipelines.generate import main as generate
+from pipelines.inference.trained import find_checkpoint
 from pipelines.presets import PRESETS
 from pipelines.run import PipelineConfig, stages
 from pipelines.train import main as train
-from pipelines.trained import find_checkpoint
 from pipelines.training.stopping import STOPPED_STATUS
 from pipelines.training.watchdog import Heartbeat
 from tests.s3_server import ENVIRONMENT

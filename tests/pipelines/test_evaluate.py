@@ -19,8 +19,8 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.inference.trained import find_checkpoint
 from pipelines.tracking.metrics_file import read_records
-from pipelines.trained import find_checkpoint
 from recur_models import model_from_json
 from tests.small_corpus import contents
 

@@ -24,9 +24,10 @@ from data_prep.tokenizers import (
     Training,
     train_sentencepiece,
 )
-from pipelines import export, exporting, generate, trained
+from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
+from pipelines.inference import exporting, trained
 from pipelines.prepare import PrepareConfig, prepare
 from tests.shared_data import need
 from tests.small_corpus import contents, words

@@ -27,7 +27,7 @@ from data_prep.tokenizers import (
     bod_id,
 )
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.trained import model_of, tokenizer_of
+from pipelines.inference.trained import model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import MODULE, ThroughlineConfig
