@@ -20,9 +20,9 @@ from rich.console import Console
 from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.compared import collect
-from pipelines.comparing import Comparison, compare, comparison_table, write_comparison
-from pipelines.sweep_report import is_sweep, report_sweep
+from pipelines.reports.compared import collect
+from pipelines.reports.comparing import Comparison, compare, comparison_table, write_comparison
+from pipelines.reports.sweep_report import is_sweep, report_sweep
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker, TrackingConfig
 

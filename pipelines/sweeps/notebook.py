@@ -18,7 +18,7 @@ from typing import Any
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
-from pipelines.sweep_report import report_sweep
+from pipelines.reports.sweep_report import report_sweep
 from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.terminal.cli import sentence
 from pipelines.tracking import Tracker

@@ -29,7 +29,7 @@ from pipelines.checkpoints.lock import LOCK
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweep_report import value_of
+from pipelines.reports.sweep_report import value_of
 from pipelines.terminal.cli import shown
 from recur_models.costs import costs
 

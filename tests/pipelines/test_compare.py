@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from pipelines.compare import main
-from pipelines.compared import BYTE, TOKEN, TRAIN, Compared
-from pipelines.comparing import compare, rows
-from pipelines.importance import explained, importances
-from pipelines.sweep_figures import plot_importance
-from pipelines.sweep_report import read_sweep, report_sweep, spans
+from pipelines.reports.compared import BYTE, TOKEN, TRAIN, Compared
+from pipelines.reports.comparing import compare, rows
+from pipelines.reports.importance import explained, importances
+from pipelines.reports.sweep_figures import plot_importance
+from pipelines.reports.sweep_report import read_sweep, report_sweep, spans
 from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 

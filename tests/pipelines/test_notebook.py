@@ -22,10 +22,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recur_models  # noqa: F401  (registers the models)
-from pipelines.compared import collect
-from pipelines.comparing import compare, rows
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
+from pipelines.reports.compared import collect
+from pipelines.reports.comparing import compare, rows
 from pipelines.tracking import Tracker, TrackingConfig
 from tests.mlflow_server import Server, wait_until
 

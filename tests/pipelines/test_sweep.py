@@ -16,7 +16,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.dotted import as_preset, presets_with, read_run, with_fields, words
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweep_report import read_sweep
+from pipelines.reports.sweep_report import read_sweep
 from pipelines.sweeps import scheduler as conducting
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.population import choose

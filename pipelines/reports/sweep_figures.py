@@ -1,4 +1,4 @@
-"""The charts of a sweep. See pipelines/sweep_report.py for their list, docs/mlflow.md for how each is read.
+"""The charts of a sweep. See pipelines/reports/sweep_report.py for their list, docs/mlflow.md for how each is read.
 
     plot_parallel(read_sweep(Path("runs/sweep")), Path("parallel.png"))
 
@@ -22,9 +22,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pipelines.importance import Scale, importances, text_of
-from pipelines.report import COLOURS, save_figure, short
-from pipelines.sweep_report import SweepResult, TrialResult
+from pipelines.reports.importance import Scale, importances, text_of
+from pipelines.reports.report import COLOURS, save_figure, short
+from pipelines.reports.sweep_report import SweepResult, TrialResult
 
 STATUS_COLOURS = {
     "finished": COLOURS[0],

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.sweep_report import SweepResult
+from pipelines.reports.sweep_report import SweepResult
 
 SHUFFLES = 2000
 """Of the trials' order, to see what chance explains."""

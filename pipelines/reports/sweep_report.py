@@ -227,7 +227,7 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
 
     Raises ValueError when this is no sweep's folder, or a file of it is damaged.
     """
-    from pipelines import sweep_figures as figures  # matplotlib: a second
+    from pipelines.reports import sweep_figures as figures  # matplotlib: a second
 
     place = folder / "report"
     table = place / "trials.csv"
