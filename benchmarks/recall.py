@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
@@ -84,7 +84,7 @@ class RecallConfig:
                 "train_documents, test_documents and all distances must be at least 1: a question follows its name"
             )
         if unknown := set(self.presets) - PRESETS.keys():
-            raise UserError(f"presets names {min(unknown)!r}: {cli.nearest(min(unknown), PRESETS)}")
+            raise UserError(f"presets names {min(unknown)!r}: {nearest(min(unknown), PRESETS)}")
 
 
 def line(rng: random.Random) -> str:

@@ -16,9 +16,9 @@ _QUERY = re.compile(r"""\?([^\s?#'"]+)""")
 _SECRET = re.compile(r"secret|password|passwd|pwd|credential|token|key|auth|signature|^sig$|^sas$", re.IGNORECASE)
 
 
-def without_credentials(text: str) -> str:
-    """The text, whose URIs have lost their user parts and those fields of their queries that are called like secrets."""
-    return _QUERY.sub(_public_query, _USER.sub(_public_user, text))
+def without_credentials(value: object) -> str:
+    """The value as text, whose URIs have lost their user parts and those fields of their queries that are called like secrets."""
+    return _QUERY.sub(_public_query, _USER.sub(_public_user, str(value)))
 
 
 def _public_user(match: re.Match[str]) -> str:

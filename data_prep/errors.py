@@ -9,10 +9,13 @@ shows its traceback, ends with status 1, and is tried again where that can help.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+from data_prep.credentials import without_credentials
 
 
 class UserError(ValueError):
@@ -49,3 +52,24 @@ def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         raise UserError(str(error)) from error
+
+
+def first_cause(error: BaseException) -> str:
+    """An error on one short line: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
+    first = error
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    told = first if isinstance(first, OSError) else error
+    return without_credentials(" ".join(str(told).split()) or type(told).__name__)[:200]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? ({listed(known)})" if near else listed(known)
+
+
+def listed(known: Iterable[str]) -> str:
+    known = list(known)
+    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"

@@ -3,8 +3,8 @@
     python -m pipelines.preflight small-rec --data.store runs/store --num-workers 2
     python -m pipelines.preflight --here --ports 6379 8265          # before `ray start`: this machine alone
 
-Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine; pipelines/cluster/readiness.py
-lists what is compared. The second form asks whether ports are free on this machine, and needs no Ray.
+Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine;
+pipelines/cluster/readiness.py lists what is compared. The second form asks whether ports are free on this machine, and needs no Ray.
 """
 
 from __future__ import annotations

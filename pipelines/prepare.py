@@ -27,7 +27,7 @@ from rich.table import Table
 from data_prep.corpora import CORPORA
 from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS, Remarks, sources_of
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place
 from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
@@ -80,7 +80,7 @@ class PrepareConfig:
             raise UserError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
         for split in self.splits:
             if split not in SPLITS:
-                raise UserError(f"unknown split {split!r}: {cli.nearest(split, SPLITS)}")
+                raise UserError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
 
     @property
     def place(self) -> Place:

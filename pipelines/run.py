@@ -28,13 +28,13 @@ from typing import Any
 import tyro
 import xxhash
 
+from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.tracking.provenance import mask
 from pipelines.training.stopping import STOPPED_STATUS
 
 FINAL = (2, STOPPED_STATUS, 130)
@@ -75,7 +75,7 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         for name in (self.preset, *self.also):
             if name not in PRESETS:
-                raise UserError(f"unknown preset {name!r}: {cli.nearest(name, PRESETS)}")
+                raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
         for pair in (*self.set, *self.tune_set):
             field, equals, value = pair.partition("=")
             if not (field and equals and value):
@@ -109,7 +109,9 @@ class Stage:
         marks = [mark(place) for place in (*self.reads, *self.writes)]
         if not all(marks[len(self.reads) :]):
             return ""
-        words = [mask(word) for word in self.words]  # a changed password changes nothing of what was done
+        words = [
+            without_credentials(word) for word in self.words
+        ]  # a changed password changes nothing of what was done
         return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
 
 
@@ -243,7 +245,10 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
     status = 0
     for left in range(retries, -1, -1):
-        print(f"{title}: python -m pipelines.{stage.module} {shlex.join(map(mask, stage.words))}", flush=True)
+        print(
+            f"{title}: python -m pipelines.{stage.module} {shlex.join(map(without_credentials, stage.words))}",
+            flush=True,
+        )
         status = call(stage)
         if status == 0 or status in FINAL or not left:
             break

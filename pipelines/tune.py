@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from pipelines.checkpoints.lock import hold
 from pipelines.cluster import ray_train
@@ -45,7 +46,6 @@ from pipelines.sweeps.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.terminal.progress import messages_into, worker_log
-from pipelines.tracking.provenance import mask
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import work
 from pipelines.training.world import World
@@ -235,7 +235,7 @@ def main(argv: list[str]) -> int:
     sweep = Sweep(config, fields(domains))
     baseline = baseline_values(sweep, flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
-    command = shlex.join(["python", "-m", "pipelines.tune", *map(mask, argv)])
+    command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, argv)])
     with hold(sweep.folder, "another process of this sweep"):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"

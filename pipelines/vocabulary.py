@@ -26,7 +26,7 @@ from rich.table import Table
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS, Document, Skipped, Source, sources_of
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.manifest import digest, write_atomically
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
@@ -55,7 +55,7 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise UserError(f"unknown split {self.split!r}: {cli.nearest(self.split, SPLITS)}")
+            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
         if not self.tokenizers:
             raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
 

@@ -8,8 +8,8 @@
             process/…               its generators' state, its sums since the last log
         checkpoint.json             step, config, fingerprints, size and checksum of each file; written last
 
-All ranks write into a temporary folder, which rank 0 renames when every file is there (`pipelines/checkpoints/saving.py`): a folder of this
-name is complete or damaged, and the checksums tell which. This module reads them. A checkpoint lies between two steps, and a step
+All ranks write into a temporary folder, which rank 0 renames when every file is there (saving.py): a folder of this name is
+complete or damaged, and the checksums tell which. This module reads them. A checkpoint lies between two steps, and a step
 reads one segment of every lane: no position inside a step need be kept. Nothing draws from Python's or numpy's generators.
 """
 

@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data_prep.errors import UserError, is_users
+from data_prep.errors import UserError, first_cause, is_users
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
 from pipelines.checkpoints.checkpoint import (
@@ -50,7 +50,6 @@ from pipelines.checkpoints.checkpoint import (
     step_of,
 )
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
-from pipelines.tracking.provenance import first_cause
 from pipelines.training.world import World
 
 PEER_SECONDS = 600.0

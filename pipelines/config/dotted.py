@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError, given_by_user
+from data_prep.credentials import without_credentials
+from data_prep.errors import UserError, given_by_user, nearest
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.terminal.cli import nearest
-from pipelines.tracking.provenance import mask
 from recur_models import model_from_json
 
 PARTS: dict[str, Any] = {
@@ -63,7 +62,7 @@ def words(config: TrainConfig, base: TrainConfig) -> list[str]:
             found.append(f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--"))
         elif field != "model.name":
             values = value if isinstance(value, list) else [value]
-            found += [f"--{field.replace('_', '-')}", *map(mask, values)]
+            found += [f"--{field.replace('_', '-')}", *map(without_credentials, values)]
     return found
 
 

@@ -18,7 +18,6 @@ from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import CheckpointConfig
 from pipelines.tracking import TrackingConfig
-from pipelines.tracking.provenance import mask
 from recur_models import (
     MemorizingConfig,
     ModelConfig,
@@ -249,7 +248,7 @@ def to_json(config: Any) -> dict[str, Any]:
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
-        values["tracking"]["uri"] = mask(config.tracking.uri)
+        values["tracking"]["uri"] = without_credentials(config.tracking.uri)
         values["data"]["store"] = without_credentials(config.data.store)
         values["root"] = without_credentials(config.root)
     return values

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
@@ -38,7 +38,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     space = argv[0]
     preset = _option(argv, "--preset") or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
-        raise cli.UsageError(f"unknown preset {preset!r}: {cli.nearest(preset, PRESETS)}")
+        raise cli.UsageError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     metric: Any = (
         "validation/bits_per_byte" if "data.store" in space or space == "rec-table-5" else "validation/bits_per_token"
     )

@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ import tyro
 import xxhash
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, is_users
+from data_prep.errors import UserError, is_users, listed, nearest
 from pipelines.terminal import home
 
 T = TypeVar("T")
@@ -119,23 +119,11 @@ def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str
         print(f"{program()} {placeholder} --help lists the options.")
         sys.exit(0)
     if not name or name.startswith("-"):
-        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} ({_listed(presets)})")
+        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
     if name not in presets:
         raise UsageError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
     default = presets[name]
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? ({_listed(known)})" if near else _listed(known)
-
-
-def _listed(known: Iterable[str]) -> str:
-    known = list(known)
-    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
 
 
 def program() -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.tracking.client import make_database
 from pipelines.tracking.config import Identity, Status, TrackingConfig, experiment_of, is_server, tracking_uri
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import Models
-from pipelines.tracking.provenance import mask
 
 RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
@@ -160,16 +160,16 @@ class MlflowRun:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         params = [
-            Param(key, mask(value)[:PARAM_LENGTH])
+            Param(key, without_credentials(value)[:PARAM_LENGTH])
             for key, value in identity.params.items()
             if key not in run.data.params
         ]
-        tags = [RunTag(key, mask(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
+        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
         if (data := identity.dataset) is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
-            source = json.dumps({"uri": mask(data.source)})
+            source = json.dumps({"uri": without_credentials(data.source)})
             entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
             self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
 
@@ -186,7 +186,11 @@ class MlflowRun:
             self._validation.setdefault(point.step, {}).setdefault(key, point)
 
     def _save(self, **values: str) -> dict[str, str]:
-        shown = {"uri": mask(tracking_uri(self.config, self.root)), "experiment": experiment_of(self.config), **values}
+        shown = {
+            "uri": without_credentials(tracking_uri(self.config, self.root)),
+            "experiment": experiment_of(self.config),
+            **values,
+        }
         write_atomically(self.folder / "mlflow_run.json", json.dumps(shown, indent=1).encode())
         return shown
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from pipelines.tracking.client import REQUEST_SECONDS
-from pipelines.tracking.provenance import mask
 
 BEST = "best"
 """The alias of the registered model's version that has the best validation figure."""
@@ -49,12 +49,12 @@ class Models:
             return
         try:
             if model is None:
-                params = {key: mask(value)[:VALUE_LENGTH] for key, value in self.params.items()}
+                params = {key: without_credentials(value)[:VALUE_LENGTH] for key, value in self.params.items()}
                 model = self.client.create_logged_model(
                     self._experiment,
                     name=f"{plain(self.name)}-step-{step}",
                     source_run_id=self.run_id,
-                    tags={"step": str(step), **{key: mask(value) for key, value in tags.items()}},
+                    tags={"step": str(step), **{key: without_credentials(value) for key, value in tags.items()}},
                     params=params,
                     model_type="throughline",
                 )

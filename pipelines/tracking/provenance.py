@@ -1,4 +1,4 @@
-"""Where a run comes from, and what of that may be written down: the commit of the code, the user, URIs without their passwords."""
+"""Where a run comes from: the commit of the code, and the user."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import getpass
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
-
-from data_prep.credentials import without_credentials
-
-
-def mask(value: Any) -> str:
-    """The value as text, without the credentials of the URIs in it."""
-    return without_credentials(str(value))
 
 
 def git_commit() -> str | None:
@@ -37,12 +29,3 @@ def user_name() -> str | None:
     with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
         return getpass.getuser()
     return None
-
-
-def first_cause(error: BaseException) -> str:
-    """An error on one short line: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
-    first = error
-    while (cause := first.__cause__ or first.__context__) is not None:
-        first = cause
-    told = first if isinstance(first, OSError) else error
-    return mask(" ".join(str(told).split()) or type(told).__name__)[:200]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.credentials import without_credentials
+from data_prep.errors import UserError, first_cause
 from pipelines.tracking.client import load_mlflow
 from pipelines.tracking.config import TrackingConfig, TrackingError, tracking_uri
 from pipelines.tracking.metrics_file import Record
-from pipelines.tracking.provenance import first_cause, mask
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
         UserError: MLflow has no such run, or there is no MLflow.
         TrackingError: it does not answer.
     """
-    where = mask(tracking_uri(config, root))
+    where = without_credentials(tracking_uri(config, root))
     if not config.uri and not (root / "mlflow.db").exists():
         raise UserError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
     load_mlflow()

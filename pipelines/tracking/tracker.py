@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
+from data_prep.errors import first_cause
 from pipelines.tracking.client import load_mlflow
 from pipelines.tracking.config import (
     DatasetInfo,
@@ -24,7 +26,7 @@ from pipelines.tracking.config import (
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import BATCH_METRICS, TAG_LENGTH, MlflowRun, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
-from pipelines.tracking.provenance import first_cause, git_commit, mask, user_name
+from pipelines.tracking.provenance import git_commit, user_name
 
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
@@ -58,7 +60,7 @@ class Tracker:
     ) -> None:
         self._config, self._run = config, run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
-        self._where = mask(tracking_uri(config, root))
+        self._where = without_credentials(tracking_uri(config, root))
         self._queue: deque[Record | Callable[[], None]] = deque(kept)
         self._changed = threading.Condition()
         self._first_try, self._abandoned = threading.Event(), threading.Event()
@@ -158,7 +160,7 @@ class Tracker:
         self._call(lambda run: run.register(step, folder, name))
 
     def set_tag(self, key: str, value: str) -> None:
-        self._call(lambda run: run.client.set_tag(run.run_id, key, mask(value)[:TAG_LENGTH]))
+        self._call(lambda run: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))
 
     def finish(self, status: Status = "FINISHED") -> bool:
         """Send what is left and end the run; whether all was sent. When MLflow stays silent, one line says how much was not."""
