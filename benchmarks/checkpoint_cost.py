@@ -21,8 +21,8 @@ import torch
 
 from benchmarks import machine
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.saving import CheckpointConfig, Saver
-from pipelines.config.run import TrainConfig
+from pipelines.checkpoints.saving import Saver
+from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from benchmarks.killing import MODELS, TINY, curve, make_store
-from pipelines import ray_session  # noqa: F401  (its settings, before Ray is imported)
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.cluster import ray_session  # noqa: F401  (its settings, before Ray is imported)
 
 CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",

@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe
+from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.tracking import Tracker
 from pipelines.training.optim import build_optimizer
 from recur_models import detach
 from tests.mlflow_server import serve

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe
+from pipelines.config.run import TrackingConfig
 from pipelines.terminal import cli
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.tracking import Tracker
 from tests.mlflow_server import Server, serve, wait_until
 
 
@@ -77,7 +78,8 @@ def silence(server: Server, root: Path, seconds: float) -> None:
 LOGS = """
 import sys
 from pathlib import Path
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking import Tracker
 root, name, uri, points = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 config = TrackingConfig(uri=uri, experiment="crowd", system_metrics="off")
 tracker = Tracker.start(config, root, root / name, name, {"optim.lr": 0.001}, {"model": "rec"})

@@ -1,1 +1,6 @@
 """One entry script per stage (prepare, train, evaluate), and what they share: config, presets, loop, checkpoints, tracking."""
+
+from pathlib import Path
+
+PACKAGE_ROOT = Path(__file__).resolve().parent
+"""The folder of the commands. Beside it are the other packages that run with it."""

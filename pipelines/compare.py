@@ -20,11 +20,12 @@ from rich.console import Console
 from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import TrackingConfig
 from pipelines.reports.compared import collect
 from pipelines.reports.comparing import Comparison, compare, comparison_table, write_comparison
 from pipelines.reports.sweep_report import is_sweep, report_sweep
 from pipelines.terminal import cli
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.tracking import Tracker
 
 
 @dataclass(frozen=True)

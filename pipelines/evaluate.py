@@ -32,11 +32,13 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
+from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.reports import report
 from pipelines.terminal import cli
-from pipelines.tracking import DatasetInfo, Tracker, TrackingConfig
-from pipelines.training.scoring import Clear, Evaluation, Score, has_states, score_split
+from pipelines.tracking import DatasetInfo, Tracker
+from pipelines.tracking.score import Evaluation, Score
+from pipelines.training.scoring import Clear, has_states, score_split
 from pipelines.training.world import World
 
 HOME = "runs"

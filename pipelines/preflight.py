@@ -4,7 +4,7 @@
     python -m pipelines.preflight --here --ports 6379 8265          # before `ray start`: this machine alone
 
 Takes the options of pipelines.train, which does the same by itself on a cluster of more than one machine;
-pipelines/cluster/readiness.py lists what is compared. The second form asks whether ports are free on this machine, and needs no Ray.
+pipelines/cluster/readiness.py lists what is compared. The second form asks whether ports are free on this machine: no Ray needed.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
+from pipelines import PACKAGE_ROOT
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -258,8 +259,7 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
 
 def call(stage: Stage) -> int:
     """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(cli.__file__)))
-    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
     with passing_signals_to(process) as asked:

@@ -29,15 +29,16 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
-from pipelines.checkpoints.run_place import RECORDS
+from pipelines.checkpoints.run_file import presets_with
+from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import ray_train, readiness
 from pipelines.cluster.ray_train import first_line
-from pipelines.config.dotted import presets_with
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.inference.registering import register_best
+from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.terminal.progress import messages_into, show_progress, worker_log
+from pipelines.training.progress import messages_into, show_progress, worker_log
 from pipelines.training.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.watchdog import hang_file
 from pipelines.training.worker import Run, open_run, start_tracker, work
@@ -66,9 +67,9 @@ def describe(config: TrainConfig, run: Run) -> int:
         f"  into    {_shown(config)}",
         flush=True,
     )
-    if not config.place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
+    if not RunPlace.of(config).is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(
-            f"  MLflow    stays on the machine of rank 0, in {config.folder.parent}: --tracking.uri names a server",
+            f"  MLflow    stays on the machine of rank 0, in {RunPlace.of(config).folder.parent}: --tracking.uri names a server",
             flush=True,
         )
     return parameters
@@ -88,17 +89,19 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     use_gpu = config.use_gpu == "yes" or (
         config.use_gpu == "auto" and gpus >= config.workers[0] * config.placement.gpus
     )
-    scratch = config.place.place / ".ray"  # Ray Train's own notes; our checkpoints are beside it and do not need them
+    scratch = (
+        RunPlace.of(config).place / ".ray"
+    )  # Ray Train's own notes; our checkpoints are beside it and do not need them
     scratch.delete()
-    resize = Stop(config.place.place, RESIZE)
+    resize = Stop(RunPlace.of(config).place, RESIZE)
     attempt = failures = 0
     with stop.on_signals():  # after Ray's own
         while not stop.asked():
             resize.clear()
             workers = as_many_as_fit(config, use_gpu, settled=attempt > 0)
-            before, error = config.place.newest_step(), fit(config, workers, use_gpu, attempt, stop, resize)
+            before, error = RunPlace.of(config).newest_step(), fit(config, workers, use_gpu, attempt, stop, resize)
             attempt += 1
-            newest = config.place.newest_step()
+            newest = RunPlace.of(config).newest_step()
             if error is not None:
                 failures = 1 if newest > before else failures + 1
                 final = ray_train.cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
@@ -113,7 +116,7 @@ def train_on_ray(config: TrainConfig, stop: Stop) -> None:
     with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
         resize.clear()
         scratch.delete()
-    if (step := config.place.newest_step()) < config.steps:
+    if (step := RunPlace.of(config).newest_step()) < config.steps:
         raise Stopped(step)
 
 
@@ -144,16 +147,19 @@ def fit(
         logging.disable(logging.INFO)  # Ray says every report; what we say is printed
         config: TrainConfig = arguments["config"]
         world = World.current(get_device())
-        config.place.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
-        asked = [Stop(config.place.place).asked, Stop(config.place.place, RESIZE).asked]
+        RunPlace.of(config).fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+        asked = [Stop(RunPlace.of(config).place).asked, Stop(RunPlace.of(config).place, RESIZE).asked]
         if world.rank == 0:
             arguments["begun"].write_atomically(b"")
-        with messages_into(worker_log(config.folder, world.rank)), contextlib.suppress(Stopped):
-            work(config, world, ray.train.report, lambda: any([each() for each in asked]))
+        with messages_into(worker_log(RunPlace.of(config).folder, world.rank)), contextlib.suppress(Stopped):
+            work(config, world, ray.train.report, lambda: any([each() for each in asked]), register_best)
 
-    scratch = config.place.place / ".ray"
+    scratch = RunPlace.of(config).place / ".ray"
     scratch.make_folder()
-    filesystem, begun = None if config.place.is_local else config.place.place.filesystem, scratch / f"begun-{attempt}"
+    filesystem, begun = (
+        None if RunPlace.of(config).is_local else RunPlace.of(config).place.filesystem,
+        scratch / f"begun-{attempt}",
+    )
     arguments = {"config": config, "begun": begun}
     ended: list[BaseException | None] = []
 
@@ -227,26 +233,26 @@ def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
 def why(config: TrainConfig, error: BaseException) -> str:
     """Why the workers ended, in one line."""
     with contextlib.suppress(OSError):
-        return f"the workers hung ({hang_file(config.place).read_bytes().decode()})"
+        return f"the workers hung ({hang_file(RunPlace.of(config)).read_bytes().decode()})"
     return f"a worker died ({first_line(error)})"
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse_preset(presets_with(argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    config = cli.parse_preset(presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
         return train_beside(config)
     run = open_run(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        config.place.fetch(*RECORDS)
+        RunPlace.of(config).fetch(*RECORDS)
         tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
         register_best(config, tracker)
         tracker.finish()
-        config.place.publish(*RECORDS)
+        RunPlace.of(config).publish(*RECORDS)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
-        with hold(config.folder, "another training run"):
+        with hold(RunPlace.of(config).folder, "another training run"):
             start(config, run)
     except Stopped as stopped:
         print(
@@ -263,9 +269,10 @@ def told_of(lost: BaseException, config: TrainConfig) -> int:
     """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
     from pipelines.cluster import ray_session
 
+    step = RunPlace.of(config).newest_step()
     print(
-        f"error: {lost}; {_shown(config)} is saved at least up to step {config.place.newest_step():,}: start Ray again where "
-        "it is a cluster's (`ray up`), and repeat the command, which goes on there",
+        f"error: {lost}; {_shown(config)} is saved at least up to step {step:,}: start Ray again where it is a "
+        "cluster's (`ray up`), and repeat the command, which goes on there",
         file=sys.stderr,
         flush=True,
     )
@@ -279,7 +286,7 @@ def train_beside(config: TrainConfig) -> int:
     run = open_run(config)
     if run.resume is None or run.resume.step < config.steps:
         try:
-            train_here(config, Stop(config.place.place))
+            train_here(config, Stop(RunPlace.of(config).place))
         except Stopped:
             return STOPPED_STATUS
     return 0
@@ -287,12 +294,12 @@ def train_beside(config: TrainConfig) -> int:
 
 def start(config: TrainConfig, run: Run) -> None:
     """Train in this process or on Ray, showing progress."""
-    write_atomically(config.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
-    config.place.publish("config.json")
+    write_atomically(RunPlace.of(config).folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+    RunPlace.of(config).publish("config.json")
     resume_step = run.resume.step if run.resume else 0
-    stop = Stop(config.place.place)
+    stop = Stop(RunPlace.of(config).place)
     stop.clear()
-    with show_progress(config.place.place, resume_step, config.steps):
+    with show_progress(RunPlace.of(config).place, resume_step, config.steps):
         try:
             (train_here if config.num_workers == 0 else train_on_ray)(config, stop)
         finally:
@@ -306,16 +313,16 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
     join_torchrun(device)
     with stop.on_signals():
-        work(config, World.current(device), lambda figures: None, stop.asked)
+        work(config, World.current(device), lambda figures: None, stop.asked, register_best)
 
 
 def _shown(config: TrainConfig) -> str:
-    return cli.shown(config.place.place.recorded)
+    return cli.shown(RunPlace.of(config).place.recorded)
 
 
 def _next(config: TrainConfig) -> str:
     return (
-        f"  result    {cli.shown(config.place.checkpoints.recorded)}\n"
+        f"  result    {cli.shown(RunPlace.of(config).checkpoints.recorded)}\n"
         f"  evaluate  python -m pipelines.evaluate {shlex.quote(_shown(config))}\n"
         f"  look      make ui"
     )

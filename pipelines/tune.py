@@ -35,6 +35,7 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from pipelines.checkpoints.lock import hold
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster import ray_train
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, flatten, to_json
@@ -45,7 +46,7 @@ from pipelines.sweeps.scheduler import Conductor, Job, Outcome, baseline_values,
 from pipelines.sweeps.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
-from pipelines.terminal.progress import messages_into, worker_log
+from pipelines.training.progress import messages_into, worker_log
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import work
 from pipelines.training.world import World
@@ -197,10 +198,10 @@ def serve(arguments: dict[str, Any]) -> None:
 
 def train_trial(config: TrainConfig, until: int, world: World) -> tuple[Outcome, str]:
     """Train one trial up to a step. Where several workers train it, an error of one ends them all."""
-    asked = Stop(config.folder).asked
+    asked = Stop(RunPlace.of(config).folder).asked
     if until < config.steps:
         asked = Until(asked, until - newest_step(config))
-    with messages_into(worker_log(config.folder, world.rank)):
+    with messages_into(worker_log(RunPlace.of(config).folder, world.rank)):
         try:
             work(config, world, lambda figures: None, asked)
         except Stopped:
@@ -286,7 +287,7 @@ def conduct(sweep: Sweep, conductor: Conductor, at_once: int, use_gpu: bool, com
                     conductor.interrupt()
                 while len(crew.busy) < at_once and (job := conductor.next()):
                     job = replace(job, run=notebook.below(job.run))
-                    write_json(job.run.folder / "config.json", to_json(job.run))
+                    write_json(RunPlace.of(job.run).folder / "config.json", to_json(job.run))
                     if job.trial.steps == 0:
                         print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
                     crew.give(job)

@@ -32,8 +32,9 @@ from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
 from data_prep.vocabulary import VocabularyRow, study
+from pipelines.config.run import TrackingConfig
 from pipelines.terminal import cli
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.tracking import Tracker
 
 COLUMNS = ("tokenizer", "size", "tokens", "tokens/word", "bytes/token", "lossless")
 

@@ -38,6 +38,7 @@ from data_prep.places import TEMPORARY, Place
 from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.lock import hold
+from pipelines.config.run import TrainConfig
 
 RECORDS = ("metrics.jsonl", "mlflow_run.json")
 """What rank 0 needs to go on with the curve, besides a checkpoint."""
@@ -63,6 +64,11 @@ class RunPlace:
     def parse(text: str | Path | Place) -> RunPlace:
         """For a process that reads the run. Raises PlaceError for a URI that nothing here opens; looks at no file."""
         return RunPlace(Place.parse(text))
+
+    @staticmethod
+    def of(config: TrainConfig) -> RunPlace:
+        """Of a run that this process trains."""
+        return RunPlace(Place.parse(config.root) / config.run, trains=True)
 
     @property
     def is_local(self) -> bool:

@@ -1,6 +1,6 @@
 """Saves a run's checkpoints without holding up the loop: a copy in memory is taken at once, and a thread writes it to the disk.
 
-    saver = Saver(config.folder / "checkpoints", CheckpointConfig(every=200), world, lanes=8)
+    saver = Saver(RunPlace.of(config).folder / "checkpoints", CheckpointConfig(every=200), world, lanes=8)
     saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
     saver.close()                                                                # returns when it is on the disk
 
@@ -24,9 +24,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -50,7 +49,7 @@ from pipelines.checkpoints.checkpoint import (
     step_of,
 )
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
-from pipelines.training.world import World
+from pipelines.config.run import CheckpointConfig
 
 PEER_SECONDS = 600.0
 """How long rank 0 waits for the files of the others: they write at the same time, so this is a folder that is not shared."""
@@ -64,25 +63,18 @@ class Unwritable(SaveError, UserError):
     """It cannot be written before a person has made room, or mended what is in the way."""
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When a run is saved, and what is kept."""
+class Processes(Protocol):
+    """The processes that save together; training.world.World is such."""
 
-    every: int = 100
-    """Steps between checkpoints; the last step always makes one, and so does a request to stop."""
-    keep: int = 3
-    """Newest checkpoints that are kept."""
-    keep_every: int = 0
-    """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
-    keep_best: int = 1
-    """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
-    on_failure: Literal["stop", "warn"] = "stop"
-    """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def lanes(self, total: int, rank: int | None = None) -> tuple[int, int]: ...
+    def any(self, flag: bool) -> bool: ...
+    def first(self, number: int) -> int: ...
 
 
 class Saver:
@@ -92,7 +84,7 @@ class Saver:
         self,
         root: Path,
         config: CheckpointConfig,
-        world: World,
+        world: Processes,
         lanes: int,
         run: RunPlace | None = None,
         on_disk: Callable[[int, Mapping[str, Any], str], None] = lambda step, meta, place: None,

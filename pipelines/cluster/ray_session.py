@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import psutil
 
 from data_prep.errors import UserError
+from pipelines import PACKAGE_ROOT
 from pipelines.terminal import home
 from pipelines.training.stopping import RayLost
 
@@ -148,8 +149,7 @@ def surroundings(address: str) -> dict[str, Any]:
         "worker_process_setup_hook": "pipelines.terminal.home.follow",
     }
     if not home.in_job_folder():
-        root = Path(__file__).resolve().parents[1]
-        given["py_modules"] = [str(root / name) for name in PACKAGES]
+        given["py_modules"] = [str(PACKAGE_ROOT.parent / name) for name in PACKAGES]
     return given
 
 

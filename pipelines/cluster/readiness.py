@@ -293,9 +293,8 @@ def facts(libraries: Sequence[str]) -> Facts:
 def code_digest() -> str:
     """A digest of the Python files of our packages, as this process would import them."""
     total = xxhash.xxh3_64()
-    root = Path(__file__).resolve().parents[1]
     for package in ("data_prep", "recur_models", "tune_spaces", "pipelines"):
-        folder = Path(importlib.import_module(package).__file__ or root / package / "x").parent
+        folder = Path(str(importlib.import_module(package).__file__)).parent
         for path in sorted(folder.rglob("*.py")):
             total.update(f"{package}/{path.relative_to(folder)}".encode())
             total.update(path.read_bytes())

@@ -2,21 +2,17 @@
 
 with_fields(PRESETS["small-rec"], {"optim.lr": 3e-4, "model.states": 64})
 words(config, PRESETS["small-rec"])             ["--optim.lr", "0.0003", "--model.states", "64"]
-presets_with(argv)                              the presets, and `runs/sweep/best.json` where the command line names it
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user, nearest
 from pipelines.config.run import TrainConfig, flatten, to_json
-from pipelines.presets import PRESETS
 from recur_models import model_from_json
 
 PARTS: dict[str, Any] = {
@@ -78,25 +74,3 @@ def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
             return TrainConfig(**given)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None
-
-
-def presets_with(argv: Sequence[str]) -> dict[str, TrainConfig]:
-    """The presets, and the file that the command line names in place of one: a sweep's best.json, or a run's config.json."""
-    if not argv or not argv[0].endswith(".json"):
-        return PRESETS
-    path = Path(argv[0])
-    try:
-        values = json.loads(path.read_text("utf-8"))
-        values = values.get("config", values)
-        name = str(values["run"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
-    run = read_run(values, str(path))
-    return {**PRESETS, argv[0]: dataclasses.replace(run, run=name)}
-
-
-def as_preset(config: TrainConfig) -> dict[str, Any]:
-    """A run as JSON for a file that `presets_with` reads; without credentials, and without the place in a sweep."""
-    values = to_json(config)
-    values["tracking"]["parent"] = ""
-    return values

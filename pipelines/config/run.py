@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +17,6 @@ import tyro
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
-from pipelines.checkpoints.run_place import RunPlace
-from pipelines.checkpoints.saving import CheckpointConfig
-from pipelines.tracking import TrackingConfig
 from recur_models import (
     MemorizingConfig,
     ModelConfig,
@@ -76,6 +75,70 @@ class ScheduleConfig:
     """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
     final: float = 0.1
     """Cosine: share of the peak rate that is left at the last step."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved, and what is kept."""
+
+    every: int = 100
+    """Steps between checkpoints; the last step always makes one, and so does a request to stop."""
+    keep: int = 3
+    """Newest checkpoints that are kept."""
+    keep_every: int = 0
+    """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
+    keep_best: int = 1
+    """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
+    on_failure: Literal["stop", "warn"] = "stop"
+    """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where a run's figures go."""
+
+    backend: Literal["mlflow", "none"] = "mlflow"
+    """none keeps them in the run's metrics.jsonl alone."""
+    uri: str = ""
+    """MLflow's tracking URI: http://host:5000, or a database; by default what MLFLOW_TRACKING_URI says, else the file mlflow.db in
+    the folder of all runs. Name and password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    experiment: str = ""
+    """MLflow experiment that the run belongs to; by default what MLFLOW_EXPERIMENT_NAME says, else throughline."""
+    parent: str = ""
+    """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """When MLflow does not answer: go on and send later, or stop the run."""
+    patience: float = 60.0
+    """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
+    models: Literal["best", "figures", "none"] = "best"
+    """best: each checkpoint is a model in MLflow with its validation figures, and the best one of a finished run is uploaded, as
+    a folder for transformers, and registered under the run's name (of trials: the best one of the sweep's, under its name).
+    figures: nothing is uploaded."""
+    system_metrics: Literal["on", "off"] = "on"
+    """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
+
+    def __post_init__(self) -> None:
+        if re.match(r"sqlite:///(?!/)", self.uri):
+            raise UserError(
+                f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
+            )
+        if self.experiment and not self.experiment.strip():
+            raise UserError("tracking.experiment is blank: name an MLflow experiment")
+
+    def located(self) -> TrackingConfig:
+        """With what MLflow's environment variables say where nothing else does. A command asks once, where it begins: its workers,
+        which may have other variables, are told.
+        """
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
+        if relative := re.fullmatch(r"sqlite:///(?!/)(.+)", uri):
+            uri = f"sqlite:///{Path(relative[1]).absolute()}"
+        experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
+        return dataclasses.replace(self, uri=uri, experiment=experiment) if self.backend == "mlflow" else self
 
 
 @dataclass(frozen=True)
@@ -191,16 +254,6 @@ class TrainConfig:
             cache = str(Path(cache).expanduser().absolute())
         data = dataclasses.replace(self.data, store=store, cache=cache)
         return dataclasses.replace(self, root=root, data=data, tracking=self.tracking.located())
-
-    @property
-    def place(self) -> RunPlace:
-        """Where the run is."""
-        return RunPlace(Place.parse(self.root) / self.run, trains=True)
-
-    @property
-    def folder(self) -> Path:
-        """The run's own folder; for a run in a bucket its working folder on this machine."""
-        return self.place.folder
 
     @property
     def workers(self) -> list[int]:

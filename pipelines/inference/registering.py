@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -26,13 +25,8 @@ from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import best
-from pipelines.config.run import TrainConfig
-from pipelines.tracking import Tracker, TrackingConfig
-
-
-def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any], place: str) -> None:
-    """Tell MLflow of a checkpoint that is complete, and where it is."""
-    tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
+from pipelines.config.run import TrackingConfig, TrainConfig
+from pipelines.tracking import Tracker
 
 
 def register_best(config: TrainConfig, tracker: Tracker) -> None:
@@ -40,9 +34,9 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
     with _as_a_warning():
-        checkpoint = best_checkpoint(config.place)
+        checkpoint = best_checkpoint(RunPlace.of(config))
         if checkpoint and checkpoint.step != tracker.registered:
-            _register(checkpoint, tracker, config.folder / ".exported", config.run)
+            _register(checkpoint, tracker, RunPlace.of(config).folder / ".exported", config.run)
 
 
 def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:

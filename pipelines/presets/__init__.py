@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.checkpoints.saving import CheckpointConfig
-from pipelines.config.run import DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
 

@@ -15,8 +15,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
-from pipelines.checkpoints.saving import CheckpointConfig
-from pipelines.config.run import AnyModel, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.config.run import AnyModel, CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate

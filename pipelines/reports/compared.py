@@ -20,8 +20,9 @@ from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import TrackingConfig
 from pipelines.reports.sweep_report import is_sweep, longest_gap, read_sweep
-from pipelines.tracking import StoredRun, TrackingConfig, read_run
+from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics_file import Record, read_records
 from recur_models import model_from_json
 from recur_models.costs import costs

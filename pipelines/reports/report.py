@@ -32,7 +32,7 @@ from data_prep.manifest import write_atomically
 from pipelines.tracking.metrics_file import Record, read_records
 
 if TYPE_CHECKING:
-    from pipelines.training.scoring import Evaluation, Score
+    from pipelines.tracking.score import Evaluation, Score
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's, which colour-blind readers tell apart."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, nearest
+from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
@@ -68,9 +69,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         raise UserError(
             "the space holds credentials, which each trial's files would show: give them in the environment"
         )
-    if not run.place.is_local:
+    place = Place.parse(run.root)
+    if not place.is_local:
         raise UserError(
-            f"--root is {run.place.place.parent}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
+            f"--root is {place}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
             "(its store can)"
         )
     if config.metric.startswith("validation/") and not 0 < every <= run.steps:

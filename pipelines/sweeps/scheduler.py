@@ -19,11 +19,12 @@ from typing import Any, Literal
 from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.population import Exploit, choose, take_over
 from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
-from pipelines.terminal.progress import Tail
 from pipelines.tracking.metrics_file import parse_record
+from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
 from tune_spaces import Rule, Searcher, draw, expand, grid
 
@@ -387,7 +388,7 @@ class Conductor:
 
 def newest_step(run: TrainConfig) -> int:
     """By the names of the folders."""
-    return max(map(checkpoints.step_of, checkpoints.folders(run.folder / "checkpoints")), default=0)
+    return max(map(checkpoints.step_of, checkpoints.folders(RunPlace.of(run).folder / "checkpoints")), default=0)
 
 
 def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
@@ -103,7 +104,7 @@ class SweepConfig:
 
     @property
     def folder(self) -> Path:
-        return self.train.folder
+        return RunPlace.of(self.train).folder
 
     @property
     def whole(self) -> int:

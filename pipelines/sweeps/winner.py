@@ -13,7 +13,8 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.config.dotted import as_preset, words
+from pipelines.checkpoints.run_file import as_preset
+from pipelines.config.dotted import words
 from pipelines.presets import PRESETS
 from pipelines.sweeps.sweep import BUDGET, Sweep, Trial, write_json
 from pipelines.terminal import cli

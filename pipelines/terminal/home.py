@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.errors import UserError
+from pipelines import PACKAGE_ROOT
 
 HEAD = "THROUGHLINE_HEAD"
 """Environment variable by which worker processes learn the head's address, as host:port."""
@@ -81,5 +82,5 @@ def stale_module() -> Path | None:
     """The module that such a script is a copy of, where they differ: then the other modules may be older than the script too."""
     if (script := submitted_script()) is None:
         return None
-    module = Path(__file__).with_name(script.name)
+    module = PACKAGE_ROOT / script.name
     return module if module.is_file() and module.read_bytes() != script.read_bytes() else None

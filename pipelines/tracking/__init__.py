@@ -10,7 +10,7 @@ after any number of kills every metric has every step once. (A step that was sen
 """
 
 from pipelines.tracking.client import UI_ENVIRONMENT, ui_command
-from pipelines.tracking.config import DatasetInfo, Status, TrackingConfig, TrackingError, tracking_uri
+from pipelines.tracking.config import DatasetInfo, Status, TrackingError, tracking_uri
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
@@ -22,7 +22,6 @@ __all__ = [
     "Status",
     "StoredRun",
     "Tracker",
-    "TrackingConfig",
     "TrackingError",
     "read_run",
     "tracking_uri",

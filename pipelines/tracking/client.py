@@ -8,7 +8,8 @@ import sys
 import uuid
 from pathlib import Path
 
-from pipelines.tracking.config import TrackingConfig, tracking_uri
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking.config import tracking_uri
 
 REQUEST_SECONDS = 8
 """A single request to a server gets no longer than this; the thread asks again."""

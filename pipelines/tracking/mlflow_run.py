@@ -13,8 +13,9 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
+from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import make_database
-from pipelines.tracking.config import Identity, Status, TrackingConfig, experiment_of, is_server, tracking_uri
+from pipelines.tracking.config import Identity, Status, experiment_of, is_server, tracking_uri
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import Models
 

@@ -6,12 +6,13 @@ import contextlib
 import getpass
 import os
 import subprocess
-from pathlib import Path
+
+from pipelines import PACKAGE_ROOT
 
 
 def git_commit() -> str | None:
     """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
-    here = Path(__file__)
+    here = PACKAGE_ROOT / "__init__.py"
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(here.parent), *words]

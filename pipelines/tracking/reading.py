@@ -13,8 +13,9 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, first_cause
+from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import load_mlflow
-from pipelines.tracking.config import TrackingConfig, TrackingError, tracking_uri
+from pipelines.tracking.config import TrackingError, tracking_uri
 from pipelines.tracking.metrics_file import Record
 
 

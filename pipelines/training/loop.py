@@ -20,8 +20,9 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
+from pipelines.tracking.score import Score
 from pipelines.training.optim import build_optimizer, learning_rate
-from pipelines.training.scoring import Score, has_states, score_split, tensors
+from pipelines.training.scoring import has_states, score_split, tensors
 from pipelines.training.stopping import Stopped
 from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat

@@ -8,10 +8,8 @@ Validation inside the loop and `pipelines.evaluate` both call it. Letters: B lan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -19,74 +17,13 @@ import torch
 
 from data_prep.lanes import Batch, EvaluationLanes, read_batch
 from data_prep.store import SegmentStore
+from pipelines.tracking.score import Score
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, clear, detach
 from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
 """What is put back to its initial value at the start of each segment: the study of section 4.6 clears the states."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """Sums over one pass over one split."""
-
-    nats: float
-    """Summed over all predicted tokens."""
-    tokens: int
-    words: int
-    """Whitespace-separated words of the documents read; 0 when documents were clipped."""
-    bytes: int
-    """UTF-8 bytes of the documents read; 0 when documents were clipped."""
-    documents: int
-    bucket: int
-    """Tokens in a position bucket."""
-    bucket_nats: tuple[float, ...]
-    """Nats of the tokens at position p of their document, summed in bucket p // bucket."""
-    bucket_tokens: tuple[int, ...]
-    bytes_in_proportion: float = 0.0
-    """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
-    share_beyond: float = 0.0
-    """Share of the tokens that lie beyond the first segment of their document, whose State is cleared."""
-
-    @property
-    def bits_per_token(self) -> float:
-        return self.nats / math.log(2) / self.tokens
-
-    @property
-    def shows_worth(self) -> bool:
-        """Whether it can be seen what clearing the State at each segment costs: not where most tokens are in a first one."""
-        return self.share_beyond >= 0.5
-
-    @property
-    def bits_per_byte(self) -> float:
-        """NaN when documents were clipped."""
-        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
-
-    @property
-    def word_perplexity(self) -> float:
-        """exp(nats per word): comparable between vocabularies (paper, section 4.5). NaN when documents were clipped."""
-        return math.exp(min(self.nats / self.words, 700.0)) if self.words else math.nan
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One checkpoint on one split."""
-
-    name: str
-    model: str
-    parameters: int
-    step: int
-    train_tokens: int
-    checkpoint: str
-    split: str
-    store_fingerprint: str
-    carried: Score
-    """State carried over the whole document."""
-    cleared_states: Score | None
-    """Recurrent states cleared at each segment, keys and values kept; None where the model has none."""
-    cleared_all: Score | None
-    """The whole State cleared at each segment; None where the State is empty."""
 
 
 def has_states(model: RecurrentModel) -> bool:

@@ -1,6 +1,6 @@
 """Ends a run that hangs, and says which rank stood where.
 
-    with Heartbeat(config.place, world, seconds=1800) as heart:
+    with Heartbeat(RunPlace.of(config), world, seconds=1800) as heart:
         heart.beat(step)                        # in the loop: an assignment
 
 A thread in each process writes every second, into `<run>/logs/heartbeat-<rank>.json`, the step and the line of the loop at which
@@ -29,9 +29,11 @@ from typing import Any
 import psutil
 
 from data_prep.places import Place
+from pipelines import PACKAGE_ROOT
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.training.world import World
 
+LOOP = str(PACKAGE_ROOT / "training" / "loop.py")
 HUNG_STATUS = 70
 """Exit status of a process that was ended because nothing moved."""
 TELL_SECONDS = 10.0
@@ -175,7 +177,7 @@ def where(frame: FrameType | None) -> str:
     innermost, line = frame, ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.endswith("pipelines/training/loop.py"):
+        if name == LOOP:
             text = linecache.getline(name, frame.f_lineno).strip()
             line = f"at loop.py:{frame.f_lineno} `{text}`"  # the outermost is kept
         frame = frame.f_back

@@ -7,7 +7,7 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,6 @@ from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
-from pipelines.inference.registering import note_checkpoint, register_best
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.training import loop
 from pipelines.training.stopping import Stopped
@@ -67,9 +66,9 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    resume, complaints = newest_for_all(config.place, world or World.alone())
+    resume, complaints = newest_for_all(RunPlace.of(config), world or World.alone())
     if resume is not None:
-        check_resumable(resume.meta["config"], config, config.place.place)
+        check_resumable(resume.meta["config"], config, RunPlace.of(config).place)
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )
@@ -97,15 +96,19 @@ def work(
     world: World,
     report: Callable[[dict[str, Any]], None],
     asked_to_stop: Callable[[], bool],
+    on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
 ) -> None:
-    """What each process of a run does: open, track (rank 0), train. Raises Stopped when it was asked to, and has saved."""
-    run, log = config.place, f"logs/worker-{world.rank}.log"
-    fence = hold(config.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    """What each process of a run does: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
+
+    Raises Stopped when it was asked to, and has saved.
+    """
+    run, log = RunPlace.of(config), f"logs/worker-{world.rank}.log"
+    fence = hold(RunPlace.of(config).folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     published = (*RECORDS, log) if world.rank == 0 else (log,)
     with fence if world.rank == 0 else nullcontext(), run.published(*published):
         if world.rank == 0:
             run.fetch(*RECORDS)
-        _work(config, world, report, asked_to_stop)
+        _work(config, world, report, asked_to_stop, on_trained)
 
 
 def _work(
@@ -113,6 +116,7 @@ def _work(
     world: World,
     report: Callable[[dict[str, Any]], None],
     asked_to_stop: Callable[[], bool],
+    on_trained: Callable[[TrainConfig, Tracker], None],
 ) -> None:
     run = open_run(config, world)
     resume_step = run.resume.step if run.resume else 0
@@ -126,9 +130,14 @@ def _work(
     try:
         on_disk = {"on_disk": partial(note_checkpoint, tracker, config)} if tracker else {}
         saver = Saver(
-            config.folder / "checkpoints", config.checkpoint, world, config.data.lanes, config.place, **on_disk
+            RunPlace.of(config).folder / "checkpoints",
+            config.checkpoint,
+            world,
+            config.data.lanes,
+            RunPlace.of(config),
+            **on_disk,
         )
-        with Heartbeat(config.place, world, config.hang_seconds) as heart:
+        with Heartbeat(RunPlace.of(config), world, config.hang_seconds) as heart:
             loop.train(
                 config,
                 world,
@@ -143,7 +152,7 @@ def _work(
             )
         status = "FINISHED"
         if tracker:
-            register_best(config, tracker)
+            on_trained(config, tracker)
     except Stopped:
         status = "KILLED"
         raise
@@ -154,13 +163,18 @@ def _work(
             tracker.finish(status)
 
 
+def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any], place: str) -> None:
+    """Tell MLflow of a checkpoint that is complete, and where it is."""
+    tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
+
+
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input."""
     manifest = run.train_store.manifest
     tracker = Tracker.start(
         config.tracking,
-        root=root_of(config.folder, config.run),
-        run_folder=config.folder,
+        root=root_of(RunPlace.of(config).folder, config.run),
+        run_folder=RunPlace.of(config).folder,
         run_name=config.run,
         params=flatten(to_json(config)),
         tags={
@@ -182,9 +196,9 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
         run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
     )
     if resume_step:  # those of which MLflow was not told before the run was killed
-        for checkpoint in reversed(config.place.glance_all()):
+        for checkpoint in reversed(RunPlace.of(config).glance_all()):
             if checkpoint.step <= resume_step:
-                place = config.place.checkpoints / checkpoint.folder.name
+                place = RunPlace.of(config).checkpoints / checkpoint.folder.name
                 note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, place.recorded)
     return tracker
 

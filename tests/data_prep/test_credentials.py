@@ -54,7 +54,8 @@ def test_a_bucket_that_is_silent_for_once_is_nobodys_mistake(monkeypatch: pytest
 
 
 def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
-    from pipelines.config.dotted import as_preset, changes, with_fields, words
+    from pipelines.checkpoints.run_file import as_preset
+    from pipelines.config.dotted import changes, with_fields, words
     from pipelines.presets import PRESETS
 
     preset = PRESETS["demo-rec"]

@@ -281,8 +281,12 @@ def test_ray_workers_train_into_a_bucket(words: list[str], bucket: Bucket, tmp_p
 def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
     preset: Any = PRESETS["small-rec"]
     config = preset.__class__(**{**vars(preset), "root": bucket("runs"), "run": "mine"}).located()
-    assert config.root == bucket("runs") and config.place.place == Place.parse(bucket("runs/mine"))
-    assert config.folder.is_absolute() and config.folder.name == "mine" and "s3:" not in str(config.folder)
+    assert config.root == bucket("runs") and RunPlace.of(config).place == Place.parse(bucket("runs/mine"))
+    assert (
+        RunPlace.of(config).folder.is_absolute()
+        and RunPlace.of(config).folder.name == "mine"
+        and "s3:" not in str(RunPlace.of(config).folder)
+    )
     local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
     assert local.folder == tmp_path / "mine"
 

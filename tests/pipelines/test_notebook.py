@@ -22,11 +22,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recur_models  # noqa: F401  (registers the models)
+from pipelines.config.run import TrackingConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.reports.compared import collect
 from pipelines.reports.comparing import compare, rows
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.tracking import Tracker
 from tests.mlflow_server import Server, wait_until
 
 pytestmark = pytest.mark.slow
@@ -198,7 +199,8 @@ def test_the_best_trial_is_that_of_the_sweeps_own_metric(server: Server, tmp_pat
 MANY = """
 import sys
 from pathlib import Path
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking import Tracker
 root, name, uri = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", uri)]
 trackers = [Tracker.start(place, root, root / f"{name}-{i}", f"{name}-{i}", {}, {}) for i, place in enumerate(places)]

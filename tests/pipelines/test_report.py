@@ -27,7 +27,7 @@ from pipelines.reports.report import (
     write_report,
 )
 from pipelines.tracking.metrics_file import Record
-from pipelines.training.scoring import Evaluation, Score
+from pipelines.tracking.score import Evaluation, Score
 
 BIT = math.log(2)  # nats
 

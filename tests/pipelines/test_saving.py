@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from data_prep.errors import is_users
 from pipelines.checkpoints import saving
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
-from pipelines.checkpoints.saving import CheckpointConfig, SaveError, Saver, Unwritable
+from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
+from pipelines.config.run import CheckpointConfig
 from pipelines.training.world import World
 from tests.small_corpus import contents
 

@@ -13,7 +13,9 @@ import pytest
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.dotted import as_preset, presets_with, read_run, with_fields, words
+from pipelines.checkpoints.run_file import as_preset, presets_with
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.dotted import read_run, with_fields, words
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import read_sweep
@@ -62,7 +64,7 @@ class Here:
         return self.sweep
 
     def _train(self, job: Job) -> tuple[Any, str]:
-        stop = Stop(job.run.folder).asked
+        stop = Stop(RunPlace.of(job.run).folder).asked
         until = tune.Until(stop, job.until - conducting.newest_step(job.run)) if job.until < job.run.steps else stop
 
         def asked() -> bool:
@@ -391,14 +393,14 @@ def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: 
     assert cli.parse_preset(PRESETS, [name, *words(other, preset)], "") == other
     file = tmp_path / "some.json"
     file.write_text(json.dumps(as_preset(other)))
-    assert presets_with([str(file)])[str(file)] == other == read_run(to_json(other), "here")
+    assert presets_with(PRESETS, [str(file)])[str(file)] == other == read_run(to_json(other), "here")
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text('{"run": "a", "model": {"name": "rec"}, "stepz": 3}')
     with pytest.raises(ValueError, match=r"some.json is not a run's config of this version .*stepz"):
-        presets_with([str(file)])
+        presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
 

@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.config.run import to_json
+from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.tracking import (
     RUN_KEY,
     DatasetInfo,
     Tracker,
-    TrackingConfig,
     TrackingError,
     ui_command,
 )
@@ -80,7 +79,8 @@ def test_a_run_is_described(server: Server, config: TrackingConfig, tmp_path: Pa
 LOGS_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
-from pipelines.tracking import Tracker, TrackingConfig
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking import Tracker
 folder, uri, experiment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 config = TrackingConfig(uri=uri, experiment=experiment, system_metrics="off")
 tracker = Tracker.start(config, folder, folder / "run", "run", {"optim.lr": 0.001}, {"model": "rec"})

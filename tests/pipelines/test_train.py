@@ -16,6 +16,7 @@ import torch
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import read_run, with_fields
 from pipelines.config.run import DataConfig, to_json
@@ -404,7 +405,7 @@ def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> N
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     outcome, said = train_trial(missing, config.steps, World.alone())
     assert outcome == "failed" and "nowhere" in said
-    (config.folder / "metrics.jsonl").mkdir(parents=True)
+    (RunPlace.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         train_trial(config, config.steps, World.alone())
 
