@@ -56,17 +56,68 @@ def test_data_prep_needs_no_torch_and_models_no_ray() -> None:
         assert not top(imported(path)) & {"ray", "mlflow"}, name
 
 
-def test_only_sharding_and_entry_scripts_import_ray() -> None:
-    allowed = entries() | {"data_prep.sharding", "pipelines.cluster.ray_session", "pipelines.cluster.ray_train"}
+ROOMS = {
+    "config": set(),
+    "terminal": set(),
+    "presets": {"config"},
+    "checkpoints": {"config"},
+    "tracking": {"config"},
+    "training": {"checkpoints", "tracking", "config", "terminal"},
+    "inference": {"checkpoints", "tracking", "config", "terminal"},
+    "reports": {"checkpoints", "tracking", "config", "terminal"},
+    "cluster": {"training", "checkpoints", "tracking", "config", "terminal"},
+}
+"""The rooms of pipelines/, and which others each may import; sweeps/ all of them, and a script whatever it needs."""
+ROOMS["sweeps"] = {"presets", "inference", "reports", "cluster", *ROOMS["cluster"]}
+
+
+def room_of(name: str) -> str:
+    """The room that a dotted name lies in; empty for a script and for what is outside pipelines/."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "pipelines" and parts[1] in ROOMS else ""
+
+
+def test_rooms_import_one_way() -> None:
+    assert {path.parent.name for _, path in modules("pipelines")} == {"pipelines", *ROOMS}
+    for name, path in modules("pipelines"):
+        if room := room_of(name):
+            others = {room_of(other) for other in imported(path)} - {room, ""}
+            assert others <= ROOMS[room], f"{name} imports {', '.join(sorted(others - ROOMS[room]))}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    imports = {
+        name.removesuffix(".__init__"): {n for n in imported(path) if n.startswith("pipelines.")}
+        for name, path in modules("pipelines")
+    }
+    packages = {name for name in imports if any(other.startswith(f"{name}.") for other in imports)}
+    left = {name: {n for n in names if n in imports and n not in packages} for name, names in imports.items()}
+    while free := {name for name, names in left.items() if not names}:
+        left = {name: names - free for name, names in left.items() if name not in free}
+    assert not left, f"in a circle: {', '.join(sorted(left))}"
+
+
+def test_no_room_bears_a_scripts_name() -> None:
+    assert not {f"pipelines.{room}" for room in ROOMS} & entries()
+
+
+def test_only_sharding_the_cluster_and_sweeps_import_ray() -> None:
     for package in ("data_prep", "recur_models", "pipelines"):
         for name, path in modules(package):
-            assert name in allowed or "ray" not in top(imported(path)), name
+            allowed = name == "data_prep.sharding" or name in entries() or room_of(name) in ("cluster", "sweeps")
+            assert allowed or "ray" not in top(imported(path)), name
 
 
 def test_only_tracking_imports_mlflow() -> None:
     for package in PACKAGES:
         for name, path in modules(package):
-            assert name.startswith("pipelines.tracking.") or "mlflow" not in top(imported(path)), name
+            assert room_of(name) == "tracking" or "mlflow" not in top(imported(path)), name
+
+
+def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> None:
+    for name, path in modules("pipelines"):
+        if room_of(name) in ("config", "reports", "terminal"):
+            assert not top(imported(path)) & {"torch", "transformers", "ray", "mlflow"}, name
 
 
 def test_nobody_imports_an_entry_script() -> None:

@@ -288,7 +288,7 @@ def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp
         and "s3:" not in str(RunPlace.of(config).folder)
     )
     local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
-    assert local.folder == tmp_path / "mine"
+    assert RunPlace.of(local).folder == tmp_path / "mine"
 
 
 def test_credentials_in_uris_are_printed_and_recorded_nowhere(
