@@ -136,7 +136,7 @@ def test_run_prints_one_sentence_for_what_a_user_can_mend(
         cli.run(main)
 
 
-FAILS = "from pipelines import cli\ndef main(argv):\n    raise {error}\ncli.run(main)"
+FAILS = "from pipelines.terminal import cli\ndef main(argv):\n    raise {error}\ncli.run(main)"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,11 @@ from pipelines.cluster import ray_session
 from pipelines.terminal import home
 
 PROJECT = Path(__file__).parents[2]
+STARTS_RAY = """
+from pipelines.cluster import ray_session
+from pipelines.terminal import cli
+cli.run(lambda words: ray_session.start())
+"""
 
 
 def test_relative_paths_begin_in_the_shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +74,7 @@ def test_a_laptop_joins_nothing_and_a_node_its_own_cluster(tmp_path: Path, monke
 
 
 def test_an_address_for_jobs_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "from pipelines import cli, ray_session; cli.run(lambda words: ray_session.start())"
+    script = STARTS_RAY
     environment = {**os.environ, "RAY_ADDRESS": "http://127.0.0.1:8265", "PYTHONPATH": str(PROJECT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "submit this command with `ray job submit" in done.stderr
@@ -102,7 +107,7 @@ def test_a_script_that_is_newer_than_the_modules_says_so(tmp_path: Path) -> None
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_sentence() -> None:
-    script = "from pipelines import cli, ray_session; cli.run(lambda words: ray_session.start())"
+    script = STARTS_RAY
     environment = {
         **os.environ,
         "RAY_ADDRESS": "127.0.0.1:1",
