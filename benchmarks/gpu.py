@@ -36,7 +36,6 @@ from pipelines.training.optim import build_optimizer
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 from recur_models import State, VanillaConfig, detach
 from recur_models.compiling import Compile, compile_model
-from recur_models.costs import costs
 
 Model = Literal["vanilla", "slide", "rec", "feedback"]
 VOCAB_SIZE = 32_001
@@ -249,7 +248,7 @@ def main(argv: list[str]) -> int:
     done: list[Figures] = []
     for name in config.models:
         model = sized(MODELS[name], config)
-        cost = costs(model, vocab_size)
+        cost = model.costs(vocab_size)
         needed = cost.training_flops_per_token * lanes * length
         for unit in config.compile:
             figures = Figures(name, unit, cost.parameters, lanes, length, needed / rate, needed / (peak or math.nan))

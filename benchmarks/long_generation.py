@@ -29,7 +29,6 @@ from recur_models import RecConfig
 from recur_models.decoding import TOKENS_AT_ONCE, begin, read
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
-from recur_models.stepping import stepper_for
 
 VOCAB_SIZE = 257
 MODEL = RecConfig(
@@ -153,7 +152,7 @@ def verdict(name: str, found: list[Stretch], length: int) -> bool:
 
 def read_prompt(trained: Trained, count: int) -> bool:
     """Read a prompt as `generate` does; resident memory after each pass, the first two left out."""
-    stepper = stepper_for(trained.model)
+    stepper = trained.model.stepper()
     passes: list[Stretch] = []
     began = time.perf_counter()
 

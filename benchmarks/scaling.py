@@ -25,7 +25,6 @@ from data_prep.lanes import TrainingLanes
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from recur_models.costs import costs
 
 Part = Literal["prepare", "workers", "gpus", "lanes"]
 
@@ -101,7 +100,7 @@ def prepare(config: BenchConfig) -> None:
 def workers(config: BenchConfig) -> None:
     for name in config.presets:
         preset = PRESETS[name]
-        cost, state = costs(preset.model, config.vocab), state_bytes(preset)
+        cost, state = preset.model.costs(config.vocab), state_bytes(preset)
         weights = 4 * cost.parameters
         optimizer = optimizer_bytes(preset, config.vocab)
         print(
@@ -151,7 +150,7 @@ def workers(config: BenchConfig) -> None:
 def gpus(config: BenchConfig) -> None:
     for name in config.presets:
         preset = PRESETS[name]
-        cost = costs(preset.model, config.vocab)
+        cost = preset.model.costs(config.vocab)
         tokens = preset.steps * preset.tokens_per_step
         flops = cost.training_flops_per_token * tokens
         print(

@@ -18,7 +18,6 @@ from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from pipelines.terminal import cli
 from recur_models.compiling import Compile
-from recur_models.costs import costs
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def measure(name: Size, config: BenchConfig) -> None:
         flops = rated = "–"
         if label in configs:
             computed, of_slide = (
-                costs(configs[name], VOCAB).computed_training_flops_per_token for name in (label, "slide")
+                configs[name].costs(VOCAB).computed_training_flops_per_token for name in (label, "slide")
             )
             flops = f"{computed / of_slide:.3f}"
             rated = f"{computed * tokens / seconds / rate:.0%}"

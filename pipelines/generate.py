@@ -25,7 +25,6 @@ from data_prep.errors import UserError
 from pipelines.inference.trained import TextTokenizer, Trained, load
 from pipelines.terminal import cli
 from recur_models.decoding import begin, read
-from recur_models.stepping import stepper_for
 
 CONTEXT = 8
 """Tokens that are decoded again before new ones: how a token reads may depend on what stands before it."""
@@ -75,7 +74,7 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
     """Ids that continue a document which begins with ``prompt_ids``, one by one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(seed)
-    stepper = stepper_for(trained.model.to(device).eval())
+    stepper = trained.model.to(device).eval().stepper()
     tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=device)
     logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
     for left in range(config.max_new_tokens, 0, -1):

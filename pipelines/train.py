@@ -43,7 +43,6 @@ from pipelines.training.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, S
 from pipelines.training.watchdog import hang_file
 from pipelines.training.worker import Run, open_run, start_tracker, work
 from pipelines.training.world import World, join_torchrun
-from recur_models.costs import costs
 
 SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
 """After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
@@ -54,7 +53,7 @@ GROW_SECONDS = 15.0
 def describe(config: TrainConfig, run: Run) -> int:
     """Say what will be done. Returns the number of parameters."""
     totals, data = run.train_store.manifest.totals, config.data
-    parameters = costs(config.model, run.train_store.vocab_size).parameters
+    parameters = config.model.costs(run.train_store.vocab_size).parameters
     tokens = config.steps * config.tokens_per_step
     numbers = [str(number) for number in config.workers]
     where = "in this process" if numbers == ["0"] else f"on {' or '.join(numbers)} Ray Train workers"

@@ -3,13 +3,12 @@
 Importing this package also makes the models known to transformers' Auto classes (hf_auto.py), as soon as somebody imports these.
 """
 
-import dataclasses
 import importlib
-import json
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
+from recur_models.block_recurrent import RecConfig
 from recur_models.importing import when_imported
 from recur_models.memorizing import MemorizingConfig
 from recur_models.protocol import (
@@ -23,42 +22,39 @@ from recur_models.protocol import (
     detach,
     reset,
 )
+from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.vanilla import VanillaConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     config.name: config for config in (RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig)
 }
+Config = TypeVar("Config", bound=ModelConfig)
 
 
-def model_to_json(config: ModelConfig) -> dict[str, Any]:
-    """A model's config as JSON values, its registered name under ``name``. Where nothing is dropped, nothing is said of where."""
-    values = {"name": config.name, **json.loads(json.dumps(dataclasses.asdict(config)))}
-    if not values.get("dropout"):
-        values.pop("dropout_places", None)
-    return values
+def register(config: type[Config]) -> type[Config]:
+    """Make a model known by its config's ``name``, as a decorator of the config. Raises ValueError for another model's name."""
+    if MODELS.setdefault(config.name, config) is not config:
+        raise ValueError(
+            f"the model {config.name!r} is there already, as {MODELS[config.name].__qualname__}: choose another name"
+        )
+    return config
 
 
-def model_from_json(values: dict[str, Any]) -> ModelConfig:
-    """The config that `model_to_json` wrote. Raises ValueError when the model or a field is unknown."""
-    values = dict(values)
-    name = values.pop("name", None)
+def model_from_json(values: Mapping[str, Any]) -> ModelConfig:
+    """The config that `ModelConfig.to_json` wrote. Raises ValueError when the model or a field is unknown."""
+    name = values.get("name")
     if name not in MODELS:
         raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
-    known = {f.name for f in dataclasses.fields(MODELS[name])}
-    if values.get("dropout") and "dropout_places" in known:
-        values.setdefault("dropout_places", "usual")  # written before there was a choice
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"the model {name!r} has no field {unknown[0]!r} in this version")
-    return MODELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    return MODELS[name].from_json(values)
 
 
-def _register() -> None:
+def _introduce() -> None:
     """Not where a module of ours imports transformers: it is not whole yet, and `hf` imports hf_auto itself."""
     if not any(name.startswith("recur_models.hf") for name in sys.modules):
         importlib.import_module("recur_models.hf_auto")
 
 
-when_imported("transformers", _register)
+when_imported("transformers", _introduce)
 
 __all__ = [
     "IGNORED",
@@ -76,6 +72,6 @@ __all__ = [
     "clear",
     "detach",
     "model_from_json",
-    "model_to_json",
+    "register",
     "reset",
 ]

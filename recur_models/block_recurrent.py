@@ -1,4 +1,4 @@
-"""Block-Recurrent Transformer, sliding window and Transformer-XL: one stack of pre-norm layers (Hutchins et al. 2022).
+"""Block-Recurrent Transformer: a sliding window, and in some layers recurrent states (Hutchins et al. 2022).
 
 A token layer is the vertical direction; a recurrent layer adds the horizontal one: S state vectors, updated once per block of
 W tokens, that read the block's tokens and are read by the next block's. Only the horizontal direction is sequential: keys,
@@ -6,83 +6,36 @@ values and queries of all blocks are made at once, a loop over blocks updates th
 runs over all blocks in parallel, each against the states that it saw.
 
     RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
-    SlideConfig(layers=13).build(vocab_size=32_001)
-    XLConfig(layers=12, window=2048).build(vocab_size=32_001)
 
-State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; ``layers.i.states`` [B, S, D]; under
-``equations="paper"`` also ``present`` [B], whether the lane has a previous block. Letters: see layers.py.
+State of a recurrent layer, besides what every layer has (sliding_window.py): ``states`` [B, S, D]. Of the block that is being read
+token by token, also ``read_keys``, ``read_values`` [B, H, S, E], what tokens read of the states: those of the block's start, so
+they are made once per block. Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from recur_models.gates import GATES, Equations, Gate
-from recur_models.layers import (
-    MLP,
-    PositionBias,
-    RMSNorm,
-    StackConfig,
-    attend,
-    dropouts,
-    kept,
-    linear,
-    merge_heads,
-    split_heads,
-    unit_norm,
+from recur_models.costs import Costs, attention, product, scales
+from recur_models.gates import GATES, Gate, gate_costs
+from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs
+from recur_models.protocol import State, Watched, reset
+from recur_models.sliding_window import (
+    Layer,
+    Part,
+    StackLayer,
+    TokenLayer,
+    WindowedConfig,
+    WindowedTransformer,
+    last_block,
 )
-from recur_models.losses import chunked_cross_entropy
-from recur_models.protocol import RecurrentModel, State, check_inputs, reset
-from recur_models.window import Window, window_bias, windowed_attention, with_previous
+from recur_models.window import Window, windowed_attention, with_previous
 
 Cell = Literal["dual", "single", "skip"]
-
-
-@dataclass(frozen=True)
-class WindowedConfig(StackConfig):
-    """A stack of layers with windowed attention. Configs differ in the layers that they put into it."""
-
-    equations: Equations = "meliad"
-    """Where code and paper differ: what the authors' code computes, or what the paper writes."""
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
-
-    @abstractmethod
-    def layer(self, index: int) -> nn.Module:
-        """A new layer for this place in the stack, counted from 0: `Layer`, or a module with its two methods."""
-
-    def build(self, vocab_size: int) -> BlockRecurrentTransformer:
-        return BlockRecurrentTransformer(self, vocab_size)
-
-
-@dataclass(frozen=True)
-class SlideConfig(WindowedConfig):
-    """Sliding-window transformer, differentiable across the blocks of a segment (the paper's Slide:12L and Slide:13L)."""
-
-    name: ClassVar[str] = "slide"
-
-    def layer(self, index: int) -> nn.Module:
-        return Layer(self)
-
-
-@dataclass(frozen=True)
-class XLConfig(WindowedConfig):
-    """Transformer-XL: the previous block's keys and values are read, and get no gradient (the paper's XL:512 to XL:2048).
-
-    That holds between all blocks, also those of one segment: so a segment of several windows is XL too, step by step.
-    """
-
-    name: ClassVar[str] = "xl"
-
-    def layer(self, index: int) -> nn.Module:
-        return Layer(self, cache="detached")
 
 
 @dataclass(frozen=True)
@@ -118,76 +71,32 @@ class RecConfig(WindowedConfig):
     def least_blocks(self) -> int:
         return 2  # the states after a block are first read by the next one
 
-    def layer(self, index: int) -> nn.Module:
-        return Layer(self, self if index + 1 in self.recurrent_layers else None, cross=self.feedback)
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        last = max(self.recurrent_layers)
 
+        def layer(index: int) -> StackLayer:
+            if index + 1 in self.recurrent_layers:
+                return RecurrentLayer(self, serves=self.feedback and index + 1 == last)
+            return Layer(self, cross=self.feedback)
 
-class Projections(NamedTuple):
-    """Keys, values and both sets of queries of one direction, heads split: [..., H, n, E]."""
+        return WindowedTransformer(self, vocab_size, layer, serving=last - 1 if self.feedback else None)
 
-    k: Tensor
-    v: Tensor
-    q_self: Tensor
-    q_cross: Tensor | None
+    def layer_costs(self) -> list[Costs]:
+        recurrent = len(self.recurrent_layers)
+        other = self.window_costs(self.states if self.feedback else 0)
+        return [self.window_costs(self.states) + self.state_costs()] * recurrent + [other] * (self.layers - recurrent)
 
-
-class Projector(nn.Module):
-    """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
-
-    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
-        super().__init__()
-        self.heads = config.heads
-        self.dropout = nn.Dropout(dropout)
-        self.norm = RMSNorm(config.d_model)
-        self.kvq = linear(config.d_model, (4 if cross else 3) * config.heads * config.head_dim)
-        self.scale_H = nn.Parameter(torch.ones(config.heads))
-        self.cross_scale_H = nn.Parameter(torch.ones(config.heads)) if cross else None
-
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
-        """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
-        x = self.norm(x)
-        x = self.dropout(x if ids is None else x + ids)
-        k, v, q, *q2 = (
-            split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
-        )
-        q_cross = None if self.cross_scale_H is None else unit_norm(q2[0], self.cross_scale_H)
-        return Projections(unit_norm(k), v, unit_norm(q, self.scale_H), q_cross)
-
-
-def last_block(tokens: Projections) -> State:
-    """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
-    return {"keys": tokens.k[:, -1].clone(), "values": tokens.v[:, -1].clone()}
-
-
-class TokenLayer(nn.Module):
-    """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
-
-    def __init__(self, config: StackConfig, cross: bool, position: bool = True):
-        super().__init__()
-        self.config, self.rates = config, dropouts(config)
-        self.project = Projector(config, cross, self.rates.normed)
-        self.position_bias = PositionBias(config.heads) if position else None
-        self.out = linear((2 if cross else 1) * config.heads * config.head_dim, config.d_model)
-        self.attention_dropout = nn.Dropout(self.rates.attention)
-        self.mlp_norm = RMSNorm(config.d_model)
-        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
-
-    def initial_cache(self, lanes: int) -> State:
-        """The keys and values of no previous block: zeros."""
-        config = self.config
-        shape = (lanes, config.heads, config.window, config.head_dim)
-        return {"keys": self.out.weight.new_zeros(shape), "values": self.out.weight.new_zeros(shape)}
-
-    def window(self) -> Window:
-        """Bias and dropout of the window's attention, the same for every block."""
-        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
-        heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
-        return Window(bias_HWZ, kept(heads_HWZ, self.rates.weights) if self.training else None)
-
-    def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
-        heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
-        x_BKWD = x_BKWD + self.attention_dropout(self.out(merge_heads(heads)))
-        return x_BKWD + self.mlp(self.mlp_norm(x_BKWD))
+    def state_costs(self) -> Costs:
+        """The horizontal direction: one update of the states, once per block."""
+        S, d, F, width = self.states, self.d_model, self.mlp_dim, 2 * self.width
+        total = scales(2 * S * d) + projector_costs(self, S, cross=True)
+        total += attention(self.width, S * S + S * 2 * self.window)
+        if self.cell == "skip":
+            return total + gate_costs(self.gate, self.equations, S, width, d)
+        last = gate_costs(self.gate, self.equations, S, F, d)
+        if self.cell == "single":
+            return total + product(S, width, F) + last
+        return total + gate_costs(self.gate, self.equations, S, width, d) + scales(d) + product(S, d, F) + last
 
 
 class StateDirection(nn.Module):
@@ -195,7 +104,7 @@ class StateDirection(nn.Module):
 
     def __init__(self, config: RecConfig):
         super().__init__()
-        heads_width = 2 * config.heads * config.head_dim
+        heads_width = 2 * config.width
         gate, squash = GATES[config.gate], config.cell == "single"
         self.initial_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_(std=0.1))
         self.ids_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_())
@@ -232,32 +141,30 @@ class StateDirection(nn.Module):
             c_BSD = self.mlp_gate(c_BSD, torch.relu(self.mlp_hidden(h_BSN)))
         return c_BSD
 
+    def watched(self) -> list[Watched]:
+        """What the gates let in, and how much a block changes the states."""
+        gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
 
-class Layer(nn.Module):
-    """One layer of the stack: tokens in blocks and this layer's State in, the same out.
+        def change(before: Tensor, after: Tensor) -> Tensor:
+            return (after - before).square().mean().sqrt() / before.square().mean().sqrt()
 
-    ``recurrence``: whose states this layer keeps, if any. ``cross``: its tokens read states, its own or those of another layer.
-    ``cache``: whether gradients reach the previous block of the same segment through its keys and values.
-    """
+        return [Watched("state_change", gates[0], change, until=gates[-1]), *(gate.watched() for gate in gates)]
 
-    def __init__(
-        self,
-        config: WindowedConfig,
-        recurrence: RecConfig | None = None,
-        cross: bool = False,
-        cache: Literal["differentiable", "detached"] = "differentiable",
-    ):
+
+class RecurrentLayer(StackLayer):
+    """A window, and states of its own that its tokens read. ``serves``: under feedback, all layers' tokens read them."""
+
+    def __init__(self, config: RecConfig, serves: bool):
         super().__init__()
-        self.tokens = TokenLayer(config, cross=cross or recurrence is not None)
-        self.states = StateDirection(recurrence) if recurrence is not None else None
-        self.detached = cache == "detached"
+        self.tokens = TokenLayer(config, cross=True)
+        self.states = StateDirection(config)
+        self.serves = serves
 
     def initial_state(self, lanes: int) -> State:
-        """This layer's part of the State before a document."""
-        state = self.tokens.initial_cache(lanes)
-        if self.states is not None:
-            state["states"] = self.states.initial_SD.detach().expand(lanes, -1, -1).clone()
-        return state
+        return {
+            **self.tokens.initial_cache(lanes),
+            "states": self.states.initial_SD.detach().expand(lanes, -1, -1).clone(),
+        }
 
     def forward(
         self,
@@ -268,18 +175,13 @@ class Layer(nn.Module):
         window: Window,
         served: Projections | None,
     ) -> tuple[Tensor, State]:
-        """``window``: of `TokenLayer.window`. ``served``: under feedback, what the tokens read of the recurrent layer's states,
-        which may be this layer's own ([B, H, S, E]; K is 1)."""
         tokens = self.tokens.project(x_BKWD)
-        kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
-        vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
+        kz = with_previous(tokens.k, state["keys"], fresh_BK)
+        vz = with_previous(tokens.v, state["values"], fresh_BK)
         after = last_block(tokens)
-        cross = None
-        if self.states is not None:
-            reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK, served)
-            cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
-        elif served is not None:
-            cross = attend(tokens.q_cross, served.k[:, None], served.v[:, None])
+        own = served if self.serves else None
+        reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK, own)
+        cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
         window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
@@ -293,7 +195,6 @@ class Layer(nn.Module):
         served: Projections | None,
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
-        assert self.states is not None
         reads: list[Projections] = []
         for k in range(fresh_BK.shape[1]):
             c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
@@ -303,83 +204,23 @@ class Layer(nn.Module):
             )
         return reads, c_BSD
 
+    def serve(self, state: State, fresh_B: Tensor | None) -> Projections:
+        """What all layers' tokens read of the states at the beginning of a block; ``fresh_B``: where a document begins."""
+        c_BSD = state["states"]
+        return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
 
-class BlockRecurrentTransformer(RecurrentModel):
-    """The stack with tied embeddings; logits are divided by √d."""
+    def open(self, state: State, served: Projections | None) -> State:
+        return self.tokens.open(state, served if self.serves else self.states.read(state["states"]))
 
-    def __init__(self, config: WindowedConfig, vocab_size: int):
-        super().__init__()
-        recurrence = config if isinstance(config, RecConfig) else None
-        self.config, self.vocab_size, self.block = config, vocab_size, config.window
-        self.recurrent: tuple[int, ...] = (
-            tuple(sorted(layer - 1 for layer in recurrence.recurrent_layers)) if recurrence else ()
-        )
-        self.feedback = recurrence is not None and recurrence.feedback
-        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
-        self.dropout = nn.Dropout(dropouts(config).embedding)
-        self.layers: Any = nn.ModuleList(config.layer(i) for i in range(config.layers))
-        self.final_norm = RMSNorm(config.d_model)
-        self.final_dropout = nn.Dropout(dropouts(config).final)
+    def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
-    def initial_state(self, lanes: int) -> State:
-        state: State = {}
-        for i, layer in enumerate(self.layers):
-            state |= {f"layers.{i}.{name}": tensor for name, tensor in layer.initial_state(lanes).items()}
-        if self.config.equations == "paper":
-            state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
-        return state
+    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+        c_BSD = state["states"]
+        kz, vz = (torch.cat([state[kind], block[kind]], dim=2) for kind in ("keys", "values"))
+        c_BSD = self.states.update(c_BSD, self.states.read(c_BSD), kz, vz, absent_B)
+        return {"keys": block["keys"], "values": block["values"], "states": c_BSD}
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        lanes, blocks = len(tokens_BT), tokens_BT.shape[1] // self.block
-        if fresh_BK is None:
-            fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
-            fresh_BK[:, 0] = state is None
-        after = self.initial_state(lanes) if state is None else state
-        check_inputs(self, tokens_BT, after, self.initial_state(0), fresh_BK)
-        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
-        windows = [layer.tokens.window() for layer in self.layers]
-        if self.feedback or self.recompute == "block":
-            outputs = []
-            for k in range(blocks):
-                run = self.recomputed("block", self.stack)
-                x_B1WD, after = run(x_BKWD[:, k : k + 1], after, fresh_BK[:, k : k + 1], windows)
-                outputs.append(x_B1WD)
-            x_BKWD = torch.cat(outputs, dim=1)
-        else:
-            x_BKWD, after = self.stack(x_BKWD, after, fresh_BK, windows)
-        hidden_BTD = self.final_dropout(self.final_norm(x_BKWD)).flatten(1, 2) / self.config.d_model**0.5
-        if targets_BT is None:
-            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, after
-        return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
-            targets_BT
-        ), after
-
-    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
-        """All layers over some blocks."""
-        after: State = {}
-        absent_BK = None
-        if "present" in state:
-            absent_BK = fresh_BK.clone()
-            absent_BK[:, 0] |= ~state["present"]
-            after["present"] = torch.ones_like(state["present"])
-        served = self.serve(state, fresh_BK) if self.feedback else None
-        for i, layer in enumerate(self.layers):
-            prefix = f"layers.{i}."
-            own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-            run = self.recomputed("layer", layer)
-            theirs = None if i in self.recurrent[:-1] else served  # a recurrent layer's tokens read its own states
-            x_BKWD, changed = run(x_BKWD, own, fresh_BK, absent_BK, windows[i], theirs)
-            after |= {prefix + name: tensor for name, tensor in changed.items()}
-        return x_BKWD, after
-
-    def serve(self, state: State, fresh_BK: Tensor) -> Projections:
-        """What every layer reads of the last recurrent layer's states at the beginning of a block (Appendix E)."""
-        last = self.recurrent[-1]
-        states: StateDirection = self.layers[last].states
-        return states.read(reset(state[f"layers.{last}.states"], states.initial_SD, fresh_BK[:, 0]))
+    def watched(self) -> list[Watched]:
+        return [*self.tokens.watched(), *self.states.watched()]

@@ -3,7 +3,7 @@
 A model reads whole blocks. Between two tokens a lane stands somewhere inside one, so a `Reading` holds the State as of the
 lane's last block boundary and what its current block has so far. Lanes need not stand at the same place of their blocks.
 
-    stepper = stepper_for(model)                                                    # recur_models.stepping
+    stepper = model.stepper()
     logits_B1V, reading = read(stepper, begin(stepper, lanes=1), prompt_BT, keep=1)
     logits_B1V, reading = read(stepper, reading, next_B1)
 
@@ -15,58 +15,15 @@ Letters: B lanes · T tokens given · n tokens of one block · W block · V voca
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from recur_models.protocol import RecurrentModel, State
+from recur_models.protocol import Places, RecurrentModel, State, Stepper
 
 TOKENS_AT_ONCE = 2048
 """Tokens of a long prompt that are read in one pass, over all lanes: bounds the memory that reading a prompt takes."""
-
-
-class Places:
-    """Where some tokens stand in their lanes' blocks, and how to put something of theirs there.
-
-    Attributes:
-        of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
-    """
-
-    def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
-        """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
-        step_n = torch.arange(int(counts_B.max()))
-        places_Bn = filled_B[:, None] + step_n
-        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
-        self.of_tokens_Bn = places_Bn.to(device)
-        self._row, self._step, self._place = row.to(device), step.to(device), places_Bn[row, step].to(device)
-
-    def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
-        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
-        copy the block, except where a gradient is recorded.
-        """
-        put = torch.Tensor.index_put if torch.is_grad_enabled() else torch.Tensor.index_put_
-        return put(into_BW, (self._row, self._place), values_Bn[self._row, self._step].to(into_BW.dtype))
-
-
-class Stepper(ABC):
-    """How the models of one kind read a part of a block. What it keeps of a block is like a State: tensors, lane first."""
-
-    def __init__(self, model: RecurrentModel):
-        self.model = model
-
-    @abstractmethod
-    def open(self, state: State, lanes: int) -> State:
-        """An empty block, in tensors of its own, that begins at ``state``."""
-
-    @abstractmethod
-    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Read tokens of one block. Returns their logits [B, n, V], and the block with them (``block`` may be overwritten)."""
-
-    @abstractmethod
-    def close(self, state: State, block: State) -> State:
-        """The State after a full block that began at ``state``."""
 
 
 class Rereader(Stepper):

@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from recur_models.costs import Costs, product, scales
 from recur_models.layers import linear
+from recur_models.protocol import Watched
 
 Equations = Literal["meliad", "paper"]
 Gate = Literal["fixed", "lstm"]
@@ -33,6 +35,10 @@ class FixedGate(nn.Module):
         z_BSD = torch.tanh(z_BSD) if self.squash else z_BSD
         return torch.lerp(z_BSD, c_BSD.to(z_BSD.dtype), torch.sigmoid(self.bias).to(z_BSD.dtype))  # (2), (3)
 
+    def watched(self) -> Watched:
+        """How much of the candidate is let in."""
+        return Watched("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
+
 
 class LSTMGate(nn.Module):
     """c·f + z·i, with f and i of each state vector depending on h (equations 4–7)."""
@@ -51,5 +57,17 @@ class LSTMGate(nn.Module):
         f_BSD = torch.sigmoid(self.forget(h_BSN) + 1.0)  # (6)
         return c_BSD * f_BSD + z_BSD * i_BSD  # (7)
 
+    def watched(self) -> Watched:
+        """How much of the candidate is let in."""
+        return Watched("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
+
 
 GATES: dict[Gate, type[FixedGate] | type[LSTMGate]] = {"fixed": FixedGate, "lstm": LSTMGate}
+
+
+def gate_costs(gate: Gate, equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
+    """A gate over so many states."""
+    bias = width if equations == "paper" else 0
+    if gate == "fixed":
+        return product(rows, fan_in, width) + scales(width, bias)
+    return product(rows, fan_in, 3 * width) + scales(2 * width, bias)

@@ -18,17 +18,15 @@ the states stop changing. A model without recurrent State has no figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recur_models.block_recurrent import StateDirection, TokenLayer
 from recur_models.compiling import is_compiled
-from recur_models.gates import FixedGate, LSTMGate
-from recur_models.memorizing import MemorizingLayer
+from recur_models.protocol import RecurrentModel, Watched
 
 LEAST_WORTH = 0.001
 """Bits per token that clearing the State must cost in validation; below it, the State is ignored. This is what decides (RESULTS.md,
@@ -73,7 +71,7 @@ class Health:
 
 
 @contextmanager
-def watch(model: nn.Module | None, *given: object) -> Iterator[Health]:
+def watch(model: RecurrentModel | None, *given: object) -> Iterator[Health]:
     """Take the figures of every forward pass inside the `with`, or none without a model. What is computed there stays as it is.
 
     Compiled code does not see hooks, and running a pass uncompiled changes its rounding, its dropout, and what is kept for the
@@ -93,15 +91,8 @@ def watch(model: nn.Module | None, *given: object) -> Iterator[Health]:
 
 
 @contextmanager
-def _hooked(model: nn.Module | None, health: Health) -> Iterator[None]:
-    hooks: list[Any] = []
-    for module in model.modules() if model is not None else ():
-        if isinstance(module, StateDirection):
-            hooks += _watch_states(module, health)
-        elif isinstance(module, TokenLayer) and module.project.cross_scale_H is not None:
-            hooks.append(_after(module.out, "state_share", health, _share))
-        elif isinstance(module, MemorizingLayer):
-            hooks.append(_after(module, "state_share", health, lambda layer, *_: torch.sigmoid(layer.gate_H).mean()))
+def _hooked(model: RecurrentModel | None, health: Health) -> Iterator[None]:
+    hooks = [hook for watched in (model.watched() if model is not None else ()) for hook in _hooks(watched, health)]
     try:
         yield
     finally:
@@ -109,38 +100,15 @@ def _hooked(model: nn.Module | None, health: Health) -> Iterator[None]:
             hook.remove()
 
 
-def _watch_states(states: StateDirection, health: Health) -> list[Any]:
-    gates = [gate for gate in (states.attention_gate, states.mlp_gate) if gate is not None]
-    before: list[Tensor] = []  # the states that the first gate was given, until the last has changed them
+def _hooks(watched: Watched, health: Health) -> list[Any]:
+    given: list[Tensor] = []
 
-    def enter(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        before.append(given[0].detach())
-
-    def leave(_: nn.Module, __: object, after: Tensor) -> None:
-        was = before.pop()
-        health.add("state_change", (after.detach() - was).square().mean().sqrt() / was.square().mean().sqrt())
-
-    hooks: list[Any] = [gates[0].register_forward_pre_hook(enter), gates[-1].register_forward_hook(leave)]
-    for gate in gates:
-        if isinstance(gate, FixedGate):
-            hooks.append(_after(gate, "gate_openness", health, lambda gate, *_: 1 - torch.sigmoid(gate.bias).mean()))
-        elif isinstance(gate, LSTMGate):
-            hooks.append(_after(gate.input, "gate_openness", health, lambda _, __, i: torch.sigmoid(i - 1.0).mean()))
-    return hooks
-
-
-def _share(out: Any, heads: Tensor, _: Tensor) -> Tensor:
-    """Of what ``out`` makes of the heads: first those of self-attention, then those that read states."""
-    parts = zip(heads.chunk(2, -1), out.weight.to(heads.dtype).chunk(2, 1), strict=True)
-    window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
-    return states / (states + window)
-
-
-def _after(module: nn.Module, name: str, health: Health, figure: Callable[[Any, Any, Any], Tensor]) -> Any:
-    """Add ``figure(module, its first argument, its output)`` after each of the module's passes."""
+    def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        given.append(args[0].detach())
 
     @torch.no_grad()
-    def hook(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-        health.add(name, figure(module, given[0], out))
+    def leave(_: nn.Module, __: object, made: Tensor) -> None:
+        health.add(watched.name, watched.figure(given.pop(), made.detach()))
 
-    return module.register_forward_hook(hook)
+    last = watched.until or watched.module
+    return [watched.module.register_forward_pre_hook(enter), last.register_forward_hook(leave)]

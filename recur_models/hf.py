@@ -23,7 +23,6 @@ from recur_models import hf_auto  # noqa: F401  (makes the models known)
 from recur_models.decoding import Reading, begin, compact, read, spread
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.protocol import RecurrentModel
-from recur_models.stepping import stepper_for
 
 
 class RecurrentCache(Cache):
@@ -87,7 +86,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
         self.model: RecurrentModel = config.build()
-        self.stepper = stepper_for(self.model)
+        self.stepper = self.model.stepper()
         self.post_init()
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.bos_token_id]  # no text has it inside

@@ -73,9 +73,7 @@ class ThroughlineConfig(PreTrainedConfig):
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int, **fields: Any) -> ThroughlineConfig:
         """The config of ``config.build(vocab_size)``."""
-        from recur_models import model_to_json
-
-        return cls(model=model_to_json(config), vocab_size=vocab_size, **fields)
+        return cls(model=config.to_json(), vocab_size=vocab_size, **fields)
 
     def build(self) -> RecurrentModel:
         """The model, freshly initialised. Raises ValueError where the name or a field is unknown to this version."""

@@ -7,13 +7,15 @@ H heads · E head size · F MLP hidden size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recur_models.costs import Costs, attention, product, scales
 from recur_models.protocol import ModelConfig
 
 MASKED = -3e4
@@ -53,6 +55,20 @@ class StackConfig(ModelConfig):
     @property
     def block(self) -> int:
         return self.window
+
+    @property
+    def width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim
+
+    def costs(self, vocab_size: int) -> Costs:
+        logits = product(self.window, self.d_model, vocab_size)
+        total = sum(self.layer_costs(), start=replace(logits, block=self.window))
+        return replace(total + scales(self.d_model), embedding_parameters=logits.parameters)
+
+    @abstractmethod
+    def layer_costs(self) -> list[Costs]:
+        """Of each layer, for one block of one lane, in any order."""
 
 
 class Dropouts(NamedTuple):
@@ -179,3 +195,56 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
+
+
+class Projections(NamedTuple):
+    """Keys, values and both sets of queries of one direction, heads split: [..., H, n, E]."""
+
+    k: Tensor
+    v: Tensor
+    q_self: Tensor
+    q_cross: Tensor | None
+
+
+class Projector(nn.Module):
+    """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
+
+    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = nn.Dropout(dropout)
+        self.norm = RMSNorm(config.d_model)
+        self.kvq = linear(config.d_model, (4 if cross else 3) * config.width)
+        self.scale_H = nn.Parameter(torch.ones(config.heads))
+        self.cross_scale_H = nn.Parameter(torch.ones(config.heads)) if cross else None
+
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
+        """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
+        x = self.norm(x)
+        x = self.dropout(x if ids is None else x + ids)
+        k, v, q, *q2 = (
+            split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
+        )
+        q_cross = None if self.cross_scale_H is None else unit_norm(q2[0], self.cross_scale_H)
+        return Projections(unit_norm(k), v, unit_norm(q, self.scale_H), q_cross)
+
+
+def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
+    """A `Projector` over so many vectors."""
+    parts = 4 if cross else 3
+    return product(rows, config.d_model, parts * config.width) + scales(config.d_model, (parts - 2) * config.heads)
+
+
+def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
+    """A layer's vertical direction over one block, reading ``states`` state vectors too unless that is 0."""
+    d, W = config.d_model, config.window
+    return (
+        projector_costs(config, W, cross=states > 0)
+        + scales(PositionBias.BUCKETS * config.heads if position else 0)
+        + attention(config.width, pairs, computed_pairs)
+        + attention(config.width, W * states)
+        + product(W, (2 if states else 1) * config.width, d)
+        + scales(d)
+        + product(W, d, config.mlp_dim)
+        + product(W, config.mlp_dim, d)
+    )

@@ -29,6 +29,13 @@ def chunked_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tenso
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N)  # pyright: ignore[reportReturnType]
 
 
+def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
+    """What a model returns whose embeddings also make its logits: nats [B, T] where there are targets, else logits [B, T, V]."""
+    if targets_BT is None:
+        return hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
+    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
+
+
 def _chunks(tokens: int, vocab_size: int) -> list[slice]:
     size = max(1, CHUNK_ELEMENTS // vocab_size)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]

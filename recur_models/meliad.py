@@ -16,15 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recur_models.block_recurrent import (
-    BlockRecurrentTransformer,
-    Cell,
-    RecConfig,
-    SlideConfig,
-    WindowedConfig,
-    XLConfig,
-)
+from recur_models.block_recurrent import Cell, RecConfig, RecurrentLayer
 from recur_models.protocol import State
+from recur_models.sliding_window import SlideConfig, WindowedConfig, WindowedTransformer, XLConfig
 
 Baseline = Literal["slide", "xl"]
 
@@ -70,7 +64,7 @@ def config_from_params(
 
 def model_from_params(
     params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
-) -> BlockRecurrentTransformer:
+) -> WindowedTransformer:
     """The model with these weights, in float32. ``window``: as it was trained with; it leaves no trace in the parameters.
 
     Raises ValueError naming a parameter that is missing, unknown or of another shape.
@@ -92,7 +86,7 @@ def model_from_params(
 
 
 def state_dict_from_params(
-    params: Mapping[str, np.ndarray], model: BlockRecurrentTransformer
+    params: Mapping[str, np.ndarray], model: WindowedTransformer
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Our names to tensors for a tree of parameters (or of their gradients), and the names that were used."""
     out: dict[str, Tensor] = {}
@@ -131,7 +125,7 @@ def state_dict_from_params(
         take(f"{ours}.mlp_norm.scale", f"{theirs}/pre_ffn_layernorm/scale")
         take(f"{ours}.mlp.hidden.weight", f"{theirs}/ffn/hidden0/kernel", kernel=True)
         take(f"{ours}.mlp.out.weight", f"{theirs}/ffn/output_layer/kernel", kernel=True)
-        if layer.states is None:
+        if not isinstance(layer, RecurrentLayer):
             continue
         ours, theirs = f"layers.{i}.states", f"transformer{i}/recurrent_tbase"
         take(f"{ours}.initial_SD", f"transformer{i}/recurrent_initial_state")

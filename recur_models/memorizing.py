@@ -23,9 +23,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recur_models.block_recurrent import Layer, Projections, TokenLayer, WindowedConfig, last_block
-from recur_models.layers import MASKED
-from recur_models.protocol import Recompute, State
+from recur_models.costs import Costs, attention
+from recur_models.layers import MASKED, Projections
+from recur_models.protocol import Recompute, State, Watched
+from recur_models.sliding_window import (
+    Layer,
+    Part,
+    StackLayer,
+    TokenLayer,
+    WindowedConfig,
+    WindowedTransformer,
+    last_block,
+)
 from recur_models.window import Window, windowed_attention, with_previous
 
 CHUNK_ELEMENTS = 1 << 24
@@ -63,12 +72,25 @@ class MemorizingConfig(WindowedConfig):
         """The layer with the memory, counted from 1."""
         return max(1, self.layers - 3) if self.memory_layer is None else self.memory_layer
 
-    def layer(self, index: int) -> nn.Module:
-        return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        def layer(index: int) -> StackLayer:
+            return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)
+
+        return WindowedTransformer(self, vocab_size, layer)
+
+    def layer_costs(self) -> list[Costs]:
+        search = 2 * self.width * self.window * self.memory
+        read = attention(self.width, self.window * self.top_k)
+        found = Costs(self.heads, search + read.flops, search + read.computed_flops, 2 * search + read.flops)
+        return [self.window_costs()] * (self.layers - 1) + [self.window_costs(position=False) + found]
 
 
-class MemorizingLayer(nn.Module):
-    """A token layer whose heads also attend to the memory; the same two methods as `Layer`."""
+class MemorizingLayer(StackLayer):
+    """A window, and a memory that its heads also attend to."""
 
     def __init__(self, config: MemorizingConfig):
         super().__init__()
@@ -77,7 +99,6 @@ class MemorizingLayer(nn.Module):
         self.gate_H = nn.Parameter(torch.zeros(config.heads))
 
     def initial_state(self, lanes: int) -> State:
-        """This layer's part of the State before a document: nothing cached, nothing remembered."""
         like = self.tokens.out.weight
         shape = (lanes, self.config.heads, self.config.memory, self.config.head_dim)
         return {
@@ -105,6 +126,24 @@ class MemorizingLayer(nn.Module):
             **last_block(tokens),
             **after,
         }
+
+    def open(self, state: State, served: Projections | None) -> State:
+        return self.tokens.open(state)
+
+    def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        keys, values, count = (state[f"memory_{kind}"] for kind in ("keys", "values", "count"))
+        heads_BHnE = self.join(heads_BHnE, recall(tokens.q_self, keys, values, count, self.config.top_k))
+        return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
+
+    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+        keys, values = state["memory_keys"].clone(), state["memory_values"].clone()  # written to
+        count = self.enter(keys, values, state["memory_count"], block["keys"], block["values"])
+        return {"keys": block["keys"], "values": block["values"], **emptied(keys, values, count)}
+
+    def watched(self) -> list[Watched]:
+        """The gate: how much of the heads is the memory's."""
+        return [Watched("state_share", self.tokens.out, lambda *_: torch.sigmoid(self.gate_H).mean())]
 
     def join(self, local_HnE: Tensor, remembered_HnE: Tensor) -> Tensor:
         """local · (1 − σ(b)) + memory · σ(b), over any leading dimensions."""

@@ -13,15 +13,19 @@ Letters: B lanes · T tokens in a segment · K blocks in a segment (K = T / bloc
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from recur_models.costs import Costs
 
 State = dict[str, Tensor]
 """What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
@@ -65,12 +69,40 @@ class ModelConfig(ABC):
     def build(self, vocab_size: int) -> RecurrentModel:
         """A freshly initialised model; draws from torch's global generator."""
 
+    @abstractmethod
+    def costs(self, vocab_size: int) -> Costs:
+        """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as JSON values, its registered name under ``name``. Where nothing is dropped, nothing is said of where."""
+        values = {"name": self.name, **json.loads(json.dumps(dataclasses.asdict(self)))}
+        if not values.get("dropout"):
+            values.pop("dropout_places", None)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The config that `to_json` wrote. Raises ValueError where a field is unknown to this version."""
+        given = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "name"
+        }
+        known = {field.name for field in dataclasses.fields(cls)}
+        if given.get("dropout") and "dropout_places" in known:
+            given.setdefault("dropout_places", "usual")  # written before there was a choice
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
+        return cls(**given)
+
 
 class RecurrentModel(nn.Module, ABC):
     """A language model that carries State along its lanes."""
 
     vocab_size: int
     block: int
+    embedding: nn.Embedding
+    """Of the inputs: [V, D]."""
+    layers: nn.ModuleList
+    """What is compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
     """Set it before a forward pass; it changes memory and time, and no figure."""
 
@@ -103,6 +135,69 @@ class RecurrentModel(nn.Module, ABC):
         Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
         """
 
+    @abstractmethod
+    def stepper(self) -> Stepper:
+        """How a part of a block is read: `decoding.Rereader` is right for every model, at W times the work of a way of its own."""
+
+    @abstractmethod
+    def watched(self) -> list[Watched]:
+        """Figures that tell whether the recurrent State is used (health.py); none of a model without one."""
+
+
+class Stepper(ABC):
+    """How the models of one kind read a part of a block. What it keeps of a block is like a State: tensors, lane first."""
+
+    def __init__(self, model: RecurrentModel):
+        self.model = model
+
+    @abstractmethod
+    def open(self, state: State, lanes: int) -> State:
+        """An empty block, in tensors of its own, that begins at ``state``."""
+
+    @abstractmethod
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Read tokens of one block. Returns their logits [B, n, V], and the block with them (``block`` may be overwritten)."""
+
+    @abstractmethod
+    def close(self, state: State, block: State) -> State:
+        """The State after a full block that began at ``state``."""
+
+
+class Places:
+    """Where some tokens stand in their lanes' blocks, and how to put something of theirs there.
+
+    Attributes:
+        of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
+    """
+
+    def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
+        """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
+        step_n = torch.arange(int(counts_B.max()))
+        places_Bn = filled_B[:, None] + step_n
+        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
+        self.of_tokens_Bn = places_Bn.to(device)
+        self._row, self._step, self._place = row.to(device), step.to(device), places_Bn[row, step].to(device)
+
+    def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
+        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
+        copy the block, except where a gradient is recorded.
+        """
+        put = torch.Tensor.index_put if torch.is_grad_enabled() else torch.Tensor.index_put_
+        return put(into_BW, (self._row, self._place), values_Bn[self._row, self._step].to(into_BW.dtype))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A figure that is taken at each pass of a module. Figures of one name are averaged, whatever their modules."""
+
+    name: str
+    """One of those in health.py, or the model's own."""
+    module: nn.Module
+    figure: Callable[[Tensor, Tensor], Tensor]
+    """A number, of what ``module`` was given first and what ``until`` made."""
+    until: nn.Module | None = None
+    """A module that runs after ``module``; by default the same one."""
+
 
 def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
     """One entry of the State with ``initial_B`` (broadcast to it) on the lanes where a document begins (``fresh_B``, bool)."""
@@ -122,6 +217,17 @@ def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None) ->
 def kind_of(name: str) -> str:
     """``states`` of ``layers.9.states``."""
     return name.rsplit(".", 1)[-1]
+
+
+def of_layer(index: int, state: State) -> State:
+    """A layer's own part of a State, counted from 0, under its own names: ``states`` for ``layers.9.states``."""
+    prefix = f"layers.{index}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def in_stack(index: int, state: State) -> State:
+    """A layer's own State under the names that it has in the stack's: ``layers.9.states`` for ``states``."""
+    return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
 
 
 def check_inputs(

@@ -9,25 +9,37 @@ embeddings. A token sees itself and the earlier tokens of its block. The State i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from recur_models.block_recurrent import Projector
+from recur_models.costs import Costs
 from recur_models.layers import (
     MASKED,
     MLP,
     PositionBias,
+    Projector,
     RMSNorm,
     StackConfig,
     dropouts,
     kept,
     linear,
     merge_heads,
+    token_costs,
 )
-from recur_models.losses import chunked_cross_entropy
-from recur_models.protocol import RecurrentModel, State, check_inputs
+from recur_models.losses import tied_output
+from recur_models.protocol import (
+    Places,
+    RecurrentModel,
+    State,
+    Stepper,
+    Watched,
+    check_inputs,
+    in_stack,
+    of_layer,
+)
+from recur_models.stepping import append, bias
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,10 @@ class VanillaConfig(StackConfig):
     def build(self, vocab_size: int) -> VanillaTransformer:
         return VanillaTransformer(self, vocab_size)
 
+    def layer_costs(self) -> list[Costs]:
+        W = self.window
+        return [token_costs(self, pairs=W * (W + 1) // 2, computed_pairs=W * W)] * self.layers
+
 
 class VanillaLayer(nn.Module):
     """Causal attention inside each block, then the MLP."""
@@ -52,7 +68,7 @@ class VanillaLayer(nn.Module):
         self.rates = dropouts(config)
         self.project = Projector(config, cross=False, dropout=self.rates.normed)
         self.position_bias = PositionBias(config.heads)
-        self.out = linear(config.heads * config.head_dim, config.d_model)
+        self.out = linear(config.width, config.d_model)
         self.attention_dropout = nn.Dropout(self.rates.attention)
         self.mlp_norm = RMSNorm(config.d_model)
         self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
@@ -83,7 +99,7 @@ class VanillaTransformer(RecurrentModel):
         self.config, self.vocab_size, self.block = config, vocab_size, config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.dropout = nn.Dropout(dropouts(config).embedding)
-        self.layers = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
+        self.layers: Any = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
         self.final_dropout = nn.Dropout(dropouts(config).final)
 
@@ -106,15 +122,50 @@ class VanillaTransformer(RecurrentModel):
             x_BKWD = torch.cat([run(x_BKWD[:, k : k + 1]) for k in range(blocks)], dim=1)
         else:
             x_BKWD = self.stack(x_BKWD)
-        hidden_BTD = self.final_dropout(self.final_norm(x_BKWD)).flatten(1, 2) / self.config.d_model**0.5
-        if targets_BT is None:
-            return hidden_BTD @ self.embedding.weight.to(hidden_BTD.dtype).T, {}
-        return chunked_cross_entropy(hidden_BTD.flatten(0, 1), self.embedding.weight, targets_BT.flatten()).view_as(
-            targets_BT
-        ), {}
+        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), {}
 
     def stack(self, x_BKWD: Tensor) -> Tensor:
         """All layers over some blocks."""
         for layer in self.layers:
             x_BKWD = self.recomputed("layer", layer)(x_BKWD)
         return x_BKWD
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the logits are made of."""
+        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
+
+    def stepper(self) -> Stepper:
+        return VanillaStepper(self)
+
+    def watched(self) -> list[Watched]:
+        return []
+
+
+class VanillaStepper(Stepper):
+    """A token sees itself and the earlier tokens of its block, whose keys and values each layer keeps."""
+
+    model: VanillaTransformer
+
+    def open(self, state: State, lanes: int) -> State:
+        config, like = self.model.config, self.model.embedding.weight
+        shape = (lanes, config.heads, config.window, config.head_dim)
+        return {
+            f"layers.{i}.{kind}": like.new_zeros(shape) for i in range(config.layers) for kind in ("keys", "values")
+        }
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
+        bucket_BnW, unseen_BnW = PositionBias.bucket(distance_BnW.clamp(min=0)), distance_BnW < 0
+        x_BnD, after = self.model.dropout(self.model.embedding(tokens_Bn)), {}
+        for i, layer in enumerate(self.model.layers):
+            tokens = layer.project(x_BnD)
+            keys, values, changed = append(places, tokens, of_layer(i, block))
+            bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
+            logits_BHnW = tokens.q_self @ keys.transpose(-1, -2) + bias_BHnW.to(keys.dtype)
+            heads_BHnE = torch.softmax(logits_BHnW, dim=-1).to(values.dtype) @ values
+            x_BnD = layer.combine(x_BnD, heads_BHnE)
+            after |= in_stack(i, changed)
+        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
+
+    def close(self, state: State, block: State) -> State:
+        return {}

@@ -30,7 +30,6 @@ import xxhash
 
 from data_prep.places import Place
 from pipelines.config.run import TrainConfig
-from recur_models.costs import costs
 
 T = TypeVar("T")
 LIBRARIES = ("torch", "ray", "numpy", "pyarrow", "safetensors", "sentencepiece", "tokenizers", "tiktoken")
@@ -81,7 +80,7 @@ def needs(config: TrainConfig, vocab_size: int) -> Needs:
     with torch.device("meta"):
         model = config.model.build(vocab_size)
         state = sum(tensor.numel() * tensor.element_size() for tensor in model.initial_state(1).values())
-    weights = 4 * costs(config.model, vocab_size).parameters
+    weights = 4 * config.model.costs(vocab_size).parameters
     optimizer = weights * (
         2 if config.optim.name == "adamw" else 1
     )  # adafactor: a momentum; its rows and columns are small

@@ -26,7 +26,6 @@ from recur_models import (
     VanillaConfig,
     XLConfig,
     model_from_json,
-    model_to_json,
 )
 from recur_models.compiling import Compile
 
@@ -297,7 +296,7 @@ MEANING_FREE = (
 def to_json(config: Any) -> dict[str, Any]:
     """A config as nested JSON values; a model's config carries its registered name under `name`."""
     if isinstance(config, ModelConfig):
-        return model_to_json(config)
+        return config.to_json()
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     if isinstance(config, TrainConfig):
         values["model"] = to_json(config.model)
@@ -318,7 +317,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
     with given_by_user(ValueError):
-        model = model_to_json(model_from_json(before["model"]))  # as this version says what an earlier one wrote
+        model = model_from_json(before["model"]).to_json()  # as this version says what an earlier one wrote
     old, new = flatten({**before, "model": model}), flatten(to_json(config))
     allowed = MEANING_FREE + config.allow_change
     for key in sorted(old.keys() | new.keys()):

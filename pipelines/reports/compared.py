@@ -25,7 +25,6 @@ from pipelines.reports.sweep_report import is_sweep, longest_gap, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics_file import Record, read_records
 from recur_models import model_from_json
-from recur_models.costs import costs
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
 WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
@@ -168,7 +167,7 @@ def _run(
     name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
 ) -> Compared:
     with given_by_user(ValueError):  # a model that this version does not know
-        cost = costs(model_from_json(dict(model)), vocab_size) if vocab_size else None
+        cost = model_from_json(dict(model)).costs(vocab_size) if vocab_size else None
     return Compared(
         name=name,
         model=model["name"],

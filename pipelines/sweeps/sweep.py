@@ -32,7 +32,6 @@ from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import value_of
 from pipelines.terminal.cli import shown
-from recur_models.costs import costs
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
 Metric = Literal[
@@ -185,7 +184,7 @@ class Sweep:
 
     def flops_per_token(self, run: TrainConfig) -> float:
         """Of training, needed."""
-        return costs(run.model, self._store(run)[0]).training_flops_per_token
+        return run.model.costs(self._store(run)[0]).training_flops_per_token
 
     def tokens_per_byte(self, run: TrainConfig) -> float:
         """Of the validation split: bits per token times this are bits per byte."""

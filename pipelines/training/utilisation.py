@@ -18,7 +18,6 @@ from contextlib import contextmanager
 import torch
 
 from recur_models import ModelConfig
-from recur_models.costs import costs
 
 GPU_SIZE = 8192
 """Rows and columns of the matrices: a product of a millisecond or more, on any GPU."""
@@ -79,7 +78,7 @@ def synchronize(device: torch.device) -> None:
 
 def fastest_tokens_per_second(model: ModelConfig, vocab_size: int, rate: float, devices: int = 1) -> float:
     """Tokens/s of training at which the needed FLOPs take all of the rate of so many devices."""
-    return devices * rate / costs(model, vocab_size).training_flops_per_token
+    return devices * rate / model.costs(vocab_size).training_flops_per_token
 
 
 class Speed:

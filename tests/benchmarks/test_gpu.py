@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from recur_models.costs import costs
 
 
 @pytest.mark.slow
@@ -29,7 +28,7 @@ def test_all_models_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert share == pytest.approx(figures["floor_seconds"] / figures["seconds"]) and share < 1
         assert figures["mfu"] is None  # a CPU has no data sheet
         model = gpu.sized(gpu.MODELS[figures["model"]], gpu.BenchConfig(device="cpu", size="tiny"))
-        assert figures["floor_seconds"] == pytest.approx(128 * costs(model, 257).training_flops_per_token / rate)
+        assert figures["floor_seconds"] == pytest.approx(128 * model.costs(257).training_flops_per_token / rate)
         assert sum(share for *_, share in figures["where"]) <= 1 + 1e-9
         assert figures["losses"][0] == pytest.approx(5.6, abs=1.0)  # ln 257, before anything is learned
     slide = written["figures"][1]["seconds"]
@@ -42,7 +41,7 @@ def test_all_models_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_sizes_are_the_papers() -> None:
     config = gpu.BenchConfig(device="cpu")
-    counted = {name: costs(gpu.sized(model, config), gpu.VOCAB_SIZE) for name, model in gpu.MODELS.items()}
+    counted = {name: gpu.sized(model, config).costs(gpu.VOCAB_SIZE) for name, model in gpu.MODELS.items()}
     slide = counted["slide"]
     for name, cost in counted.items():
         assert cost.parameters == pytest.approx(slide.parameters, rel=0.12), name

@@ -16,7 +16,6 @@ from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, XLConfig, model_from_json
-from recur_models.costs import costs
 from tests.small_corpus import contents
 
 
@@ -45,7 +44,7 @@ def test_table_1_has_all_its_rows(corpus: str, rows: int) -> None:
         long = 4096 if name.startswith(("slide", "rec", "feedback")) else preset.model.window
         assert preset.data.segment_length == long
         assert preset.model.window == (int(name.removeprefix("xl-")) if name.startswith("xl") else 512)
-        millions = (costs(preset.model, 32_000).parameters - 32_000 * 1024) / 1e6
+        millions = (preset.model.costs(32_000).parameters - 32_000 * 1024) / 1e6
         if not name.startswith(("feedback", "rec")):  # MODELS' figures on these: tests/recur_models/test_parts.py
             assert round(millions) == (164 if name == "slide-13L" else 151)
     feedback = PRESETS["pg19-feedback-lstm-single"].model
@@ -92,7 +91,7 @@ def test_table_4_compares_equal_parameters_and_flops(scale: str) -> None:
     assert isinstance(rec, RecConfig) and isinstance(xl, XLConfig)
     tall = scale in ("650M", "1.3B")
     assert (rec.layers, rec.recurrent_layers, xl.layers) == ((24, (10, 20), 26) if tall else (12, (10,), 13))
-    ours, theirs = costs(rec, 32_000), costs(xl, 32_000)
+    ours, theirs = rec.costs(32_000), xl.costs(32_000)
     assert ours.parameters / theirs.parameters == pytest.approx(1, abs=0.03)
     assert ours.flops_per_token / theirs.flops_per_token == pytest.approx(1, abs=0.03)
     expected = {"40M": 40.4, "80M": 80.2, "150M": 160.4, "325M": 319.8, "650M": 640, "1.3B": 1279}[scale]
@@ -109,7 +108,7 @@ def test_table_4_compares_equal_parameters_and_flops(scale: str) -> None:
 )
 def test_studies_compare_nearly_equal_parameters_on_the_same_batches(ours: str, theirs: str, vocab_size: int) -> None:
     rec, other = PRESETS[ours], PRESETS[theirs]
-    parameters, others = (costs(preset.model, vocab_size).parameters for preset in (rec, other))
+    parameters, others = (preset.model.costs(vocab_size).parameters for preset in (rec, other))
     assert 0.97 * others <= parameters <= others
     assert replace(rec, model=other.model, run=theirs) == other
 

@@ -20,7 +20,6 @@ from pipelines.cluster import ray_session, readiness
 from pipelines.cluster.readiness import check, needs
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
-from recur_models.costs import costs
 
 FORK = multiprocessing.get_context("fork")
 CLONE_NEWNS = 0x00020000
@@ -226,5 +225,5 @@ def test_needs_are_those_of_a_checkpoint_on_the_disk(train: Callable[..., Path])
     model = model_from_json(meta["config"]["model"])
     data = replace(config.data, lanes=4, segment_length=32)
     wanted = needs(replace(config, model=model, data=data, num_workers=1), meta["vocab_size"])  # type: ignore[arg-type]
-    assert costs(model, meta["vocab_size"]).parameters * 12 < wanted.checkpoint
+    assert model.costs(meta["vocab_size"]).parameters * 12 < wanted.checkpoint
     assert wanted.checkpoint == pytest.approx(on_disk, rel=0.15)  # the rest: headers, generators, digests

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from recur_models import ModelConfig
-from recur_models.block_recurrent import RecConfig, SlideConfig, XLConfig
+from recur_models.block_recurrent import RecConfig
 from recur_models.memorizing import MemorizingConfig
+from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.vanilla import VanillaConfig
 
 SIZE: dict[str, Any] = {

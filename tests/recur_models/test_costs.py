@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, XLConfig
-from recur_models.costs import LAYERS, costs
 from recur_models.memorizing import MemorizingConfig
 from tests.recur_models.conftest import small_configs
 from tests.recur_models.test_parts import SIZES
@@ -32,13 +31,13 @@ def counted(config: ModelConfig, backward: bool = False) -> int:
 
 def test_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
     model = config.build(VOCAB)
-    cost = costs(config, VOCAB)
+    cost = config.costs(VOCAB)
     assert cost.parameters == sum(p.numel() for p in model.parameters())
     assert cost.embedding_parameters == model.get_parameter("embedding.weight").numel()
 
 
 def test_flops_are_those_that_torch_counts(config: ModelConfig) -> None:
-    cost = costs(config, VOCAB)
+    cost = config.costs(VOCAB)
     assert counted(config) == cost.computed_flops * BLOCKS
     assert cost.flops <= cost.computed_flops
     assert cost.segment(BLOCKS * config.block) == cost.flops * BLOCKS == cost.flops_per_token * BLOCKS * config.block
@@ -49,7 +48,7 @@ def test_flops_are_those_that_torch_counts(config: ModelConfig) -> None:
 @pytest.mark.parametrize("name", ["vanilla", "slide-meliad", "xl-paper", "memorizing-meliad"])
 def test_flops_of_training_are_those_that_torch_counts(name: str) -> None:
     config = small_configs()[name]
-    cost = costs(config, VOCAB)
+    cost = config.costs(VOCAB)
     assert counted(config, backward=True) == cost.computed_training_flops_per_token * config.block * BLOCKS
     wasted = 3 * (cost.computed_flops - cost.flops) / config.block
     assert cost.computed_training_flops_per_token - cost.training_flops_per_token == pytest.approx(wasted)
@@ -57,7 +56,7 @@ def test_flops_of_training_are_those_that_torch_counts(name: str) -> None:
 
 def test_a_search_of_the_memory_has_no_backward_pass() -> None:
     config = MemorizingConfig(layers=13)
-    cost = costs(config, 32_001)
+    cost = config.costs(32_001)
     search = 2 * config.heads * config.head_dim * config.memory
     read = 4 * config.heads * config.head_dim * config.top_k
     assert 3 * cost.flops_per_token - cost.training_flops_per_token == 2 * search + read
@@ -67,38 +66,38 @@ def test_a_search_of_the_memory_has_no_backward_pass() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_parameters_of_the_scaling_study(size: str) -> None:
     (d, heads, head_dim, mlp), total, without_embeddings = SIZES[size]
-    cost = costs(RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp), 32_000)
+    cost = RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp).costs(32_000)
     assert round(cost.parameters / 1e6, 1) == total
     assert (cost.parameters - cost.embedding_parameters) / 1e6 == pytest.approx(without_embeddings, abs=0.1)
 
 
 def test_the_largest_model() -> None:
     config = RecConfig(layers=24, recurrent_layers=(10, 20), d_model=2048, heads=16, head_dim=128, mlp_dim=8192)
-    cost = costs(config, 32_000)
+    cost = config.costs(32_000)
     assert round(cost.parameters / 1e6, 1) == 1344.9
     assert round((cost.parameters - cost.embedding_parameters) / 1e6) == 1279
 
 
 def test_a_recurrent_layer_costs_what_a_plain_one_does() -> None:
-    thirteen = costs(SlideConfig(layers=13), 32_000)
-    twelve = costs(RecConfig(layers=12), 32_000)
+    thirteen = SlideConfig(layers=13).costs(32_000)
+    twelve = RecConfig(layers=12).costs(32_000)
     assert twelve.flops / thirteen.flops == pytest.approx(1.0, abs=0.01)  # section 3.6
     assert twelve.parameters < thirteen.parameters
 
 
 def test_wider_windows_cost_more() -> None:
-    slide = costs(SlideConfig(layers=13), 32_000)
-    ratios = [costs(XLConfig(window=window), 32_000).computed_flops_per_token for window in (512, 1024, 2048)]
+    slide = SlideConfig(layers=13).costs(32_000)
+    ratios = [XLConfig(window=window).costs(32_000).computed_flops_per_token for window in (512, 1024, 2048)]
     ratios = [flops / slide.computed_flops_per_token for flops in ratios]
     assert (
         ratios == sorted(ratios) and 0.9 < ratios[0] < 0.95 < ratios[2] < 2.11
     )  # the paper's step times: 0.88 to 2.11
-    memorizing = costs(MemorizingConfig(), 32_000).flops_per_token
-    assert memorizing / costs(SlideConfig(), 32_000).flops_per_token > 1.3
+    memorizing = MemorizingConfig().costs(32_000).flops_per_token
+    assert memorizing / SlideConfig().costs(32_000).flops_per_token > 1.3
 
 
 def test_every_model_is_counted() -> None:
-    assert set(LAYERS) == set(MODELS.values())
-    with pytest.raises(ValueError, match="costs of the model 'other' are not counted"):
-        costs(type("Other", (SlideConfig,), {"name": "other"})(), 10)
-    assert costs(replace(SlideConfig(), layers=1), 10).block == 512
+    assert all(config().costs(10).parameters for config in MODELS.values())
+    with pytest.raises(TypeError, match="abstract"):  # one that does not say its costs is no model
+        type("Other", (ModelConfig,), {"name": "other", "build": None, "block": 1, "least_blocks": 1})()
+    assert replace(SlideConfig(), layers=1).costs(10).block == 512

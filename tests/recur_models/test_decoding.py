@@ -7,14 +7,13 @@ import torch
 
 from recur_models import ModelConfig
 from recur_models.decoding import Reading, Rereader, Stepper, begin, compact, read
-from recur_models.stepping import stepper_for
 from tests.recur_models.test_models import build, tokens
 
 
 @pytest.fixture(params=["fastest", "rereading"])
 def stepper(request: pytest.FixtureRequest, config: ModelConfig) -> Stepper:
     model = build(config)
-    return stepper_for(model) if request.param == "fastest" else Rereader(model)
+    return model.stepper() if request.param == "fastest" else Rereader(model)
 
 
 def parallel(stepper: Stepper, text_BT: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recur_models import ModelConfig
-from recur_models.block_recurrent import SlideConfig
 from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.sliding_window import SlideConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.test_models import VOCAB, build, tokens
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
+from recur_models.block_recurrent import RecConfig
 from recur_models.meliad import config_from_params, model_from_params, state_dict_from_params, state_from_arrays
+from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.shared_data import need
 
 ORACLES: dict[str, tuple[type[WindowedConfig], int]] = {

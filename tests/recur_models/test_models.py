@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
-from recur_models.block_recurrent import RecConfig, SlideConfig, WindowedConfig, XLConfig
+from recur_models.block_recurrent import RecConfig
+from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recur_models import IGNORED, MODELS, losses, model_from_json, model_to_json
-from recur_models.block_recurrent import RecConfig, SlideConfig
+from recur_models import IGNORED, MODELS, losses, model_from_json
+from recur_models.block_recurrent import RecConfig
 from recur_models.layers import PositionBias
+from recur_models.sliding_window import SlideConfig
 
 # d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
 SIZES = {
@@ -81,10 +82,10 @@ def test_position_buckets_are_t5s() -> None:
 def test_a_config_of_an_earlier_version_keeps_its_dropout() -> None:
     dropping, not_dropping = SlideConfig(dropout=0.1), SlideConfig(dropout=0.0)
     for config in (dropping, not_dropping, SlideConfig(dropout=0.1, dropout_places="usual")):
-        assert model_from_json(model_to_json(config)) == config
-    before = {key: value for key, value in model_to_json(dropping).items() if key != "dropout_places"}
+        assert model_from_json(config.to_json()) == config
+    before = {key: value for key, value in dropping.to_json().items() if key != "dropout_places"}
     assert model_from_json(before) == SlideConfig(dropout=0.1, dropout_places="usual")
-    assert "dropout_places" not in model_to_json(not_dropping)  # as it was written before
+    assert "dropout_places" not in not_dropping.to_json()  # as it was written before
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
