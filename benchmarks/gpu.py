@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
 from data_prep.errors import UserError
-from pipelines.config.run import AnyModel, OptimConfig
+from pipelines.config.run import ModelSettings, OptimConfig
 from pipelines.presets.block_recurrent import TABLE_1
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
@@ -39,7 +39,7 @@ from recur_models.compiling import Compile, compile_model
 
 Model = Literal["vanilla", "slide", "rec", "feedback"]
 VOCAB_SIZE = 32_001
-MODELS: dict[Model, AnyModel] = {
+MODELS: dict[Model, ModelSettings] = {
     "vanilla": VanillaConfig(layers=13),
     "slide": TABLE_1["slide-13L"].model,
     "rec": TABLE_1["rec-fixed-skip"].model,
@@ -82,7 +82,7 @@ class BenchConfig:
             )
 
 
-def sized(model: AnyModel, config: BenchConfig) -> AnyModel:
+def sized(model: Any, config: BenchConfig) -> ModelSettings:
     """The model at the size asked for."""
     if config.size == "150M":
         return model
@@ -94,7 +94,7 @@ class Training:
     """A model in training on random tokens."""
 
     def __init__(
-        self, model: AnyModel, optim: OptimConfig, vocab_size: int, lanes: int, length: int, device: torch.device
+        self, model: ModelSettings, optim: OptimConfig, vocab_size: int, lanes: int, length: int, device: torch.device
     ):
         torch.manual_seed(0)
         self.model = model.build(vocab_size).to(device)

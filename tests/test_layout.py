@@ -118,6 +118,7 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
     for name, path in modules("pipelines"):
         if room_of(name) in ("config", "reports", "terminal"):
             assert not top(imported(path)) & {"torch", "transformers", "ray", "mlflow"}, name
+            assert room_of(name) != "config" or "recur_models" not in top(imported(path)), name
 
 
 def test_nobody_imports_an_entry_script() -> None:

@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
-from pipelines.config.dotted import read_run
+from data_prep.errors import UserError, given_by_user
 from pipelines.config.run import TrainConfig, to_json
+from recur_models import model_from_json
+
+PARTS: dict[str, Any] = {
+    field.name: field.default_factory
+    for field in dataclasses.fields(TrainConfig)
+    if dataclasses.is_dataclass(field.default_factory)
+}
+"""The parts of a run that are configs of their own, but for its model."""
 
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
@@ -36,3 +43,17 @@ def as_preset(config: TrainConfig) -> dict[str, Any]:
     values = to_json(config)
     values["tracking"]["parent"] = ""
     return values
+
+
+def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
+    """A run from the JSON that `to_json` makes of it. Raises UserError naming what this version does not know."""
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    try:
+        with given_by_user(ValueError):
+            given["model"] = model_from_json(dict(values["model"]))
+            for name, kind in PARTS.items():
+                part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
+                given[name] = kind(**part)
+            return TrainConfig(**given)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None

@@ -1,4 +1,4 @@
-"""A run's fields by dotted names: set some of them, read a whole run back from JSON, and write the command that repeats it.
+"""A run's fields by dotted names: set some of them, and write the command that repeats it.
 
 with_fields(PRESETS["small-rec"], {"optim.lr": 3e-4, "model.states": 64})
 words(config, PRESETS["small-rec"])             ["--optim.lr", "0.0003", "--model.states", "64"]
@@ -13,14 +13,6 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user, nearest
 from pipelines.config.run import TrainConfig, flatten, to_json
-from recur_models import model_from_json
-
-PARTS: dict[str, Any] = {
-    field.name: field.default_factory
-    for field in dataclasses.fields(TrainConfig)
-    if dataclasses.is_dataclass(field.default_factory)
-}
-"""The parts of a run that are configs of their own, but for its model."""
 
 
 def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
@@ -60,17 +52,3 @@ def words(config: TrainConfig, base: TrainConfig) -> list[str]:
             values = value if isinstance(value, list) else [value]
             found += [f"--{field.replace('_', '-')}", *map(without_credentials, values)]
     return found
-
-
-def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """A run from the JSON that `to_json` makes of it. Raises UserError naming what this version does not know."""
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    try:
-        with given_by_user(ValueError):
-            given["model"] = model_from_json(dict(values["model"]))
-            for name, kind in PARTS.items():
-                part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
-                given[name] = kind(**part)
-            return TrainConfig(**given)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None

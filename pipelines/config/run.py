@@ -1,5 +1,8 @@
-"""What a training run is, as one frozen value: `TrainConfig`. Presets are instances of it (presets.py), the command line
+"""What a training run is, as one frozen value: `TrainConfig`. Presets are instances of it (presets/), the command line
 overrides its fields by dotted names, MLflow records it flattened, and a checkpoint carries it as JSON.
+
+A config stands below what it configures and imports nothing of it: of its model's config, which stands beside the model, a run
+knows what `ModelSettings` says.
 """
 
 from __future__ import annotations
@@ -10,24 +13,14 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
-from recur_models import (
-    MemorizingConfig,
-    ModelConfig,
-    RecConfig,
-    Recompute,
-    SlideConfig,
-    VanillaConfig,
-    XLConfig,
-    model_from_json,
-)
-from recur_models.compiling import Compile
+
+Recompute = Literal["nothing", "layer", "block"]
+Compile = Literal["no", "layer", "model"]
 
 
 @dataclass(frozen=True)
@@ -167,16 +160,40 @@ class PlacementConfig:
         }
 
 
-AnyModel = RecConfig | SlideConfig | XLConfig | MemorizingConfig | VanillaConfig
-"""The models that a run can have, for the command line: those of MODELS."""
+if TYPE_CHECKING:
+
+    class ModelSettings(Protocol):
+        """What a run asks of a model's config; recur_models.ModelConfig has it."""
+
+        name: ClassVar[str]
+        recomputes: ClassVar[tuple[Recompute, ...]]
+
+        @property
+        def block(self) -> int: ...
+
+        @property
+        def least_blocks(self) -> int: ...
+
+        def build(self, vocab_size: int) -> Any: ...
+
+        def costs(self, vocab_size: int) -> Any: ...
+
+        def to_json(self) -> dict[str, Any]: ...
+
+        @classmethod
+        def from_json(cls, values: dict[str, Any]) -> ModelSettings: ...
+
+else:
+    ModelSettings = (
+        Any  # the command line then takes the class, with its fields and docstrings, of the preset's own model
+    )
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run. Repeating the command resumes it."""
 
-    model: tyro.conf.AvoidSubcommands[AnyModel]
-    """The model and its sizes."""
+    model: ModelSettings
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -293,16 +310,13 @@ MEANING_FREE = (
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 
 
-def to_json(config: Any) -> dict[str, Any]:
-    """A config as nested JSON values; a model's config carries its registered name under `name`."""
-    if isinstance(config, ModelConfig):
-        return config.to_json()
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """A run as nested JSON values, without credentials; its model's registered name is under `model.name`."""
     values = json.loads(json.dumps(dataclasses.asdict(config)))
-    if isinstance(config, TrainConfig):
-        values["model"] = to_json(config.model)
-        values["tracking"]["uri"] = without_credentials(config.tracking.uri)
-        values["data"]["store"] = without_credentials(config.data.store)
-        values["root"] = without_credentials(config.root)
+    values["model"] = config.model.to_json()
+    values["tracking"]["uri"] = without_credentials(config.tracking.uri)
+    values["data"]["store"] = without_credentials(config.data.store)
+    values["root"] = without_credentials(config.root)
     return values
 
 
@@ -316,8 +330,10 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
-    with given_by_user(ValueError):
-        model = model_from_json(before["model"]).to_json()  # as this version says what an earlier one wrote
+    model = before["model"]
+    if model.get("name") == config.model.name:
+        with given_by_user(ValueError):
+            model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
     old, new = flatten({**before, "model": model}), flatten(to_json(config))
     allowed = MEANING_FREE + config.allow_change
     for key in sorted(old.keys() | new.keys()):

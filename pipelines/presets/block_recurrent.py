@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
-from pipelines.config.run import AnyModel, CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
@@ -23,7 +23,7 @@ from recur_models.gates import Gate
 TOKENS_PER_STEP = 32 * 4096
 
 
-def row(model: AnyModel, segment_length: int = 4096) -> TrainConfig:
+def row(model: ModelSettings, segment_length: int = 4096) -> TrainConfig:
     """This model on PG-19, by default 150M parameters: Adafactor, the rate 1/√step after 1,000 steps."""
     return TrainConfig(
         model=model,

@@ -81,7 +81,7 @@ def train(
 
     # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
     torch.manual_seed(config.seed)
-    model = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
+    model: RecurrentModel = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
     model.recompute = config.recompute
     compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import torch
 
-from recur_models import ModelConfig
+from pipelines.config.run import ModelSettings
 
 GPU_SIZE = 8192
 """Rows and columns of the matrices: a product of a millisecond or more, on any GPU."""
@@ -76,7 +76,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def fastest_tokens_per_second(model: ModelConfig, vocab_size: int, rate: float, devices: int = 1) -> float:
+def fastest_tokens_per_second(model: ModelSettings, vocab_size: int, rate: float, devices: int = 1) -> float:
     """Tokens/s of training at which the needed FLOPs take all of the rate of so many devices."""
     return devices * rate / model.costs(vocab_size).training_flops_per_token
 

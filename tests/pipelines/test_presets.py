@@ -7,13 +7,14 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import pytest
 
-from pipelines.config.run import AnyModel, TrainConfig, to_json
+from pipelines.config.run import TrainConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
+from pipelines.terminal import cli
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, XLConfig, model_from_json
 from tests.small_corpus import contents
@@ -40,11 +41,12 @@ def test_table_1_has_all_its_rows(corpus: str, rows: int) -> None:
     table = of_table_1(corpus)
     assert len(table) == rows
     for name, preset in table.items():
-        assert preset.data.corpus == corpus and preset.model.d_model == 1024
-        long = 4096 if name.startswith(("slide", "rec", "feedback")) else preset.model.window
+        model: Any = preset.model
+        assert preset.data.corpus == corpus and model.d_model == 1024
+        long = 4096 if name.startswith(("slide", "rec", "feedback")) else model.window
         assert preset.data.segment_length == long
-        assert preset.model.window == (int(name.removeprefix("xl-")) if name.startswith("xl") else 512)
-        millions = (preset.model.costs(32_000).parameters - 32_000 * 1024) / 1e6
+        assert model.window == (int(name.removeprefix("xl-")) if name.startswith("xl") else 512)
+        millions = (model.costs(32_000).parameters - 32_000 * 1024) / 1e6
         if not name.startswith(("feedback", "rec")):  # MODELS' figures on these: tests/recur_models/test_parts.py
             assert round(millions) == (164 if name == "slide-13L" else 151)
     feedback = PRESETS["pg19-feedback-lstm-single"].model
@@ -114,7 +116,10 @@ def test_studies_compare_nearly_equal_parameters_on_the_same_batches(ours: str, 
 
 
 def test_the_command_line_knows_every_model() -> None:
-    assert set(get_args(AnyModel)) == set(MODELS.values())
+    for name, config in MODELS.items():
+        preset = replace(PRESETS["small-rec"], model=config(), run=name)
+        given = cli.parse_preset({name: preset}, [name, "--model.window", "64"], "Train.")
+        assert given == replace(preset, model=config(window=64))  # pyright: ignore[reportCallIssue]
 
 
 WORDS = shlex.split("""

@@ -13,9 +13,9 @@ import pytest
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_file import as_preset, presets_with
+from pipelines.checkpoints.run_file import as_preset, presets_with, read_run
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.dotted import read_run, with_fields, words
+from pipelines.config.dotted import with_fields, words
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import read_sweep

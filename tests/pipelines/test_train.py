@@ -16,9 +16,10 @@ import torch
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.run_file import read_run
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
-from pipelines.config.dotted import read_run, with_fields
+from pipelines.config.dotted import with_fields
 from pipelines.config.run import DataConfig, to_json
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
