@@ -15,7 +15,7 @@ import torch
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import read_run, with_fields
@@ -36,7 +36,7 @@ Train = Callable[..., Path]
 
 
 def load(folder: Path) -> RecurrentModel:
-    checkpoint, _ = newest(folder / "checkpoints")
+    checkpoint, _ = RunPlace.parse(folder).newest()
     assert checkpoint is not None
     return load_model(checkpoint)
 
