@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.presets import PRESETS
@@ -66,7 +67,7 @@ class Training:
     def __init__(self, model: RecurrentModel, config: TrainConfig, lanes: int, segment: int, root: Path) -> None:
         self.model, self.lanes = model, lanes
         self.optimizer = build_optimizer(model, config.optim)
-        self.saver = Saver(root, CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
+        self.saver = Saver(RunPlace.parse(root), CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
         self.tokens = torch.randint(model.vocab_size, (lanes, segment))
         self.fresh = torch.zeros(lanes, segment // model.block, dtype=torch.bool)
         self.state: State = model.initial_state(lanes)
@@ -78,13 +79,10 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         self.state = detach(state)
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int) -> None:
         state = {f"state/{name}": tensor for name, tensor in self.state.items()}
         own: dict[str, Any] = {"rng/cpu": torch.get_rng_state()}
-        folder = self.saver.save(
-            step, model=self.model, optimizer=self.optimizer, per_lane=state, per_process=own, meta={}
-        )
-        return Path(folder)
+        self.saver.save(step, model=self.model, optimizer=self.optimizer, per_lane=state, per_process=own, meta={})
 
 
 def main(argv: list[str]) -> None:
@@ -120,7 +118,7 @@ def cost(config: BenchConfig, root: Path) -> None:
         training.saver.close()
     usual = statistics.median(plain)
     extra = sum(seconds - usual for seconds in with_save) / config.rounds
-    size = sum(path.stat().st_size for path in next(root.glob("step-*")).iterdir()) / 1e6
+    size = sum(path.stat().st_size for path in next(root.glob("checkpoints/step-*")).iterdir()) / 1e6
     parameters = sum(p.numel() for p in training.model.parameters()) / 1e6
     quartiles = " to ".join(f"{quartile:.3f}" for quartile in statistics.quantiles(plain, n=4)[::2])
     print(
@@ -137,12 +135,12 @@ def restore(config: BenchConfig, root: Path) -> None:
     training = Training(model, preset, 2, 2 * model.block, root)
     training.step()
     began = time.perf_counter()
-    folder = training.save(1)
+    training.save(1)
     copied = time.perf_counter() - began
     training.saver.close()
     written = time.perf_counter() - began
     began = time.perf_counter()
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(root / "checkpoints" / name_of(1))
     opened = time.perf_counter() - began
     model.load_state_dict(checkpoint.weights())
     training.optimizer.load_state_dict(checkpoint.optimizer())

@@ -83,8 +83,6 @@ MOMENTS = {
 """Kinds of moments, and the function that is then at work. A run comes to each of them in its last step too."""
 BUCKET_MOMENTS = {
     "upload to the bucket": ("pipelines.checkpoints.saving", "upload"),
-    "commit to the bucket": ("pipelines.checkpoints.saving", "Saver._commit_to_bucket"),
-    "pruning the bucket": ("pipelines.checkpoints.saving", "prune_bucket"),
 }
 """The same of a run in a bucket alone."""
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
-from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.checkpoint import name_of
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
 
 STEPS = 60
@@ -91,9 +92,9 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
     run = root / "killed"
     while sum(moments.values()) < kills:
         count = sum(moments.values())
-        newest = max(map(checkpoints.step_of, checkpoints.folders(run / "checkpoints")), default=0)
+        newest = RunPlace.parse(run).newest_step()
         if newest == STEPS:  # done: go back by one checkpoint
-            shutil.rmtree(checkpoints.folder_of(run / "checkpoints", STEPS))
+            shutil.rmtree(run / "checkpoints" / name_of(STEPS))
             continue
         target = min(STEPS - 1, max(newest, round(STEPS * (count + random.random()) / (kills + 1))))
         victims = random.choice(((0,), (1,), (0, 1)))
@@ -106,7 +107,7 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
             group.wait_until_killed(victims, 180)
         moments[kind] += 1
         if count == kills // 2:
-            found, _ = checkpoints.newest(run / "checkpoints")
+            found, _ = RunPlace.parse(run).newest()
             assert found
             shutil.copytree(found.folder, root / "middle" / found.folder.name)
     finish(words, root / "logs" / "killed-at-last")

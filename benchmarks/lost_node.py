@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.killing import MODELS, TINY, curve, make_store
-from pipelines.checkpoints import checkpoint as checkpoints
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster import ray_session  # noqa: F401  (its settings, before Ray is imported)
 
 CHECKS = {
@@ -70,7 +69,7 @@ def main() -> int:
         finally:
             process.kill()
             cluster.shutdown()
-        last = max(map(checkpoints.step_of, checkpoints.folders(root / "run" / "checkpoints")))
+        last = RunPlace.parse(root / "run").newest_step()
         steps = [step for step, key, _ in curve(root / "run") if key == "train/bits_per_token"]
         whole = steps == list(range(1, last + 1))
         print(f"stopped with status {status} after step {last:,}; the curve has each step once: {whole}")
@@ -81,12 +80,9 @@ def wait_for(run: Path, workers: int, seconds: float = 300) -> float:
     """Until the newest checkpoint is one of so many workers; how long it took."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        for folder in checkpoints.folders(run / "checkpoints")[:1]:
-            try:
-                if Checkpoint.glance(folder).meta["world"] == workers:
-                    return time.monotonic() - began
-            except CheckpointError:
-                continue
+        found = RunPlace.parse(run).complete_checkpoints()
+        if found and found[0].meta["world"] == workers:
+            return time.monotonic() - began
         time.sleep(0.1)
     raise TimeoutError(f"no checkpoint of {workers} workers in {seconds:.0f} s")
 

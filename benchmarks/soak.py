@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import MODELS, TINY, Group, curve, final_tensors, make_store
-from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
 
 
@@ -140,7 +140,7 @@ def reached(run: Path) -> int:
 
 
 def newest(run: Path) -> int:
-    return max(map(checkpoints.step_of, checkpoints.folders(run / "checkpoints")), default=0)
+    return RunPlace.parse(run).newest_step()
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import xxhash
 
 from data_prep.manifest import PartEntry
 from data_prep.places import TEMPORARY, Place
@@ -76,13 +75,10 @@ class SegmentCache:
     def _fetch(self, place: Place, entry: PartEntry, path: Path) -> bool:
         self._make_room(entry.bytes)
         staged = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
-        checksum = xxhash.xxh3_64()
         try:
             with place.open_stream() as stream, open(staged, "wb") as file:
-                while data := stream.read(CHUNK):
-                    checksum.update(data)
-                    file.write(data)
-            if checksum.hexdigest() != entry.xxh3:
+                shutil.copyfileobj(stream, file, CHUNK)
+            if Place.parse(staged).xxh3() != entry.xxh3:
                 return False
             os.replace(staged, path)  # not synced: what a power cut damages is fetched again
         finally:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs
+import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
@@ -187,6 +188,14 @@ class Place:
         with self._named(), self.open_stream() as stream:
             return stream.read()
 
+    def xxh3(self) -> str:
+        """xxh3-64 (hex) of the file's bytes, of which it holds no more than a few at a time. Raises FileNotFoundError."""
+        digest = xxhash.xxh3_64()
+        with self._named(), self.open_stream() as stream:
+            while data := stream.read(1 << 20):
+                digest.update(data)
+        return digest.hexdigest()
+
     def staged(self) -> Place:
         """Where to write this file before `commit` gives it its name: beside it."""
         return Place(self.root, f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
@@ -197,9 +206,9 @@ class Place:
         Raises FileNotFoundError where the staged file is gone.
         """
         if self.is_local:
-            _sync(staged.path)
+            sync(staged.path)
             os.replace(staged.path, self.path)
-            _sync(os.path.dirname(self.path))
+            sync(os.path.dirname(self.path))
         elif not self._is_object:
             self.filesystem.move(staged.path, self.path)
         else:
@@ -307,7 +316,7 @@ def is_uri(text: str) -> bool:
     return bool(_URI.match(text))
 
 
-def _sync(path: str) -> None:
+def sync(path: str | Path) -> None:
     """Make a local file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

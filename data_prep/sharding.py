@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import xxhash
-
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
 from data_prep.errors import is_users
@@ -289,14 +287,6 @@ def _is_committed(folder: Place, part: PartPlan) -> bool:
     """Whether an earlier preparation committed this part for the same plan, and every byte of it still is what it wrote."""
     try:
         entry = PartResult.from_json(_ledger(folder, part.index).read_bytes())
-        return entry.fingerprint == part.fingerprint and _checksum(folder / part.name) == entry.part.xxh3
+        return entry.fingerprint == part.fingerprint and (folder / part.name).xxh3() == entry.part.xxh3
     except (OSError, ValueError):
         return False
-
-
-def _checksum(place: Place) -> str:
-    checksum = xxhash.xxh3_64()
-    with place.open_stream() as stream:
-        while data := stream.read(1 << 20):
-            checksum.update(data)
-    return checksum.hexdigest()

@@ -18,10 +18,9 @@ import tyro
 from safetensors import safe_open
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints import checkpoint as checkpoints
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits, step_of
+from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.checkpoints.saving import best
 from pipelines.terminal import cli
 from recur_models import model_from_json
 
@@ -49,21 +48,21 @@ def main(argv: list[str]) -> int:
     found, complaints, names = {}, [], run.checkpoint_names()
     for name in names:
         try:
-            found[checkpoints.step_of(Path(name))] = run.open_checkpoint(name)
+            found[step_of(name)] = run.open_checkpoint(name)
         except CheckpointError as error:
             complaints.append(str(error))
     rows = [COLUMNS]
     first = next(iter(best(found)), None)
-    for folder in map(Path, names):
-        step = checkpoints.step_of(folder)
+    for name in names:
+        step = step_of(name)
         marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
-        rows.append(row(folder, found.get(step), ", ".join(marks)))
-    left = [file.name for file in run.checkpoints.list() if file.is_dir and file.name not in names]
-    rows += [(name, "unfinished", *[""] * (len(COLUMNS) - 2)) for name in left if name.lstrip(".").startswith("step-")]
+        rows.append(row(name, found.get(step), ", ".join(marks)))
+    rows += [(left.name, "unfinished", *[""] * (len(COLUMNS) - 2)) for left in run.unfinished()]
     if len(rows) > 1:
         print(table(rows))
     if found:
-        complaints += unfit(found[max(found)], config.store)
+        newest = found[max(found)]
+        complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
         print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
     else:
         complaints.append(
@@ -74,9 +73,9 @@ def main(argv: list[str]) -> int:
     return 2 if complaints else 0
 
 
-def row(folder: Path, checkpoint: Checkpoint | None, marks: str) -> tuple[str, ...]:
+def row(name: str, checkpoint: Checkpoint | None, marks: str) -> tuple[str, ...]:
     if checkpoint is None:
-        return (folder.name, "damaged", *[""] * (len(COLUMNS) - 2))
+        return (name, "damaged", *[""] * (len(COLUMNS) - 2))
     meta = checkpoint.meta
     megabytes = sum(file["bytes"] for file in meta["files"].values()) / 1e6
     validation = meta.get("validation")
@@ -84,7 +83,7 @@ def row(folder: Path, checkpoint: Checkpoint | None, marks: str) -> tuple[str, .
     if validation and validation["step"] != checkpoint.step:
         told += f" at {validation['step']:,}"
     numbers = (f"{checkpoint.step:,}", f"{meta['tokens']:,}", str(meta["world"]), str(meta["lanes"]))
-    return (folder.name, "whole", *numbers, f"{megabytes:,.1f}", told, marks)
+    return (name, "whole", *numbers, f"{megabytes:,.1f}", told, marks)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -95,11 +94,6 @@ def table(rows: list[tuple[str, ...]]) -> str:
         )
         for line in rows
     )
-
-
-def unfit(checkpoint: Checkpoint, store: str) -> list[str]:
-    """A sentence for each reason why this code and this store could not go on from a checkpoint."""
-    return [*unfit_code(checkpoint), *unfit_store(checkpoint, store)]
 
 
 def unfit_code(checkpoint: Checkpoint) -> list[str]:
@@ -130,6 +124,7 @@ def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[i
 
 
 def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
+    """Whether the store is the one that it was trained on."""
     data: dict[str, Any] = checkpoint.meta["config"]["data"]
     try:
         split = SegmentStore.open(place or data["store"], data["corpus"], "train")

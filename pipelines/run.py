@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -33,7 +32,7 @@ from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
 from pipelines import PACKAGE_ROOT
-from pipelines.checkpoints import checkpoint as checkpoints
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS
@@ -174,12 +173,8 @@ def _below(root: str, name: str) -> str:
 def mark(place: Place) -> str:
     """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
     if place.name == "checkpoints":
-        newest = (
-            max((file.name for file in place.list() if checkpoint_name(file.name)), default="")
-            if place.is_dir()
-            else ""
-        )
-        place = place / newest / "checkpoint.json" if newest else place
+        newest = RunPlace(place.parent).checkpoint_names()[:1]
+        place = place / newest[0] / "checkpoint.json" if newest else place
     if place.is_dir():
         entries = [
             (file.name, file.bytes, file.place.changed()) for file in place.list(recursive=True) if not file.is_dir
@@ -190,10 +185,6 @@ def mark(place: Place) -> str:
     if place.name.endswith((".json", ".csv")):
         return xxhash.xxh3_64_hexdigest(place.read_bytes())
     return f"{place.name} {place.changed()}"
-
-
-def checkpoint_name(name: str) -> bool:
-    return name.startswith("step-") and checkpoints.step_of(Path(name)) >= 0
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:

@@ -41,7 +41,7 @@ from pipelines.terminal import cli
 from pipelines.training.progress import messages_into, show_progress, worker_log
 from pipelines.training.stopping import RESIZE, STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.watchdog import hang_file
-from pipelines.training.worker import Run, open_run, start_tracker, work
+from pipelines.training.worker import Run, open_run, start_tracker, train_as_worker
 from pipelines.training.world import World, join_torchrun
 
 SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
@@ -75,7 +75,7 @@ def describe(config: TrainConfig, run: Run) -> int:
 
 
 def train_on_ray(config: TrainConfig, stop: Stop) -> None:
-    """Run `work` on Ray Train workers. When one dies, or there is room for more, start them again from the newest checkpoint, as
+    """Train on Ray Train workers. When one dies, or there is room for more, start them again from the newest checkpoint, as
     many as there is room for. Raises Stopped.
     """
     from pipelines.cluster import ray_session
@@ -140,7 +140,6 @@ def fit(
     from pipelines.cluster import ray_session
 
     def worker(arguments: dict[str, Any]) -> None:
-        import ray.train
         from ray.train.torch import get_device
 
         logging.disable(logging.INFO)  # Ray says every report; what we say is printed
@@ -151,7 +150,7 @@ def fit(
         if world.rank == 0:
             arguments["begun"].write_atomically(b"")
         with messages_into(worker_log(RunPlace.of(config).folder, world.rank)), contextlib.suppress(Stopped):
-            work(config, world, ray.train.report, lambda: any([each() for each in asked]), register_best)
+            train_as_worker(config, world, lambda: any([each() for each in asked]), register_best)
 
     scratch = RunPlace.of(config).place / ".ray"
     scratch.make_folder()
@@ -307,12 +306,12 @@ def start(config: TrainConfig, run: Run) -> None:
 
 
 def train_here(config: TrainConfig, stop: Stop) -> None:
-    """Run `work` in this process, or in those that torchrun has started."""
+    """Train in this process, or in those that torchrun has started."""
     use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
     join_torchrun(device)
     with stop.on_signals():
-        work(config, World.current(device), lambda figures: None, stop.asked, register_best)
+        train_as_worker(config, World.current(device), stop.asked, register_best)
 
 
 def _shown(config: TrainConfig) -> str:

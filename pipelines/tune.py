@@ -42,13 +42,13 @@ from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.notebook import Notebook
 from pipelines.sweeps.room import fit
-from pipelines.sweeps.scheduler import Conductor, Job, Outcome, baseline_values, newest_step
+from pipelines.sweeps.scheduler import Conductor, Job, Outcome, baseline_values
 from pipelines.sweeps.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.progress import messages_into, worker_log
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
-from pipelines.training.worker import work
+from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tune_spaces import combine
 from tune_spaces.drawing import fields
@@ -200,10 +200,10 @@ def train_trial(config: TrainConfig, until: int, world: World) -> tuple[Outcome,
     """Train one trial up to a step. Where several workers train it, an error of one ends them all."""
     asked = Stop(RunPlace.of(config).folder).asked
     if until < config.steps:
-        asked = Until(asked, until - newest_step(config))
+        asked = Until(asked, until - RunPlace.of(config).newest_step())
     with messages_into(worker_log(RunPlace.of(config).folder, world.rank)):
         try:
-            work(config, world, lambda figures: None, asked)
+            train_as_worker(config, world, asked)
         except Stopped:
             return "stopped", ""
         except UserError as error:

@@ -15,12 +15,10 @@ reads one segment of every lane: no position inside a step need be kept. Nothing
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_prep.errors import UserError
+from data_prep.places import Place
 from data_prep.store import SegmentStore
 
 SCHEMA = 1
@@ -61,26 +60,16 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Read and verify every file. Raises CheckpointError naming what is wrong."""
-        checkpoint = cls.glance(folder)
+        checkpoint = cls.open_unverified(folder)
         for name, expected in checkpoint.meta["files"].items():
-            if digest_file(folder / name) != (expected["bytes"], expected["xxh3"]):
+            if Place.parse(folder / name).xxh3() != expected["xxh3"]:
                 raise CheckpointError(f"{folder / name} is damaged: its checksum is not what checkpoint.json records")
         return checkpoint
 
     @classmethod
-    def glance(cls, folder: Path) -> Checkpoint:
+    def open_unverified(cls, folder: Path) -> Checkpoint:
         """The same without reading the tensors: checkpoint.json, that each file is there, and its size."""
-        path = folder / "checkpoint.json"
-        try:
-            meta = json.loads(path.read_text("utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
-        if not isinstance(meta, dict) or meta.get("schema") != SCHEMA or meta.get("digest") != digest_json(meta):
-            raise CheckpointError(
-                f"{path} is damaged, or was written by another version (its own checksum does not fit)"
-            )
+        meta = read_meta(Place.parse(folder))
         for name in sorted(path.name for path in folder.iterdir()):
             if name.endswith(PICKLES):
                 raise PickledError(
@@ -89,7 +78,7 @@ class Checkpoint:
                 )
         for name, expected in meta["files"].items():
             if name != Path(name).name:
-                raise CheckpointError(f"{path} names {name}, which is not a file of its folder")
+                raise CheckpointError(f"{folder}/checkpoint.json names {name}, which is not a file of its folder")
             try:
                 size = (folder / name).stat().st_size
                 check_is_safetensors(folder / name)
@@ -146,69 +135,29 @@ def lanes_file(start: int, stop: int, lanes: int) -> str:
     return f"lanes-{start}-{stop}-of-{lanes}.safetensors"
 
 
-def folder_of(root: Path, step: int) -> Path:
-    """The folder of a step's checkpoint."""
-    return root / name_of(step)
-
-
-def name_of(step: int, token: int = -1) -> str:
+def name_of(step: int, token: str = "") -> str:
     """Name of a checkpoint's folder."""
-    return f"step-{step:08d}" + (f".{token:08x}" if token >= 0 else "")
+    return f"step-{step:08d}" + (f".{token}" if token else "")
 
 
-def token_of(name: str) -> int:
-    """The token in the name of a checkpoint's folder; -1 where there is none."""
-    token = name.partition(".")[2]
-    return int(token, 16) if token else -1
-
-
-def folders(root: Path) -> list[Path]:
-    """The folders of checkpoints, good or not, the newest first."""
-    return sorted((path for path in root.glob("step-*") if NAME.fullmatch(path.name)), key=step_of, reverse=True)
-
-
-def glance_all(root: Path) -> list[Checkpoint]:
-    """The checkpoints that are complete by their names and sizes, the newest first."""
-    found = []
-    for folder in folders(root):
-        with contextlib.suppress(CheckpointError):
-            found.append(Checkpoint.glance(folder))
-    return found
-
-
-def step_of(folder: Path) -> int:
-    match = NAME.fullmatch(folder.name)
-    assert match, folder
+def step_of(name: str) -> int:
+    match = NAME.fullmatch(name)
+    assert match, name
     return int(match[1])
 
 
-def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest good checkpoint in a folder, as `newest_of`."""
-    return newest_of(root, (partial(Checkpoint.open, folder) for folder in folders(root)))
-
-
-def newest_of(root: object, opening: Iterable[Callable[[], Checkpoint]]) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
-
-    Args:
-        root: where they are.
-        opening: opens each of them, the newest first.
-
-    Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
-    """
-    complaints: list[str] = []
-    for open_one in opening:
-        try:
-            return open_one(), complaints
-        except PickledError:
-            raise
-        except CheckpointError as error:
-            complaints.append(str(error))
-    if complaints:
-        raise CheckpointError(
-            f"no checkpoint below {root} can be used ({complaints[0]}): restore one, or choose another --run"
-        )
-    return None, []
+def read_meta(folder: Place) -> dict[str, Any]:
+    """What checkpoint.json says. Raises CheckpointError where it is missing or damaged."""
+    path = folder / "checkpoint.json"
+    try:
+        meta = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA or meta.get("digest") != digest_json(meta):
+        raise CheckpointError(f"{path} is damaged, or was written by another version (its own checksum does not fit)")
+    return meta
 
 
 def check_fits(checkpoint: Checkpoint, store: SegmentStore, *, allow_other_store: bool, override: str) -> None:
@@ -234,10 +183,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (
-        SafetensorError,
-        FileNotFoundError,
-    ) as error:  # another OSError may pass: who starts the run again reads again
+    except (SafetensorError, FileNotFoundError) as error:  # another OSError may pass: the next start reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
@@ -252,16 +198,6 @@ def check_is_safetensors(path: Path) -> None:
             f"{path} is no safetensors but a pickle, which runs code when it is read: find out who put it there, and remove it"
         )
     raise CheckpointError(f"{path} is damaged: it does not begin as safetensors does")
-
-
-def digest_file(path: Path) -> tuple[int, str]:
-    """Size and xxh3-64 of a file."""
-    digest, size = xxhash.xxh3_64(), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
 
 
 def digest_json(values: Mapping[str, Any]) -> str:

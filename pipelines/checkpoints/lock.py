@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
+from filelock import FileLock, Timeout
 
 from data_prep.errors import UserError
 from data_prep.places import Place
 
 LOCK = ".lock"
-NO_LOCKS = -1
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
@@ -49,47 +47,33 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
         yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
         return
     made = [above for above in (here.parent, *path.parents) if not above.exists()]
-    deadline = time.monotonic() + patience
-    while (descriptor := _lock(path)) is None or descriptor == NO_LOCKS:
-        if descriptor == NO_LOCKS:
+    try:
+        try:
+            lock = _acquired(path, patience)
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
             print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
             path.unlink(missing_ok=True)
-            path = here
-        elif time.monotonic() >= deadline:
-            raise Locked(f"{who} is writing to {folder}: wait for it to end")
-        else:
-            time.sleep(0.1)
+            lock = _acquired(here, patience)
+    except Timeout:
+        raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # whatever has become of the folder: what went wrong inside is to be told
-            path.unlink()
-        os.close(descriptor)
+            os.unlink(lock.lock_file)  # who waits for it sees that this is no longer its file
+        lock.release()
         for above in made:
             with contextlib.suppress(OSError):  # it is not empty
                 above.rmdir()
 
 
-def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where another process holds it; NO_LOCKS where the file system has none.
-
-    The file is opened anew each time: who holds it removes it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # the folder, or the file, went between
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                kept, descriptor = descriptor, -1
-                return kept
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno in WITHOUT_LOCKS:
-                return NO_LOCKS
-            raise
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-    return None
+def _acquired(path: Path, patience: float) -> FileLock:
+    """The lock, held. Raises Timeout where another process still has it after so many seconds."""
+    lock = FileLock(path, timeout=patience, mode=0o666, fallback_to_soft=False)
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the folder went between
+            lock.acquire()
+            return lock

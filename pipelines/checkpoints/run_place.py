@@ -18,7 +18,6 @@ made it, so that a process of an earlier start, which may live on unseen, can sp
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -28,15 +27,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import xxhash
 
 from data_prep.cache import cache_folder
 from data_prep.places import TEMPORARY, Place
-from pipelines.checkpoints import checkpoint as checkpoints
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
 from pipelines.checkpoints.lock import hold
 from pipelines.config.run import TrainConfig
 
@@ -46,7 +43,7 @@ PUBLISH_SECONDS = 10.0
 """How often a growing file is published again."""
 UNUSED_SECONDS = 3600.0
 CHUNK = 4 << 20
-COMMITTED = re.compile(r"(step-\d+(?:\.[0-9a-f]+)?)/checkpoint\.json")
+COMMITTED = re.compile(rf"{NAME.pattern}/checkpoint\.json")
 
 _publishing = threading.Lock()  # so that an older state of a file never follows a newer one
 _published: dict[Path, tuple[int, int]] = {}
@@ -161,36 +158,57 @@ class RunPlace:
 
     def checkpoint_names(self) -> list[str]:
         """Checkpoints, good or not, the newest first; in a bucket those whose upload was finished."""
-        if self.is_local:
-            return [folder.name for folder in checkpoints.folders(self.folder / "checkpoints")]
-        found = (COMMITTED.fullmatch(file.name) for file in self.checkpoints.list(recursive=True))
-        names = [match[1] for match in found if match]
-        return sorted(names, key=lambda name: (checkpoints.step_of(Path(name)), name), reverse=True)
+        kind = NAME if self.is_local else COMMITTED
+        found = (kind.fullmatch(file.name) for file in self.checkpoints.list(recursive=not self.is_local))
+        names = [match[0].removesuffix("/checkpoint.json") for match in found if match]
+        return sorted(names, key=lambda name: (step_of(name), name), reverse=True)
 
-    def glance_all(self) -> list[Checkpoint]:
-        """The checkpoints that are complete by their records, the newest first; those of a bucket are not here to be opened."""
-        folder = self.folder / "checkpoints"
-        if self.is_local:
-            return checkpoints.glance_all(folder)
+    def unfinished(self) -> list[Place]:
+        """What is being written, or a killed start has left of its saves."""
+        names = self.checkpoint_names()
+        beginning = ".step-" if self.is_local else "step-"
+        return [
+            file.place
+            for file in self.checkpoints.list()
+            if file.is_dir and file.name.startswith(beginning) and file.name not in names
+        ]
+
+    def complete_checkpoints(self) -> list[Checkpoint]:
+        """Those that are complete by their records, the newest first; those of a bucket are not here to be opened."""
         found = []
         for name in self.checkpoint_names():
-            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-                meta = json.loads((self.checkpoints / name / "checkpoint.json").read_bytes())
-                if meta["digest"] == checkpoints.digest_json(meta):
-                    found.append(Checkpoint(folder / name, meta))
+            folder = self.folder / "checkpoints" / name
+            with contextlib.suppress(CheckpointError):
+                here = self.is_local
+                found.append(
+                    Checkpoint.open_unverified(folder)
+                    if here
+                    else Checkpoint(folder, read_meta(self.checkpoints / name))
+                )
         return found
 
     def newest_step(self) -> int:
         """By the names of checkpoints; 0 where there is none."""
-        return max((checkpoints.step_of(Path(name)) for name in self.checkpoint_names()), default=0)
+        return max(map(step_of, self.checkpoint_names()), default=0)
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
 
         Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
         """
-        opening = (partial(self.open_checkpoint, name) for name in self.checkpoint_names())
-        return checkpoints.newest_of(self.checkpoints, opening)
+        complaints: list[str] = []
+        for name in self.checkpoint_names():
+            try:
+                return self.open_checkpoint(name), complaints
+            except PickledError:
+                raise
+            except CheckpointError as error:
+                complaints.append(str(error))
+        if complaints:
+            raise CheckpointError(
+                f"no checkpoint below {self.checkpoints} can be used ({complaints[0]}): restore one, or choose another --run"
+            )
+        return None, []
 
     def open_checkpoint(self, name: str) -> Checkpoint:
         """A verified checkpoint; one of a bucket through a copy in the working folder, which is made anew where it is damaged.
@@ -207,7 +225,7 @@ class RunPlace:
                 found = Checkpoint.open(folder)
                 os.utime(folder)
                 return found
-            for other in checkpoints.folders(folder.parent):
+            for other in folder.parent.glob("step-*"):
                 if other == folder or other.stat().st_mtime < time.time() - UNUSED_SECONDS:
                     shutil.rmtree(other, ignore_errors=True)
             for file in (self.checkpoints / name).list():

@@ -1,15 +1,17 @@
 """Saves a run's checkpoints without holding up the loop: a copy in memory is taken at once, and a thread writes it to the disk.
 
-    saver = Saver(RunPlace.of(config).folder / "checkpoints", CheckpointConfig(every=200), world, lanes=8)
+    saver = Saver(RunPlace.of(config), CheckpointConfig(every=200), world, lanes=8)
     saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
     saver.close()                                                                # returns when it is on the disk
 
-Each process has such a thread. It writes the file of its own lanes into `.step-00000200.<token>.tmp` and beside it a note of its
-size and checksum. The thread of rank 0 writes the weights, waits for the notes of all the others, writes checkpoint.json, and
-renames the folder. The threads need no collective: these belong to the loop. One save at a time: the next one waits for it.
+Each process has such a thread. It writes the file of its own lanes, and beside it a note of its size and checksum, where no other
+start of the run writes. The thread of rank 0 writes the weights, waits for the notes of all the others, and writes checkpoint.json,
+which makes it a checkpoint. The threads need no collective: these belong to the loop. One save at a time: the next one waits for
+it.
 
-Where the run is in a bucket, each thread uploads its file and note to `checkpoints/step-00000200.<token>/` there, and rank 0 the
-run's records and then checkpoint.json, which makes it a checkpoint. The bucket has no folder that could be renamed.
+In a bucket this is `checkpoints/step-00000200.<token>/`. In a folder it is `.step-00000200.<token>.tmp`, which is then renamed to
+`step-00000200`: a name that can be known before it is there, and one that has lost its checkpoint.json is told from one that was
+never finished.
 """
 
 from __future__ import annotations
@@ -33,21 +35,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from data_prep.errors import UserError, first_cause, is_users
-from data_prep.manifest import write_atomically
-from data_prep.places import Place
-from pipelines.checkpoints.checkpoint import (
-    SCHEMA,
-    Checkpoint,
-    CheckpointError,
-    digest_file,
-    digest_json,
-    flatten_optimizer,
-    folder_of,
-    folders,
-    lanes_file,
-    name_of,
-    step_of,
-)
+from data_prep.places import Place, sync
+from pipelines.checkpoints.checkpoint import SCHEMA, digest_json, flatten_optimizer, lanes_file, name_of
+from pipelines.checkpoints.retention import give_name, prune, remove
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
 from pipelines.config.run import CheckpointConfig
 
@@ -74,7 +64,7 @@ class Processes(Protocol):
     def device(self) -> torch.device: ...
     def lanes(self, total: int, rank: int | None = None) -> tuple[int, int]: ...
     def any(self, flag: bool) -> bool: ...
-    def first(self, number: int) -> int: ...
+    def first(self, text: str) -> str: ...
 
 
 class Saver:
@@ -82,34 +72,26 @@ class Saver:
 
     def __init__(
         self,
-        root: Path,
+        run: RunPlace,
         config: CheckpointConfig,
         world: Processes,
         lanes: int,
-        run: RunPlace | None = None,
-        on_disk: Callable[[int, Mapping[str, Any], str], None] = lambda step, meta, place: None,
+        on_disk: Callable[[int, Mapping[str, Any], str], None] | None = None,
     ) -> None:
         """
         Args:
-            root: folder of the checkpoints; of a run in a bucket, where files wait for their upload.
-            run: where the run is, if not in the folder of `root`.
             on_disk: told, by rank 0's thread, of each checkpoint that is complete: its step, its checkpoint.json, and where it is.
         """
-        self._root, self._config, self._world, self._lanes, self._on_disk = root, config, world, lanes, on_disk
-        self._run = run if run and not run.is_local else None
-        number = world.first(secrets.randbits(31))
-        self._token = f"{number:08x}"  # no process of an earlier start has it
-        self._number = number if self._run else -1
+        self._run, self._config, self._world, self._lanes, self._on_disk = run, config, world, lanes, on_disk
+        self._token = world.first(secrets.token_hex(4))  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
         self._own_files_done, self._give_up = threading.Event(), threading.Event()
         self._error: SaveError | None = None
-        root.mkdir(parents=True, exist_ok=True)
         if world.rank == 0:
-            for stale in root.glob(".step-*"):
-                shutil.rmtree(stale, ignore_errors=True)
-            if self._run:
-                _remove_unfinished(self._run)
+            # A process of an earlier start that lives on unseen finds its files gone, and its save fails.
+            for left in (*RunPlace.parse(run.folder).unfinished(), *run.unfinished()):
+                left.delete()
 
     def save(
         self,
@@ -120,8 +102,8 @@ class Saver:
         per_lane: Mapping[str, Tensor],
         per_process: Mapping[str, Tensor],
         meta: Mapping[str, Any],
-    ) -> str:
-        """Copy what belongs to the checkpoint of a step, and have it written. Returns the folder or URI that it will be.
+    ) -> None:
+        """Copy what belongs to the checkpoint of a step, and have it written.
 
         Args:
             per_lane: of own lanes (first dimension: lane).
@@ -132,7 +114,8 @@ class Saver:
         """
         self._settle()
         own = {f"lanes/{key}": value for key, value in per_lane.items()}
-        files = {lanes_file(*self._world.lanes(self._lanes), self._lanes): own | _under("process/", per_process)}
+        own |= {f"process/{key}": value for key, value in per_process.items()}
+        files = {lanes_file(*self._world.lanes(self._lanes), self._lanes): own}
         values: dict[str, Any] = {}
         if self._world.rank == 0:
             tensors, scalars = flatten_optimizer(optimizer.state_dict())
@@ -146,9 +129,6 @@ class Saver:
         self._give_up.clear()
         self._thread = threading.Thread(target=self._write, args=(step, copies, values), name="checkpoint", daemon=True)
         self._thread.start()
-        if self._run:
-            return (self._run.checkpoints / name_of(step, self._number)).recorded
-        return str(folder_of(self._root, step))
 
     def check(self) -> None:
         """Raises SaveError when a save has failed since, and `on_failure` is "stop"."""
@@ -194,45 +174,38 @@ class Saver:
     # The thread
 
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
-        folder = self._root / f".step-{step:08d}.{self._token}.tmp"
+        staged, together = self._staged(step), self._together(step)
         self._error = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            notes = {name: _write_file(folder / name, tensors) for name, tensors in files.items()}
-            target = self._target(step, folder)
-            if self._run:
+            staged.mkdir(parents=True, exist_ok=True)
+            notes = {name: _write_file(staged / name, tensors) for name, tensors in files.items()}
+            if not self._run.is_local:
                 for name in files:
-                    upload(folder / name, target / name)
-                    (folder / name).unlink()
+                    upload(staged / name, together / name)
+                    (staged / name).unlink()
                 with contextlib.suppress(OSError):  # another process of this machine has files in it
-                    folder.rmdir()
+                    staged.rmdir()
             if self._world.rank > 0:
                 for name, note in notes.items():
-                    _write_note(target, name, note)
+                    _write_note(together, name, note)
+            else:
+                self._own_files_done.set()
+                values["files"] = notes | self._notes_of_the_others(together)
+                values["digest"] = digest_json(values)
+                self._commit(step, together, values)
         except Exception as error:  # whatever it is, the loop must hear of it
-            self._failed(step, folder, error)
-            return
+            self._failed(step, error)
         finally:
             self._own_files_done.set()
-        if self._world.rank == 0:
-            try:
-                target = self._target(step, folder)
-                values["files"] = notes | self._notes_of_the_others(target)
-                values["digest"] = digest_json(values)
-                data = json.dumps(values, indent=1).encode()
-                if self._run:
-                    self._commit_to_bucket(self._run, target, data)
-                    place = target.recorded
-                else:
-                    self._commit(step, folder, data)
-                    place = str(folder_of(self._root, step))
-                self._on_disk(step, values, place)
-            except Exception as error:
-                self._failed(step, folder, error)
 
-    def _target(self, step: int, folder: Path) -> Place:
-        """Where the files of a checkpoint come together."""
-        return self._run.checkpoints / name_of(step, self._number) if self._run else Place.parse(folder)
+    def _staged(self, step: int) -> Path:
+        """Where this process writes its files."""
+        return self._run.folder / "checkpoints" / f".{name_of(step, self._token)}.tmp"
+
+    def _together(self, step: int) -> Place:
+        """Where the files of all processes come together, under a name that no other start uses."""
+        run = self._run
+        return Place.parse(self._staged(step)) if run.is_local else run.checkpoints / name_of(step, self._token)
 
     def _notes_of_the_others(self, folder: Place) -> dict[str, Any]:
         """Size and checksum of the files of all other ranks, as they arrive."""
@@ -253,131 +226,41 @@ class Saver:
             self._give_up.wait(0.01 if folder.is_local else 0.2)
         return notes
 
-    def _commit_to_bucket(self, run: RunPlace, target: Place, data: bytes) -> None:
-        run.publish(*RECORDS)  # a resumed run finds there the curve up to its checkpoint
-        for file in target.list():
+    def _commit(self, step: int, together: Place, values: Mapping[str, Any]) -> None:
+        """With checkpoint.json, the last of its files, it is complete. A folder then gets the name that people use."""
+        self._run.publish(*RECORDS)  # a resumed run finds in the bucket the curve up to its checkpoint
+        for file in together.list():
             if file.name.endswith(".note"):
                 file.place.delete()
-        (target / "checkpoint.json").write_atomically(data)
+        (together / "checkpoint.json").write_atomically(json.dumps(values, indent=1).encode())
+        place = self._run.checkpoints / name_of(step) if self._run.is_local else together
+        if self._run.is_local:
+            give_name(together, place)
         try:
-            prune_bucket(run, target.name, self._config)
+            prune(self._run, place.name, self._config)
         except OSError as error:
             print(f"warning: older checkpoints could not be removed: {error}", file=sys.stderr, flush=True)
+        if self._on_disk:
+            self._on_disk(step, values, place.recorded)
 
-    def _commit(self, step: int, folder: Path, data: bytes) -> None:
-        for note in folder.glob(".*.note"):
-            note.unlink()
-        write_atomically(folder / "checkpoint.json", data)
-        final = folder_of(self._root, step)
-        if final.exists():  # the same step again after falling back: the new one takes its place
-            remove(final)
-        os.rename(folder, final)
-        _sync(self._root)
-        try:
-            prune(self._root, step, self._config)
-        except OSError as error:
-            print(f"warning: older checkpoints could not be removed: {error}", file=sys.stderr, flush=True)
-
-    def _failed(self, step: int, folder: Path, error: Exception) -> None:
+    def _failed(self, step: int, error: Exception) -> None:
         told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
         self._error = (Unwritable if is_users(error) else SaveError)(
             f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
             "cause, and repeat the command"
         )
-        target = self._target(step, folder)
         if self._world.rank == 0:
-            with contextlib.suppress(OSError):
-                if self._run:
-                    _remove_from_bucket(target)
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self._staged(step), ignore_errors=True)
+            if not self._run.is_local:
+                with contextlib.suppress(OSError):
+                    remove(self._together(step))
         else:
             name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
-            (folder / name).unlink(missing_ok=True)
+            (self._staged(step) / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
-                _write_note(target, name, {"failed": str(told), "users": is_users(error)})
+                _write_note(self._together(step), name, {"failed": str(told), "users": is_users(error)})
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
             print(f"warning: {self._error}", file=sys.stderr, flush=True)
-
-
-def prune(root: Path, newest: int, config: CheckpointConfig) -> None:
-    """Remove what need not be kept, now that the checkpoint of step ``newest`` is on the disk.
-
-    Those of later steps were passed over as damaged when the run fell back: they neither count nor go.
-    """
-    whole: dict[int, Checkpoint] = {}
-    older = [folder for folder in folders(root) if step_of(folder) <= newest]
-    for folder in older:
-        try:
-            whole[step_of(folder)] = Checkpoint.glance(folder)
-        except CheckpointError:
-            continue  # its place is not taken from one that is whole
-    kept = _kept(whole, config)
-    for folder in older:
-        if step_of(folder) not in kept and step_of(folder) in whole:
-            remove(folder)
-
-
-def prune_bucket(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
-    """The same for a run in a bucket, where other starts may have made a checkpoint of the same step."""
-    whole: dict[int, Checkpoint] = {}
-    older = [name for name in run.checkpoint_names() if step_of(Path(name)) <= step_of(Path(newest))]
-    older.sort(key=lambda name: name != newest)  # stable: the newest first, then the others
-    chosen: dict[int, str] = {}
-    for name in older:
-        try:
-            meta = json.loads((run.checkpoints / name / "checkpoint.json").read_bytes())
-            if meta["digest"] == digest_json(meta):
-                whole.setdefault(step_of(Path(name)), Checkpoint(Path(name), meta))
-                chosen.setdefault(step_of(Path(name)), name)
-        except (ValueError, KeyError, TypeError, OSError):
-            continue
-    kept = _kept(dict(sorted(whole.items(), reverse=True)), config)
-    for name in older:
-        step = step_of(Path(name))
-        replaced = name != newest and step == step_of(Path(newest))  # the same step again after falling back
-        if replaced or (step in whole and (step not in kept or chosen[step] != name)):
-            _remove_from_bucket(run.checkpoints / name)
-
-
-def _remove_from_bucket(folder: Place) -> None:
-    """Remove a checkpoint such that no half of it is ever taken for one."""
-    (folder / "checkpoint.json").delete()
-    folder.delete()
-
-
-def _kept(whole: Mapping[int, Checkpoint], config: CheckpointConfig) -> set[int]:
-    """The steps that are kept, of checkpoints given from the newest on."""
-    kept = set(list(whole)[: config.keep]) | {s for s in whole if config.keep_every and s % config.keep_every == 0}
-    return kept | set(best(whole)[: config.keep_best])
-
-
-def _remove_unfinished(run: RunPlace) -> None:
-    """Remove what a killed start has left of its uploads. One that lives on unseen finds its files gone, and its save fails."""
-    finished = set(run.checkpoint_names())
-    for file in run.checkpoints.list():
-        if file.name.startswith("step-") and file.name not in finished:
-            file.place.delete()
-
-
-def best(checkpoints: Mapping[int, Checkpoint]) -> list[int]:
-    """The steps that were validated at their own step, the best first."""
-    scores = {}
-    for step, checkpoint in checkpoints.items():
-        validation = checkpoint.meta.get("validation") or {}
-        if validation.get("step") == step:
-            scores[step] = validation["bits_per_token"]
-    return sorted(scores, key=lambda step: (scores[step], step))
-
-
-def remove(folder: Path) -> None:
-    """Remove a checkpoint such that no half of it is ever found under its name."""
-    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: value for name, value in tensors.items()}
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -386,9 +269,8 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     except SafetensorError as error:  # the system's own, of which it keeps but the number, in its text
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
-    _sync(path)
-    size, digest = digest_file(path)
-    return {"bytes": size, "xxh3": digest}
+    sync(path)
+    return {"bytes": path.stat().st_size, "xxh3": Place.parse(path).xxh3()}
 
 
 def _write_note(folder: Place, name: str, note: Mapping[str, Any]) -> None:
@@ -400,11 +282,3 @@ def _read_note(folder: Place, name: str) -> dict[str, Any] | None:
         return json.loads((folder / f".{name}.note").read_bytes())
     except FileNotFoundError:
         return None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

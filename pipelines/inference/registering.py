@@ -21,10 +21,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from data_prep.manifest import write_atomically
-from pipelines.checkpoints import checkpoint as checkpoints
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of
+from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.checkpoints.saving import best
 from pipelines.config.run import TrackingConfig, TrainConfig
 from pipelines.tracking import Tracker
 
@@ -48,7 +47,7 @@ def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
     wanted = {"trial": winner["trial"], "step": winner["step"]}
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
         return
-    place = checkpoints.folder_of(trial / "checkpoints", winner["step"])
+    place = trial / "checkpoints" / name_of(winner["step"])
     if not place.exists():
         print(f"warning: the winner is not registered in MLflow: {place} is gone", file=sys.stderr, flush=True)
         return
@@ -66,7 +65,7 @@ def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
 
 def best_checkpoint(run: RunPlace) -> Checkpoint | None:
     """Of the checkpoints that a run holds, the one with the best validation figure of its own step."""
-    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.glance_all())}
+    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())}
     steps = best(whole)
     return run.open_checkpoint(whole[steps[0]].folder.name) if steps else None
 

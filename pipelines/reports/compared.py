@@ -106,7 +106,7 @@ def run_of_folder(folder: Path | Place, name: str = "") -> Compared:
     except (FileNotFoundError, KeyError, ValueError, TypeError):
         raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
     vocab_size, tokenizer = 0, ""
-    saved = run.glance_all()
+    saved = run.complete_checkpoints()
     if saved:
         vocab_size, tokenizer = saved[0].meta["vocab_size"], saved[0].meta["tokenizer"]
     else:

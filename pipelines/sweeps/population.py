@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
-from pipelines.checkpoints.checkpoint import Checkpoint, folder_of
-from pipelines.checkpoints.saving import remove
+from data_prep.places import Place
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of
+from pipelines.checkpoints.retention import give_name
 from tune_spaces import draw
 
 PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")
@@ -85,14 +86,11 @@ def take_over(source: Path, target: Path, step: int) -> None:
 
     Raises CheckpointError when the source's is not there or damaged.
     """
-    checkpoint = Checkpoint.open(folder_of(source, step))
+    checkpoint = Checkpoint.open(source / name_of(step))
     target.mkdir(parents=True, exist_ok=True)
-    copy = target / f".step-{step:08d}.{secrets.token_hex(4)}.tmp"
+    copy = target / f".{name_of(step, secrets.token_hex(4))}.tmp"
     shutil.copytree(checkpoint.folder, copy, copy_function=_link)
-    final = folder_of(target, step)
-    if final.exists():
-        remove(final)
-    os.rename(copy, final)
+    give_name(Place.parse(copy), Place.parse(target / name_of(step)))
 
 
 def _link(source: str, target: str) -> None:

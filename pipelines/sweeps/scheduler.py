@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from data_prep.errors import UserError
 from data_prep.places import Place
-from pipelines.checkpoints import checkpoint as checkpoints
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.population import Exploit, choose, take_over
@@ -189,7 +188,7 @@ class Conductor:
 
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
-        return newest_step(self._run(trial))
+        return RunPlace.of(self._run(trial)).newest_step()
 
     def _suggest(self) -> Trial:
         assert self._searcher
@@ -384,11 +383,6 @@ class Conductor:
         if config.tokens and tokens >= config.tokens:
             return f"{BUDGET} of {config.tokens:,} tokens is spent"
         return ""
-
-
-def newest_step(run: TrainConfig) -> int:
-    """By the names of the folders."""
-    return max(map(checkpoints.step_of, checkpoints.folders(RunPlace.of(run).folder / "checkpoints")), default=0)
 
 
 def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,9 +7,9 @@ Every process owns a range of lanes of the global batch and their State. Letters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import xxhash
@@ -20,6 +20,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
+from pipelines.tracking import Tracker
 from pipelines.tracking.score import Score
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.scoring import has_states, score_split, tensors
@@ -40,17 +41,6 @@ class Diverged(UserError):
     """The loss is no longer a number."""
 
 
-class Log(Protocol):
-    """Where rank 0 sends its figures; the other ranks have none."""
-
-    @property
-    def run_id(self) -> str | None: ...
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
-
-    def set_tag(self, key: str, value: str) -> None: ...
-
-
 def train(
     config: TrainConfig,
     world: World,
@@ -58,16 +48,15 @@ def train(
     train_store: SegmentStore,
     validation_store: SegmentStore | None,
     resume: Checkpoint | None,
-    log: Log | None,
-    report: Callable[[dict[str, Any]], None],
+    tracker: Tracker | None,
     asked_to_stop: Callable[[], bool],
     saver: Saver,
     heart: Heartbeat,
-) -> RecurrentModel:
-    """Train up to ``config.steps``, from ``resume`` if there is one. Returns the trained model.
+) -> None:
+    """Train up to ``config.steps``, from ``resume`` if there is one.
 
-    ``report`` is called by every process at each checkpoint (Ray Train and Tune listen there). ``asked_to_stop`` says whether this
-    process was: all then save the same step, and raise Stopped.
+    ``tracker`` is rank 0's, which sends its figures; the other ranks have none. ``asked_to_stop`` says whether this process was:
+    all then save the same step, and raise Stopped.
     """
     start, stop = world.lanes(config.data.lanes)
     schedule = TrainingLanes(
@@ -114,7 +103,7 @@ def train(
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
             logged = first_step
     wrapped, autocast = world.wrap(model), autocast_for(config, world)
-    speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if log else {}), first_step
+    speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {}), first_step
     model.train()
 
     for step in range(first_step, config.steps):
@@ -128,7 +117,7 @@ def train(
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
         due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
         given = tokens_BT, state, fresh_BK, targets_BT
-        with autocast(), watch(model if log and due else None, *given) as health:
+        with autocast(), watch(model if tracker and due else None, *given) as health:
             nats_BT, state = wrapped(*given)
         loss = nats_BT.sum() * (world.size / schedule.valid_tokens(step))
         loss.backward()
@@ -144,7 +133,7 @@ def train(
             bits_per_token = world.sum(nats).item() / math.log(2) / targets
             check_finite(bits_per_token, done)
             rates = speed.figures((done - timed) * config.tokens_per_step)
-            if log:
+            if tracker:
                 figures = {
                     "train/bits_per_token": bits_per_token,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
@@ -154,11 +143,11 @@ def train(
                     **{f"train/{name}": value for name, value in rates.items()},
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
-                log.log(figures, done)
+                tracker.log(figures, done)
                 warning = health.warning(worth) if done > config.schedule.warmup else None
                 if (warning is None) == warned:  # it has begun to be ignored, or to be used again
                     warned = warning is not None
-                    log.set_tag("recurrence", warning or "in use again")
+                    tracker.set_tag("recurrence", warning or "in use again")
                     print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
             nats, timed, logged = torch.zeros_like(nats), done, done
 
@@ -171,14 +160,14 @@ def train(
                 figures = validate(model, validation_store, config, world, autocast, lambda *_: heart.beat())
             worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
             validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
-            if log:
-                log.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
+            if tracker:
+                tracker.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
 
         leaving = world.any(asked_to_stop()) and done < config.steps
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
             check_finite(nats.item() + float(gradient_norm), done)
             with speed.paused():
-                folder = saver.save(
+                saver.save(
                     done,
                     model=model,
                     optimizer=optimizer,
@@ -191,7 +180,7 @@ def train(
                         "worth": worth,
                         "warned": warned,
                         "validation": validated,
-                        "mlflow_run": log.run_id if log else None,
+                        "mlflow_run": tracker.run_id if tracker else None,
                         "cursor": schedule.cursor(done).tolist(),
                         "tokens": schedule.tokens_before(done),
                         "vocab_size": model.vocab_size,
@@ -199,12 +188,10 @@ def train(
                         "store": train_store.manifest.fingerprint,
                     },
                 )
-                report({"step": done, "checkpoint": folder})
         if leaving:
             saver.close()
             raise Stopped(done)
     saver.close()
-    return model
 
 
 def validate(

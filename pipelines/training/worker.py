@@ -7,8 +7,8 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits, name_of, token_of
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
@@ -66,9 +66,10 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    resume, complaints = newest_for_all(RunPlace.of(config), world or World.alone())
+    place = RunPlace.of(config)
+    resume, complaints = newest_for_all(place, world or World.alone())
     if resume is not None:
-        check_resumable(resume.meta["config"], config, RunPlace.of(config).place)
+        check_resumable(resume.meta["config"], config, place.place)
         check_fits(
             resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
         )
@@ -79,22 +80,20 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
 def newest_for_all(run: RunPlace, world: World) -> tuple[Checkpoint | None, list[str]]:
     """The newest good checkpoint by rank 0's reading, and what it has passed over."""
     found, complaints = run.newest() if world.rank == 0 else (None, [])
-    step = world.first(found.step if found else -1)
-    token = world.first(token_of(found.folder.name) if found else -1)
-    if world.rank == 0 or step < 0:
+    name = world.first(found.folder.name if found else "")
+    if world.rank == 0 or not name:
         return found, complaints
     try:
-        return run.open_checkpoint(name_of(step, token)), []
+        return run.open_checkpoint(name), []
     except CheckpointError as error:
         raise CheckpointError(
-            f"rank 0 goes on from step {step}, but {error}: is {run.place} shared by all workers?"
+            f"rank 0 goes on from {name}, but {error}: is {run.place} shared by all workers?"
         ) from None
 
 
-def work(
+def train_as_worker(
     config: TrainConfig,
     world: World,
-    report: Callable[[dict[str, Any]], None],
     asked_to_stop: Callable[[], bool],
     on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
 ) -> None:
@@ -102,65 +101,53 @@ def work(
 
     Raises Stopped when it was asked to, and has saved.
     """
-    run, log = RunPlace.of(config), f"logs/worker-{world.rank}.log"
-    fence = hold(RunPlace.of(config).folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    published = (*RECORDS, log) if world.rank == 0 else (log,)
-    with fence if world.rank == 0 else nullcontext(), run.published(*published):
-        if world.rank == 0:
-            run.fetch(*RECORDS)
-        _work(config, world, report, asked_to_stop, on_trained)
+    place, records = RunPlace.of(config), RECORDS if world.rank == 0 else ()
+    fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
+        place.fetch(*records)
+        run = open_run(config, world)
+        with tracked(config, run, world) as tracker:
+            on_disk = partial(note_checkpoint, tracker, config) if tracker else None
+            saver = Saver(place, config.checkpoint, world, config.data.lanes, on_disk)
+            try:
+                with Heartbeat(place, world, config.hang_seconds) as heart:
+                    loop.train(
+                        config,
+                        world,
+                        train_store=run.train_store,
+                        validation_store=run.validation_store,
+                        resume=run.resume,
+                        tracker=tracker,
+                        asked_to_stop=asked_to_stop,
+                        saver=saver,
+                        heart=heart,
+                    )
+            finally:
+                saver.abandon()
+            if tracker:
+                on_trained(config, tracker)
 
 
-def _work(
-    config: TrainConfig,
-    world: World,
-    report: Callable[[dict[str, Any]], None],
-    asked_to_stop: Callable[[], bool],
-    on_trained: Callable[[TrainConfig, Tracker], None],
-) -> None:
-    run = open_run(config, world)
+@contextmanager
+def tracked(config: TrainConfig, run: Run, world: World) -> Iterator[Tracker | None]:
+    """Rank 0's tracker, which is told how the block ends, and says where the run begins; None on the other ranks."""
+    if world.rank > 0:
+        yield None
+        return
+    for warning in run.warnings:
+        print(f"warning: {warning}", flush=True)
     resume_step = run.resume.step if run.resume else 0
-    if world.rank == 0:
-        for warning in run.warnings:
-            print(f"warning: {warning}", flush=True)
-        if run.resume:
-            print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
-    tracker = start_tracker(config, run, resume_step) if world.rank == 0 else None
-    status, saver = "FAILED", None
+    if run.resume:
+        print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
+    tracker, status = start_tracker(config, run, resume_step), "FAILED"
     try:
-        on_disk = {"on_disk": partial(note_checkpoint, tracker, config)} if tracker else {}
-        saver = Saver(
-            RunPlace.of(config).folder / "checkpoints",
-            config.checkpoint,
-            world,
-            config.data.lanes,
-            RunPlace.of(config),
-            **on_disk,
-        )
-        with Heartbeat(RunPlace.of(config), world, config.hang_seconds) as heart:
-            loop.train(
-                config,
-                world,
-                train_store=run.train_store,
-                validation_store=run.validation_store,
-                resume=run.resume,
-                log=tracker,
-                report=report,
-                asked_to_stop=asked_to_stop,
-                saver=saver,
-                heart=heart,
-            )
+        yield tracker
         status = "FINISHED"
-        if tracker:
-            on_trained(config, tracker)
     except Stopped:
         status = "KILLED"
         raise
     finally:
-        if saver:
-            saver.abandon()
-        if tracker:
-            tracker.finish(status)
+        tracker.finish(status)
 
 
 def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any], place: str) -> None:
@@ -170,11 +157,13 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input."""
-    manifest = run.train_store.manifest
+    manifest, place = run.train_store.manifest, RunPlace.of(config)
+    # A checkpoint that was copied to begin another run is not its own.
+    own = run.resume if run.resume and run.resume.meta["config"]["run"] == config.run else None
     tracker = Tracker.start(
         config.tracking,
-        root=root_of(RunPlace.of(config).folder, config.run),
-        run_folder=RunPlace.of(config).folder,
+        root=root_of(place.folder, config.run),
+        run_folder=place.folder,
         run_name=config.run,
         params=flatten(to_json(config)),
         tags={
@@ -193,16 +182,11 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             tokens=manifest.totals.tokens,
         ),
         resume_step=resume_step,
-        run_id=run.resume.meta.get("mlflow_run") if run.resume and _is_of(run.resume, config) else None,
+        run_id=own.meta.get("mlflow_run") if own else None,
     )
     if resume_step:  # those of which MLflow was not told before the run was killed
-        for checkpoint in reversed(RunPlace.of(config).glance_all()):
+        for checkpoint in reversed(place.complete_checkpoints()):
             if checkpoint.step <= resume_step:
-                place = RunPlace.of(config).checkpoints / checkpoint.folder.name
-                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, place.recorded)
+                stands = place.checkpoints / checkpoint.folder.name
+                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
     return tracker
-
-
-def _is_of(checkpoint: Checkpoint, config: TrainConfig) -> bool:
-    """Whether the checkpoint is this run's own, and not one that was copied to begin another."""
-    return checkpoint.meta["config"]["run"] == config.run

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+LONGEST_NAME = 64
+
 
 @dataclass(frozen=True)
 class World:
@@ -49,23 +51,11 @@ class World:
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
-
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over the processes."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every process's tensor, in order of rank; all of one shape."""
-        if self.size == 1:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor)
-        return parts
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
@@ -74,12 +64,12 @@ class World:
             dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
         return bool(flags)
 
-    def first(self, number: int) -> int:
-        """What rank 0 says, on every process."""
-        numbers = torch.tensor(number)
+    def first(self, text: str) -> str:
+        """What rank 0 says, on every process: a name, or nothing."""
+        letters = torch.tensor(list(text.encode().ljust(LONGEST_NAME)), dtype=torch.uint8)
         if self.size > 1:
-            dist.broadcast(numbers, 0, group=self.control)
-        return int(numbers)
+            dist.broadcast(letters, 0, group=self.control)
+        return bytes(letters.tolist()).decode().rstrip()
 
 
 def join_torchrun(device: torch.device) -> None:

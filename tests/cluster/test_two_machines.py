@@ -9,13 +9,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from data_prep.places import Place
-from pipelines.checkpoints import checkpoint as checkpoints
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from tests.cluster.conftest import Laptop
 
@@ -40,7 +38,7 @@ def prepared(laptop: Laptop) -> None:
 
 
 def step_of(laptop: Laptop, run: str) -> int:
-    return max(map(checkpoints.step_of, checkpoints.folders(laptop.shared / "runs" / run / "checkpoints")), default=0)
+    return RunPlace.parse(laptop.shared / "runs" / run).newest_step()
 
 
 def logged(laptop: Laptop, run: str) -> int:
@@ -250,12 +248,8 @@ def records(laptop: Laptop, run: str) -> list[dict[str, object]]:
 
 def world(laptop: Laptop, run: str) -> int:
     """Workers of the newest checkpoint."""
-    for folder in checkpoints.folders(laptop.shared / "runs" / run / "checkpoints")[:1]:
-        try:
-            return Checkpoint.glance(Path(folder)).meta["world"]
-        except CheckpointError:
-            return 0
-    return 0
+    found = RunPlace.parse(laptop.shared / "runs" / run).complete_checkpoints()
+    return found[0].meta["world"] if found else 0
 
 
 def raylet(laptop: Laptop) -> bool:

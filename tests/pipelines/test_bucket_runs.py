@@ -242,8 +242,8 @@ def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
     run, log = RunPlace.parse(bucket("runs/mine")), tmp_path / "bucket.log"
     machines = [{**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("one", "two", "three")]
     traps: list[tuple[str, int, int]] = [
-        ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 9), ("commit to the bucket", 0, 14),
-        ("pruning the bucket", 0, 19), ("backward and all-reduce", 1, 24),
+        ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 9), ("commit", 0, 14),
+        ("pruning", 0, 19), ("backward and all-reduce", 1, 24),
     ]  # fmt: skip
     for turn, (moment, rank, step) in enumerate(traps):
         where = [machines[turn % 3], machines[(turn + 1) % 3]]  # ranks move from machine to machine

@@ -15,7 +15,8 @@ import torch
 
 from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
-from pipelines.checkpoints.checkpoint import Checkpoint, folders, newest, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.train import main
@@ -54,7 +55,7 @@ def calm(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def until(run: Path, step: int, group: Group) -> None:
     """Wait for the checkpoint of a step, or a later one."""
     deadline = time.monotonic() + 60
-    while max(map(step_of, folders(run / "checkpoints")), default=0) < step:
+    while RunPlace.parse(run).newest_step() < step:
         assert time.monotonic() < deadline and any(p.is_alive() for p in group.processes), group.said()
         time.sleep(0.005)
 
@@ -73,7 +74,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
             group.signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM, 1 if how == "SIGTERM to one" else None)
         assert group.wait() == [75, 75]
     stopped = re.search(r"stopped after step (\d+) of 60, which is saved", log.read_text())
-    found, _ = newest(run / "checkpoints")
+    found, _ = RunPlace.parse(run).newest()
     assert stopped and found and found.step == int(stopped[1]) > 17  # not the checkpoint that was there
     assert curve(run)[-1][0] == found.step and not (run / "stop").exists()
     with Group(asked, 2, log) as group:
@@ -147,12 +148,12 @@ def test_two_one_four_and_two_processes_read_and_learn_the_same(
                 group.wait_until_killed(range(workers))
             else:
                 assert group.wait() == [0, 0], group.said()
-        found, _ = newest(run / "checkpoints")
+        found, _ = RunPlace.parse(run).newest()
         assert found and found.meta["world"] == workers
         check_the_move(found, mine, next_workers=4 if workers == 1 else 1)
     steady, moved = (
         Checkpoint.open(tmp_path / "steady/checkpoints/step-00000060"),
-        Checkpoint.open(folders(run / "checkpoints")[0]),
+        Checkpoint.open(run / "checkpoints/step-00000060"),
     )
     assert torch.equal(steady.lanes(0, 4)[0]["digest"], moved.lanes(0, 4)[0]["digest"])  # of every token of every lane
     expected, got = losses(tmp_path / "steady"), losses(run)
@@ -169,7 +170,7 @@ def test_in_bfloat16_a_kill_changes_no_bit_and_lanes_move_with_theirs(words: lis
             assert group.wait() == statuses, group.said()
     assert final_tensors(tmp_path / "killed", 20) == final_tensors(tmp_path / "steady", 20)
     for workers in (1, 4):
-        check_the_move(Checkpoint.open(folders(tmp_path / "killed" / "checkpoints")[0]), mine, workers)
+        check_the_move(Checkpoint.open(tmp_path / "killed/checkpoints/step-00000020"), mine, workers)
 
 
 class WithGpu(Trap):
@@ -226,7 +227,7 @@ def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_pat
     holder = hold(run / "checkpoints", "an earlier start")
     with Group([*words, "--run", "fenced", "--steps", "6"], 1, tmp_path / "log") as group, holder:
         time.sleep(3)
-        assert group.processes[0].is_alive() and not folders(run / "checkpoints")
+        assert group.processes[0].is_alive() and not RunPlace.parse(run).checkpoint_names()
         holder.__exit__(None, None, None)
         assert group.wait() == [0]
 

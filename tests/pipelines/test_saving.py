@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import save_file
 
 from data_prep.errors import is_users
+from data_prep.places import Place
 from pipelines.checkpoints import saving
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_file, digest_json, newest
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_json, name_of
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
 from pipelines.training.world import World
@@ -34,15 +36,15 @@ class Trained:
     def __init__(
         self, root: Path, config: CheckpointConfig | None = None, bits: dict[int, float] | None = None
     ) -> None:
-        self.root, self.bits = root, bits or {}
-        self.saver = Saver(root, config or CheckpointConfig(keep=2, keep_best=0), World.alone(), lanes=2)
+        self.run, self.bits = RunPlace.parse(root), bits or {}
+        self.saver = Saver(self.run, config or CheckpointConfig(keep=2, keep_best=0), World.alone(), lanes=2)
         self.model = torch.nn.Linear(4, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.model(torch.randn(2, 4)).sum().backward()
         self.optimizer.step()
 
     def save(self, step: int) -> Path:
-        folder = self.saver.save(
+        self.saver.save(
             step,
             model=self.model,
             optimizer=self.optimizer,
@@ -50,17 +52,18 @@ class Trained:
             per_process={"nats": torch.tensor(0.5)},
             meta={"validation": {"step": step, "bits_per_token": self.bits[step]} if step in self.bits else None},
         )
-        return Path(folder)
+        return self.run.folder / "checkpoints" / name_of(step)
 
     def obstruct(self, step: int) -> Path:
         """A file where the folder of this step's checkpoint would be made."""
-        path = self.root / f".step-{step:08d}.{self.saver._token}.tmp"
+        path = self.run.folder / "checkpoints" / f".step-{step:08d}.{self.saver._token}.tmp"
+        path.parent.mkdir(exist_ok=True)
         path.write_text("in the way")
         return path
 
 
-def steps(root: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in root.glob("step-*"))
+def steps(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in run.glob("checkpoints/step-*"))
 
 
 class TestPolicy:
@@ -79,13 +82,14 @@ class TestPolicy:
         trained.save(1)
         trained.save(9)
         trained.saver.close()  # 9 alone is left; then it is damaged, and the run has fallen back to 1
-        shutil.copytree(tmp_path / "step-00000009", tmp_path / "step-00000020")
-        (tmp_path / "step-00000020" / "model.safetensors").write_bytes(b"")
+        folder = tmp_path / "checkpoints"
+        shutil.copytree(folder / "step-00000009", folder / "step-00000020")
+        (folder / "step-00000020" / "model.safetensors").write_bytes(b"")
         again = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=0))
         again.save(10)
         again.saver.close()
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
-        assert newest(tmp_path)[0].step == 10  # pyright: ignore[reportOptionalMemberAccess]
+        assert RunPlace.parse(tmp_path).newest()[0].step == 10  # pyright: ignore[reportOptionalMemberAccess]
 
     @pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_best"])
     def test_numbers_that_mean_nothing(self, field: str) -> None:
@@ -136,7 +140,7 @@ class TestFailure:
     """What cannot be written is told of, and leaves the others as they were."""
 
     def test_stop_raises_in_the_loop(self, tmp_path: Path) -> None:
-        trained = Trained(tmp_path / "checkpoints")
+        trained = Trained(tmp_path)
         trained.save(1)
         trained.saver._settle()
         before = contents(tmp_path)
@@ -192,10 +196,10 @@ class TestFailure:
         assert is_users(caught.value) == users
 
     def test_what_an_earlier_start_left_is_removed(self, tmp_path: Path) -> None:
-        (tmp_path / ".step-00000003.0123abcd.tmp").mkdir()
-        (tmp_path / ".step-00000002.0123abcd.old").mkdir()
+        (tmp_path / "checkpoints" / ".step-00000003.0123abcd.tmp").mkdir(parents=True)
+        (tmp_path / "checkpoints" / ".step-00000002.0123abcd.old").mkdir()
         Trained(tmp_path)
-        assert not list(tmp_path.iterdir())
+        assert not list((tmp_path / "checkpoints").iterdir())
 
 
 @pytest.fixture
@@ -253,7 +257,7 @@ class TestForeign:
         folder = self.saved(tmp_path)
         (folder / name).write_bytes(pickle.dumps({}))
         with pytest.raises(PickledError, match=f"{name} may hold pickled objects, .* remove it"):
-            newest(tmp_path)
+            RunPlace.parse(tmp_path).newest()
 
     @pytest.mark.parametrize("protocol", [2, 4, "zip"])
     def test_a_pickle_in_the_place_of_a_file(self, tmp_path: Path, protocol: int | str) -> None:
@@ -267,16 +271,14 @@ class TestForeign:
         meta = json.loads((folder / "checkpoint.json").read_text())
         rename(folder, "model.safetensors", "model.safetensors", meta)
         with pytest.raises(PickledError, match="no safetensors but a pickle"):
-            newest(tmp_path)
+            RunPlace.parse(tmp_path).newest()
         assert not fired.exists()
 
     def test_a_file_outside_of_the_folder(self, tmp_path: Path) -> None:
         folder = self.saved(tmp_path)
-        save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+        save_file({"a": torch.zeros(1)}, folder.parent / "other.safetensors")
         meta = json.loads((folder / "checkpoint.json").read_text())
-        meta["files"]["../other.safetensors"] = dict(
-            zip(("bytes", "xxh3"), digest_file(tmp_path / "other.safetensors"), strict=True)
-        )
+        meta["files"]["../other.safetensors"] = record(folder.parent / "other.safetensors")
         rename(folder, "model.safetensors", "model.safetensors", meta)
         with pytest.raises(CheckpointError, match=r"other.safetensors"):
             Checkpoint.open(folder)
@@ -299,13 +301,18 @@ class Bomb:
         return open, (self.path, "w")
 
 
+def record(path: Path) -> dict[str, object]:
+    """What checkpoint.json says of a file."""
+    return {"bytes": path.stat().st_size, "xxh3": Place.parse(path).xxh3()}
+
+
 def rename(folder: Path, before: str, after: str, meta: dict[str, object]) -> None:
     """Rename a file, and write a checkpoint.json whose checksums are right."""
     (folder / before).rename(folder / after)
     files = meta["files"]
     assert isinstance(files, dict)
     del files[before]
-    files[after] = dict(zip(("bytes", "xxh3"), digest_file(folder / after), strict=True))
+    files[after] = record(folder / after)
     meta["digest"] = digest_json(meta)
     (folder / "checkpoint.json").write_text(json.dumps(meta))
 
@@ -315,7 +322,7 @@ def test_weights_that_are_no_numbers_are_not_saved(train: Train) -> None:
     with pytest.raises(ValueError, match="the loss became"):
         train(*words, "--optim.lr", "1e30")
     folder = train(*words, "--optim.lr", "1e-3", "--steps", "3", name="fine")
-    assert steps(folder / "checkpoints") == [1, 2, 3]
+    assert steps(folder) == [1, 2, 3]
     for path in (folder.parent / "run" / "checkpoints").glob("step-*"):
         assert all(torch.isfinite(value).all() for value in Checkpoint.open(path).weights().values())
 

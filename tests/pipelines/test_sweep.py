@@ -27,7 +27,7 @@ from pipelines.sweeps.sweep import Sweep, Trial, open_folder
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
-from pipelines.training.worker import work
+from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
@@ -65,7 +65,7 @@ class Here:
 
     def _train(self, job: Job) -> tuple[Any, str]:
         stop = Stop(RunPlace.of(job.run).folder).asked
-        until = tune.Until(stop, job.until - conducting.newest_step(job.run)) if job.until < job.run.steps else stop
+        until = tune.Until(stop, job.until - RunPlace.of(job.run).newest_step()) if job.until < job.run.steps else stop
 
         def asked() -> bool:
             self._steps_left -= 1
@@ -75,7 +75,7 @@ class Here:
             return until()
 
         try:
-            work(job.run, World.alone(), lambda figures: None, asked)
+            train_as_worker(job.run, World.alone(), asked)
         except Stopped:
             return "stopped", ""
         except ValueError as error:

@@ -15,7 +15,7 @@ import torch
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json, newest
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.run_file import read_run
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
@@ -37,7 +37,7 @@ Train = Callable[..., Path]
 
 
 def load(folder: Path) -> RecurrentModel:
-    checkpoint, _ = newest(folder / "checkpoints")
+    checkpoint, _ = RunPlace.parse(folder).newest()
     assert checkpoint is not None
     return load_model(checkpoint)
 

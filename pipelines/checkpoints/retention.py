@@ -1,0 +1,63 @@
+"""Which checkpoints of a run are kept: the newest, those of round steps, and the best. And how one comes to its name and goes.
+
+prune(run, "step-00000200", CheckpointConfig(keep=2))         # now that this one is complete
+best({200: checkpoint, 100: another})                         # [100, 200]
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+
+from data_prep.places import Place, sync
+from pipelines.checkpoints.checkpoint import Checkpoint, step_of
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import CheckpointConfig
+
+
+def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
+    """Remove what need not be kept, now that the checkpoint of the name ``newest`` is complete.
+
+    Those of later steps were passed over as damaged when the run fell back: they neither count nor go. One that is not whole
+    takes the place of none that is. Of one step a bucket may hold several, of several starts: the newest start's is kept.
+    """
+    whole: dict[int, Checkpoint] = {}
+    for checkpoint in sorted(run.complete_checkpoints(), key=lambda found: found.folder.name != newest):
+        if checkpoint.step <= step_of(newest):
+            whole.setdefault(checkpoint.step, checkpoint)
+    kept = {step for step in whole if config.keep_every and step % config.keep_every == 0}
+    kept |= {*list(whole)[: config.keep], *best(whole)[: config.keep_best]}
+    names = {whole[step].folder.name for step in kept}
+    for name in run.checkpoint_names():
+        if step_of(name) in whole and name not in names:
+            remove(run.checkpoints / name)
+
+
+def best(checkpoints: Mapping[int, Checkpoint]) -> list[int]:
+    """The steps that were validated at their own step, the best first."""
+    scores = {}
+    for step, checkpoint in checkpoints.items():
+        validation = checkpoint.meta.get("validation") or {}
+        if validation.get("step") == step:
+            scores[step] = validation["bits_per_token"]
+    return sorted(scores, key=lambda step: (scores[step], step))
+
+
+def give_name(written: Place, final: Place) -> None:
+    """Give a complete checkpoint in a local folder its name; one that has it is of the same step, before the run fell back."""
+    if final.exists():
+        remove(final)
+    os.rename(written.path, final.path)
+    sync(final.parent.path)
+
+
+def remove(checkpoint: Place) -> None:
+    """Remove a checkpoint such that no half of it is ever taken for one."""
+    if checkpoint.is_local:
+        doomed = checkpoint.parent / f".{checkpoint.name}.{secrets.token_hex(4)}.old"
+        os.rename(checkpoint.path, doomed.path)
+        doomed.delete()
+    else:
+        (checkpoint / "checkpoint.json").delete()
+        checkpoint.delete()
