@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.inference.exporting import export
+from pipelines.inference.to_transformers import export
 from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
 from pipelines.terminal import cli
 from pipelines.training.scoring import score_split

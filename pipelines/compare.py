@@ -21,8 +21,8 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.compared import collect
-from pipelines.reports.comparing import Comparison, compare, comparison_table, write_comparison
+from pipelines.reports.comparison import Comparison, compare, comparison_table, write_comparison
+from pipelines.reports.finished_runs import collect
 from pipelines.reports.sweep_report import is_sweep, report_sweep
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker

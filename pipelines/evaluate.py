@@ -34,7 +34,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.reports import report
+from pipelines.reports.evaluation import comparison_rows, comparison_table, write_report
 from pipelines.terminal import cli
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score
@@ -178,11 +178,11 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    Console(width=max(Console().width, 120), markup=False).print(report.comparison_table(evaluations, unigram))
+    Console(width=max(Console().width, 120), markup=False).print(comparison_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line, flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
-    paths = report.write_report(evaluations, target.folder, unigram=unigram)
+    paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, places, found, evaluations, paths)
     look = target.folder / "cumulative.png"
@@ -270,7 +270,7 @@ def track(
         root = root_of(place.folder, checkpoint.meta["config"]["run"])
         home = root if place is places[0] else home
         tracker = Tracker.attach(tracking_of(checkpoint, config.tracking), root, place.folder)
-        row, split = report.comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
+        row, split = comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
             {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )

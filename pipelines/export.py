@@ -17,7 +17,7 @@ from pathlib import Path
 import transformers
 import tyro
 
-from pipelines.inference.exporting import export
+from pipelines.inference.to_transformers import export
 from pipelines.inference.trained import find_checkpoint
 from pipelines.terminal import cli
 

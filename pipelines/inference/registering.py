@@ -73,7 +73,7 @@ def best_checkpoint(run: RunPlace) -> Checkpoint | None:
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
     from transformers.utils.logging import disable_progress_bar  # transformers: seconds
 
-    from pipelines.inference.exporting import export
+    from pipelines.inference.to_transformers import export
 
     disable_progress_bar()
 

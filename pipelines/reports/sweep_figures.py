@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from pipelines.reports.evaluation import COLOURS, save_figure, short
 from pipelines.reports.importance import Scale, importances, text_of
-from pipelines.reports.report import COLOURS, save_figure, short
 from pipelines.reports.sweep_report import SweepResult, TrialResult
 
 STATUS_COLOURS = {

@@ -2,7 +2,7 @@
 
     {"step": 120, "time": 1767225600000, "metrics": {"train/bits_per_token": 5.1, …}}        time in ms since the epoch
 
-A line is one write, so that a reader (the progress bar, `pipelines.reports.report`) sees whole lines, and the death of the process
+A line is one write, so that a reader (the progress bar, `pipelines.reports`) sees whole lines, and the death of the process
 (not of the machine) loses none. A resumed run drops the lines after its checkpoint, because it makes these steps again.
 """
 

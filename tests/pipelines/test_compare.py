@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from pipelines.compare import main
-from pipelines.reports.compared import BYTE, TOKEN, TRAIN, Compared
-from pipelines.reports.comparing import compare, rows
+from pipelines.reports.comparison import compare, rows
+from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, Compared
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
 from pipelines.reports.sweep_report import read_sweep, report_sweep, spans

@@ -27,7 +27,7 @@ from data_prep.tokenizers import (
 from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
-from pipelines.inference import exporting, trained
+from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
 from tests.shared_data import need
 from tests.small_corpus import contents, words
@@ -140,9 +140,9 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
     tokenizer = made(kind, tmp_path)
     folder = tmp_path / "exported"
     folder.mkdir()
-    exporting.save_tokenizer(tokenizer, folder)
-    texts = [*exporting.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
-    exporting.check_tokenizer(folder, tokenizer, texts)
+    to_transformers.save_tokenizer(tokenizer, folder)
+    texts = [*to_transformers.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
+    to_transformers.check_tokenizer(folder, tokenizer, texts)
     theirs: Any = AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == tokenizer.vocab_size and theirs.bos_token_id == tokenizer.vocab_size - 1
     ids = tokenizer.encode(texts[2]).tolist()
@@ -150,7 +150,7 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
         assert theirs.decode(ids[:stop]) == tokenizer.decode(ids[:stop])
     assert theirs.decode([theirs.bos_token_id, *ids], skip_special_tokens=True) == tokenizer.decode(ids)
     theirs.save_pretrained(tmp_path / "again")
-    exporting.check_tokenizer(tmp_path / "again", tokenizer, texts)
+    to_transformers.check_tokenizer(tmp_path / "again", tokenizer, texts)
 
 
 @pytest.mark.real_data
@@ -159,8 +159,8 @@ def test_a_published_model_is_exported_with_the_same_ids(tmp_path: Path) -> None
         need("tokenizers", "sentencepiece_pg19", "pg19train_bpe_4000.model").read_bytes()
     )
     book = min(need("pg19", "validation").glob("*.txt"), key=lambda path: path.stat().st_size)
-    exporting.save_tokenizer(tokenizer, tmp_path)
-    exporting.check_tokenizer(tmp_path, tokenizer, [*exporting.SAMPLES, book.read_bytes().decode()])
+    to_transformers.save_tokenizer(tokenizer, tmp_path)
+    to_transformers.check_tokenizer(tmp_path, tokenizer, [*to_transformers.SAMPLES, book.read_bytes().decode()])
 
 
 class Other(BytesTokenizer):
@@ -176,11 +176,11 @@ class Unknown(BytesTokenizer):
 
 
 def test_a_tokenizer_that_would_change_the_ids_is_not_exported(tmp_path: Path) -> None:
-    exporting.save_tokenizer(Other(), tmp_path)
+    to_transformers.save_tokenizer(Other(), tmp_path)
     with pytest.raises(ValueError, match="other ids from token 0 of the text that begins 'def f"):
-        exporting.check_tokenizer(tmp_path, Other(), ["def f"])
+        to_transformers.check_tokenizer(tmp_path, Other(), ["def f"])
     with pytest.raises(ValueError, match="kind 'words' cannot be exported"):
-        exporting.save_tokenizer(Unknown(), tmp_path)
+        to_transformers.save_tokenizer(Unknown(), tmp_path)
 
 
 def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     there.mkdir()
     with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
         export.main([str(run), "--output", str(there)])
-    monkeypatch.setattr(exporting, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
+    monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
         export.main([str(run), "--output", str(tmp_path / "new")])
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]

@@ -25,8 +25,8 @@ import recur_models  # noqa: F401  (registers the models)
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
-from pipelines.reports.compared import collect
-from pipelines.reports.comparing import compare, rows
+from pipelines.reports.comparison import compare, rows
+from pipelines.reports.finished_runs import collect
 from pipelines.tracking import Tracker
 from tests.mlflow_server import Server, wait_until
 

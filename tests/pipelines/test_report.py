@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.evaluate import pass_progress
-from pipelines.reports.report import (
+from pipelines.reports.evaluation import (
     comparison_rows,
     comparison_table,
     cumulative_bits,

@@ -382,7 +382,7 @@ def test_config_errors_are_sentences() -> None:
 
 
 def test_importing_tracking_and_report_imports_neither_mlflow_nor_torch() -> None:
-    rooms = "pipelines.tracking, pipelines.reports.report"
+    rooms = "pipelines.tracking, pipelines.reports.evaluation"
     code = f"import sys, {rooms}; print([m for m in ('mlflow', 'torch', 'ray') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from data_prep.errors import UserError
-from pipelines.reports.compared import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
-from pipelines.reports.report import COLOURS, save_figure, short
+from pipelines.reports.evaluation import COLOURS, save_figure, short
+from pipelines.reports.finished_runs import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
 from pipelines.reports.sweep_report import UNITS, write_csv
 from pipelines.terminal.cli import duration
 from pipelines.tracking.metrics_file import Record
