@@ -2,8 +2,8 @@
 
     python docs/rooms.py
 
-An arrow says who imports whom; it is left out where others imply it. A room stands one row below the lowest that imports it. Each says
-its purpose (the first sentence of its package), how large it is, and which of the large libraries its modules import.
+An arrow says who imports whom; it is left out where others imply it. A room stands one row below the lowest that imports it. Each
+says its purpose (the first sentence of its package), how large it is, and which of the large libraries its modules import.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("data_prep", "recur_models", "tune_spaces")
 SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
-WIDTH, HEIGHT, COLUMN, ROW = 2.7, 1.2, 3.0, 1.9
+WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9
 COLUMNS = {
     **{SCRIPTS: 0, "sweeps": 0},
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
-    **{"terminal": -2, "training": 2, "checkpoints": 0.5, "tracking": 1.6, "config": 0, "data_prep": -1, "recur_models": 0.6},
+    **{
+        "terminal": -2,
+        "training": 2,
+        "checkpoints": 0.5,
+        "tracking": 1.6,
+        "config": 0,
+        "data_prep": -1,
+        "recur_models": 0.6,
+    },
 }
 """Where a room stands in its row, so that few arrows pass behind others' boxes. Rows, arrows and texts follow from the files."""
 BOTTOM = ("data_prep", "recur_models")
@@ -66,6 +74,15 @@ def room_of(dotted: str) -> str:
     return SCRIPTS if (ROOT / "pipelines" / f"{second}.py").exists() else ""
 
 
+def purpose(docstring: str) -> str:
+    """The first sentence, of a long one its beginning."""
+    sentence = " ".join(docstring.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+    for end in (":", ","):
+        if len(sentence) > 60:
+            sentence = sentence.split(end)[0]
+    return sentence
+
+
 def read() -> dict[str, Room]:
     """Every room by its name, from the files."""
     rooms: dict[str, Room] = {}
@@ -78,7 +95,7 @@ def read() -> dict[str, Room]:
             text = path.read_text("utf-8")
             tree = ast.parse(text)
             if path.name == "__init__.py" and not room.purpose:
-                room.purpose = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+                room.purpose = purpose(ast.get_docstring(tree) or "")
             room.lines += text.count("\n")
             names = list(imported(tree))
             room.imports |= {room_of(other) for other in names} - {name, ""}
@@ -130,8 +147,7 @@ def draw_room(axes: Axes, room: Room, x: float, y: float) -> None:
     corner = (x - WIDTH / 2, y - HEIGHT / 2)
     axes.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, facecolor=colour, edgecolor="0.35", zorder=3))
     axes.text(x, y + 0.4, room.name, ha="center", va="center", fontsize=12, weight="bold", zorder=4)
-    purpose = textwrap.fill(textwrap.shorten(room.purpose, 62, placeholder=" …"), 33)
-    axes.text(x, y + 0.02, purpose, ha="center", va="center", fontsize=8, zorder=4)
+    axes.text(x, y + 0.02, textwrap.fill(room.purpose, 33), ha="center", va="center", fontsize=8, zorder=4)
     small: dict[str, Any] = {"va": "center", "fontsize": 7, "zorder": 4}
     axes.text(x - WIDTH / 2 + 0.1, y - 0.45, f"{room.lines:,} lines", color="0.4", **small)
     right = x + WIDTH / 2 - 0.1
