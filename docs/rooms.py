@@ -3,7 +3,7 @@
     python docs/rooms.py
 
 An arrow says who imports whom; it is left out where others imply it. A room stands one row below the lowest that imports it. Each
-says its purpose (the first sentence of its package), how large it is, and which of the large libraries its modules import.
+says its purpose (the first sentence of its package), and which of the large libraries its modules import.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Room:
 
     name: str
     purpose: str = ""
-    lines: int = 0
     imports: set[str] = field(default_factory=set)
     """Names of rooms."""
     libraries: set[str] = field(default_factory=set)
@@ -92,11 +91,9 @@ def read() -> dict[str, Room]:
             if path == ROOT / "pipelines" / "__init__.py":
                 continue
             room = rooms.setdefault(name, Room(name))
-            text = path.read_text("utf-8")
-            tree = ast.parse(text)
+            tree = ast.parse(path.read_text("utf-8"))
             if path.name == "__init__.py" and not room.purpose:
                 room.purpose = purpose(ast.get_docstring(tree) or "")
-            room.lines += text.count("\n")
             names = list(imported(tree))
             room.imports |= {room_of(other) for other in names} - {name, ""}
             room.libraries |= {other.split(".")[0] for other in names} & LIBRARIES.keys()
@@ -149,11 +146,19 @@ def draw_room(axes: Axes, room: Room, x: float, y: float) -> None:
     axes.text(x, y + 0.4, room.name, ha="center", va="center", fontsize=12, weight="bold", zorder=4)
     axes.text(x, y + 0.02, textwrap.fill(room.purpose, 33), ha="center", va="center", fontsize=8, zorder=4)
     small: dict[str, Any] = {"va": "center", "fontsize": 7, "zorder": 4}
-    axes.text(x - WIDTH / 2 + 0.1, y - 0.45, f"{room.lines:,} lines", color="0.4", **small)
     right = x + WIDTH / 2 - 0.1
     for library in sorted(room.libraries):
         axes.text(right, y - 0.45, library, ha="right", color=LIBRARIES[library], weight="bold", **small)
         right -= 0.09 * len(library) + 0.08
+
+
+def told(rooms: dict[str, Room]) -> str:
+    """The picture in words, which it carries."""
+    lines = [
+        f"{name} ({room.purpose}; {', '.join(sorted(room.libraries))}): {', '.join(sorted(room.imports - implied(rooms, name)))}"
+        for name, room in sorted(rooms.items())
+    ]
+    return "\n".join(lines)
 
 
 def draw(rooms: dict[str, Room], path: Path) -> None:
@@ -172,7 +177,7 @@ def draw(rooms: dict[str, Room], path: Path) -> None:
     axes.set_ylim(min(ys) - ROW / 2, max(ys) + ROW / 2)
     axes.set_aspect("equal")
     axes.axis("off")
-    FigureCanvasAgg(figure).print_figure(path, dpi=110, metadata={"Software": None})
+    FigureCanvasAgg(figure).print_figure(path, dpi=110, metadata={"Software": None, "Description": told(rooms)})
 
 
 def main() -> None:
