@@ -171,8 +171,10 @@ def draw(rooms: dict[str, Room], path: Path) -> None:
         draw_room(axes, room, x, y)
         for other in sorted(room.imports - implied(rooms, name)):
             to_x, to_y = found[other]
-            ends = {"posA": (x, y - HEIGHT / 2), "posB": (to_x, to_y + HEIGHT / 2)}
-            axes.add_patch(FancyArrowPatch(**ends, arrowstyle="-|>", mutation_scale=11, color="0.3", linewidth=1.2))
+            above, onto = (x, y - HEIGHT / 2), (to_x, to_y + HEIGHT / 2)
+            axes.add_patch(
+                FancyArrowPatch(above, onto, arrowstyle="-|>", mutation_scale=11, color="0.3", linewidth=1.2)
+            )
     axes.set_xlim(min(xs) - COLUMN / 2, max(xs) + COLUMN / 2)
     axes.set_ylim(min(ys) - ROW / 2, max(ys) + ROW / 2)
     axes.set_aspect("equal")

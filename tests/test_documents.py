@@ -238,7 +238,7 @@ CHAIN = """
     compare runs/mine runs/small-rec-lr-states-window-gate
 """
 """Commands as the documents have them, in the order in which a person comes to them."""
-SMALLER = {"sentencepiece:8192": "sentencepiece:300", "sentencepiece:4000": "sentencepiece:280", "gpt2:FOLDER": "bytes"}
+SMALLER = {"sentencepiece:8192": "sentencepiece:300", "sentencepiece:4000": "sentencepiece:300", "gpt2:FOLDER": "bytes"}
 TINY = """
     --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32
     --model.window 8 --model.states 4 --data.lanes 4 --data.segment-length 32 --steps 4 --schedule.warmup 1 --log-every 1
