@@ -172,22 +172,29 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
 
 
 def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
+    """Accuracy over distance, a curve for each model, and hollow points where its recurrent states were cleared."""
     figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, recalls) in enumerate(results.items()):
-        colour = f"C{number}"
-        axes.plot(list(recalls), [100 * r.names for r in recalls.values()], "o-", color=colour, label=name)
+        colour, short = f"C{number}", name.removeprefix("recall-")
+        axes.plot(list(recalls), [100 * r.names for r in recalls.values()], "o-", color=colour, label=short)
         cleared = [100 * r.names_cleared for r in recalls.values() if r.names_cleared is not None]
         if cleared:
-            label = f"{name}, recurrent states cleared before the question"
-            axes.plot(list(recalls), cleared, "o--", color=colour, markerfacecolor="none", label=label)
-    axes.axvline(reach, color="0.5", linestyle=":", label=f"slide's receptive field: {reach} windows")
-    axes.axvline(TRAIN_LINES - 1, color="0.8", linestyle="-.", label="longest distance in training")
-    axes.set_xlabel("windows between name and question")
+            label = f"{short}, its recurrent states cleared just before the question"
+            hollow = {"markerfacecolor": "white", "markersize": 4, "zorder": 3}
+            axes.plot(list(recalls), cleared, "o--", color=colour, label=label, **hollow)
+    for windows, what in (
+        (reach, "as far as slide's\nlayers reach"),
+        (TRAIN_LINES - 1, "no document in\ntraining is longer"),
+    ):
+        axes.axvline(windows, color="0.6", linestyle=":")
+        axes.text(windows + 0.2, 72, what, color="0.35", fontsize=9, va="top")
+    axes.set_title("A name stands in the first line; how often is it known when a later line asks for it?", fontsize=11)
+    axes.set_xlabel("windows (of 16 bytes) between name and question")
     axes.set_ylabel("names right, %")
-    axes.set_ylim(-3, 103)
+    axes.set_ylim(-4, 104)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9, loc="center right", bbox_to_anchor=(1, 0.33))
     FigureCanvasAgg(figure).print_figure(path, dpi=150)
 
 

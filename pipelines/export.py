@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import transformers
 import tyro
+from transformers.utils.logging import disable_progress_bar
 
 from pipelines.inference.to_transformers import export
 from pipelines.inference.trained import find_checkpoint
@@ -36,7 +36,7 @@ class ExportConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ExportConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    transformers.utils.logging.disable_progress_bar()
+    disable_progress_bar()
     checkpoint = find_checkpoint(config.run)
     export(checkpoint, config.output, config.store)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")

@@ -8,13 +8,13 @@ A document begins where a sequence begins; a begin-of-document id later in a seq
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers.cache_utils import Cache
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
@@ -87,12 +87,15 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model: RecurrentModel = config.build()
         self.stepper = self.model.stepper()
-        self.post_init()
+        initialised: Any = self  # so that pyright does not infer what post_init returns: it would read as much as below
+        initialised.post_init()
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.bos_token_id]  # no text has it inside
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: `build` initialises."""
+    if not TYPE_CHECKING:  # to infer the type of what this overrides, pyright would read 3,000 files of transformers
+
+        def _init_weights(self, module: nn.Module) -> None:
+            """Nothing: `build` initialises."""
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """The same embeddings make the logits: there are no others (`resize_token_embeddings` calls this)."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_tokenizer import ThroughlineTokenizer

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
+from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -122,7 +124,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             fast = tokenizer_of_file(tokenizer.data.decode())
         else:
             raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
-        exported = transformers.PreTrainedTokenizerFast(
+        exported = PreTrainedTokenizerFast(
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
             split_special_tokens=True,  # their names in a text are ordinary text, as in the corpus
@@ -143,7 +145,7 @@ def corpus_sample(checkpoint: Checkpoint, tokenizer: Tokenizer, store: str) -> l
 
 def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> None:
     """Raise ValueError unless the exported tokenizer gives our ids on these texts, and our text of these ids."""
-    exported: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    exported: Any = AutoTokenizer.from_pretrained(folder)
     for text in samples:
         ours = tokenizer.encode(text).tolist()
         theirs = exported(text)["input_ids"]
@@ -162,7 +164,7 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> N
 
 def check_model(folder: Path, model: RecurrentModel) -> None:
     """Raise ValueError unless the exported model gives the same logits over two blocks."""
-    exported: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    exported: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokens_BT = torch.randint(model.vocab_size, (1, 2 * model.block), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         if not torch.equal(exported(tokens_BT, use_cache=False).logits, model(tokens_BT)[0]):

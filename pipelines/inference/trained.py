@@ -35,7 +35,7 @@ class ExportedTokenizer:
     """The tokenizer beside exported weights, without begin-of-document."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 import recur_models  # noqa: F401  (registers the models)
 from pipelines.config.run import TrackingConfig

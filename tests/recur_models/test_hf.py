@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from recur_models import ModelConfig
 from recur_models.hf import RecurrentCache, ThroughlineForCausalLM

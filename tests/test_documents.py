@@ -1,0 +1,274 @@
+"""The documents: the programs that they name take their words, their links lead somewhere, and one chain of their commands runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from PIL import Image
+
+from docs import rooms
+from pipelines import preflight
+from pipelines import run as whole
+from pipelines.config.dotted import flatten
+from pipelines.config.run import to_json
+from pipelines.presets import PRESETS
+from pipelines.sweeps.command import read_command
+from pipelines.terminal import cli
+from tests.small_corpus import words as text_of
+from tune_spaces import combine
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in DOCUMENTS}
+
+PROGRAMS = {"python", "ray", "mlflow", "torchrun", "make"}
+"""Programs whose words are checked here."""
+PLACEHOLDERS = ("…", "CORPUS", "NAME", "runs/<", "TINY")
+"""What stands for something else: a line with one is no command, but the form of some."""
+
+
+class Command(NamedTuple):
+    place: str
+    words: tuple[str, ...]
+    whole: bool
+    """Whether it stands on a line of its own; between backticks its name alone, or a part of it, may stand."""
+
+    @property
+    def program(self) -> str:
+        return Path(self.words[0]).name
+
+
+def code(text: str) -> Iterator[tuple[int, str, bool]]:
+    """The lines of indented and fenced blocks, continued lines joined, and what stands between backticks: number, text and whether
+    it is a line.
+    """
+    fenced, joined = False, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    ") or joined:
+            joined = f"{joined} {line.strip().removesuffix(chr(92)).strip()}"
+            if not line.endswith("\\"):
+                yield number, joined.strip(), True
+                joined = ""
+        else:
+            yield from ((number, span, False) for span in re.findall(r"`([^`]+)`", line))
+
+
+def read_commands() -> list[Command]:
+    """Every command once, with the first place where it stands. What begins with $ was printed, and is no command to repeat."""
+    found: dict[tuple[str, ...], Command] = {}
+    for name, text in TEXTS.items():
+        for number, line, is_line in code(text):
+            if line.startswith("$") or any(placeholder in line for placeholder in PLACEHOLDERS):
+                continue
+            try:
+                parts = [list(shlex.split(part, comments=True)) for part in line.split(" && ")]
+            except ValueError:
+                continue  # an apostrophe: a sentence
+            for words in parts:
+                while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                    words = words[1:]
+                if len(words) > 1 and Path(words[0]).name in PROGRAMS:
+                    found.setdefault(tuple(words), Command(f"{name}:{number}", tuple(words), is_line))
+    return list(found.values())
+
+
+COMMANDS = read_commands()
+
+
+class Parsed(Exception):
+    """Stops a command once it has read its words."""
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, list[str]], Any]:
+    """Give words to a command of ours as its `main` reads them, with the command's own parser. Returns the config."""
+    real = cli.parse
+
+    def parse(*args: Any, **kwargs: Any) -> None:
+        raise Parsed(real(*args, **kwargs))
+
+    monkeypatch.setattr(cli, "parse", parse)
+    monkeypatch.chdir(tmp_path)
+
+    def read(module: str, words: list[str]) -> Any:
+        if words[0].endswith(".json"):  # a sweep's best.json is read before the words are
+            file = tmp_path / words[0]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(to_json(PRESETS["small-rec"])))
+        try:
+            importlib.import_module(module).main(words)
+        except Parsed as done:
+            return done.args[0]
+        except SystemExit as done:
+            assert done.code == 0 and "--help" in words, f"{module} ends with status {done.code}"
+            return None
+        raise AssertionError(f"{module} has read no words")
+
+    return read
+
+
+def of_ours(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
+    """The module of ours that a command runs, wherever it runs, and that module's words."""
+    for i, word in enumerate(words):
+        if word == "-m" and words[i + 1].startswith(("pipelines.", "benchmarks.")):
+            return words[i + 1], list(words[i + 2 :])
+        if word.startswith("pipelines/") and words[i + 1 : i + 2] == ("--",):
+            return word.removesuffix(".py").replace("/", "."), list(words[i + 2 :])
+    return None
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if of_ours(c.words)], ids=lambda c: c.place)
+def test_a_command_of_ours_takes_its_words(
+    command: Command, parsed: Callable[[str, list[str]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, words = of_ours(command.words) or ("", [])
+    if module == "pipelines.tune":
+        monkeypatch.undo()
+        config = read_command(words)
+        assert combine(config.space, {"preset": config.preset, **flatten(to_json(config.train))})
+    elif module == "pipelines.preflight" and words[0] == preflight.HERE:
+        assert preflight.ports_of(words)
+    elif module == "pipelines.run":
+        for stage in whole.stages(parsed(module, words)):
+            parsed(f"pipelines.{stage.module}", list(stage.words))
+    elif words or command.whole:
+        parsed(module, words)
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.program in ("ray", "mlflow", "torchrun")], ids=lambda c: c.place
+)
+def test_a_command_of_others_takes_its_words(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name, *words = command.words
+    if command.program == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        assert get_args_parser().parse_args(words).module
+        return
+    module = {"ray": "ray.scripts.scripts", "mlflow": "mlflow.cli"}[command.program]  # seconds
+    entry: click.Command = importlib.import_module(module).cli
+    while isinstance(entry, click.Group):
+        name, *words = words
+        found = entry.get_command(click.Context(entry), name)
+        assert found, f"{command.place}: {command.program} has no command {name}"
+        entry = found
+    try:
+        entry.make_context(name, words)
+    except click.MissingParameter:
+        assert not command.whole
+    for word in words:
+        assert not word.endswith(".yaml") or (ROOT / word).exists(), f"{command.place}: {word}"
+
+
+def test_what_make_is_asked_for_is_in_the_makefile_and_what_python_runs_is_in_the_tree() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {word for c in COMMANDS if c.program == "make" for word in c.words[1:]}
+    assert {"demo", "test"} <= asked <= targets
+    for command in COMMANDS:
+        if command.program == "python" and command.words[1] not in ("-m", "-c"):
+            assert (ROOT / command.words[1]).exists(), command.place
+
+
+def test_the_readme_names_every_command_and_the_map_every_room() -> None:
+    scripts = {p.stem for p in (ROOT / "pipelines").glob("*.py")} - {"__init__"}
+    assert (
+        scripts
+        == set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXTS["README.md"], re.MULTILINE))))
+        & scripts
+    )
+    rooms = {p.parent.name for p in (ROOT / "pipelines").glob("*/__init__.py")}
+    assert rooms == set(re.findall(r"^\| `(\w+)/` \|", TEXTS["docs/architecture.md"], re.MULTILINE))
+
+
+def anchors(text: str) -> set[str]:
+    """Names of a page's headings as the common forges make them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    for name, text in [*TEXTS.items(), ("RESULTS.md", (ROOT / "RESULTS.md").read_text("utf-8"))]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            file = (ROOT / name).parent / path if path else ROOT / name
+            assert "://" in target or file.exists(), f"{name}: {target}"
+            assert not anchor or anchor in anchors(file.read_text("utf-8")), f"{name}: {target}"
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    for name in TEXTS:
+        assert name == "README.md" or f"]({name}" in TEXTS["README.md"], name
+
+
+def test_paths_in_the_tree_are_there() -> None:
+    folders = "|".join(p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != "runs")
+    for name, text in TEXTS.items():
+        for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
+            assert (ROOT / path).exists(), f"{name}: {path}"
+
+
+def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
+    drawn = Image.open(ROOT / "docs" / "rooms.png").info["Description"]
+    assert drawn == rooms.told(rooms.read()), "the rooms have changed: python docs/rooms.py draws them anew"
+
+
+CHAIN = """
+    prepare text --source my_books --tokenizer sentencepiece:8192 --store runs/store
+    inspect runs/store/text/train
+    verify runs/store
+    vocabulary text --source my_books --tokenizers bytes sentencepiece:4000 gpt2:FOLDER
+    train small-rec --run mine --data.corpus text --data.store runs/store
+    doctor runs/mine
+    evaluate runs/mine
+    generate runs/mine --file beginning.txt --max-new-tokens 500 --temperature 0.8
+    export runs/mine --output exported/mine
+    tune lr+states+window+gate --preset small-rec --samples 12 --num-workers 1 --data.store runs/store
+    train runs/small-rec-lr-states-window-gate/best.json --run again
+    compare runs/mine runs/small-rec-lr-states-window-gate
+"""
+"""Commands as the documents have them, in the order in which a person comes to them."""
+SMALLER = {"sentencepiece:8192": "sentencepiece:300", "sentencepiece:4000": "sentencepiece:300", "gpt2:FOLDER": "bytes"}
+TINY = """
+    --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32
+    --model.window 8 --model.states 4 --data.lanes 4 --data.segment-length 32 --steps 4 --schedule.warmup 1 --log-every 1
+    --validate-every 2 --validate-tokens 200 --checkpoint.every 2 --tracking.backend none --use-gpu no
+"""
+MORE = {
+    "prepare": "--num-workers 0",
+    "train": "--num-workers 0",
+    "small-rec": TINY,
+    "tune": f"--samples 1 {TINY}",
+    "generate": "--max-new-tokens 20",
+    **dict.fromkeys(("evaluate", "compare", "vocabulary"), "--tracking.backend none"),
+}
+"""What makes them small. Words that come later count."""
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_chain_of_commands_runs(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_folder.rename("my_books")
+    Path("beginning.txt").write_text(text_of("beginning", 20))
+    known = {c.words[2:] for c in COMMANDS if c.words[1:2] == ("-m",)}
+    for line in CHAIN.strip().splitlines():
+        name, *words = line.split()
+        assert (f"pipelines.{name}", *words) in known, f"no document has {line.strip()!r}"
+        small = [SMALLER.get(word, word) for word in words]
+        more = [word for key in (name, words[0]) for word in shlex.split(MORE.get(key, ""))]
+        status = importlib.import_module(f"pipelines.{name}").main([*small, *more])
+        said = capsys.readouterr()
+        assert not status, f"{line.strip()}: {said.out}{said.err}"
+    assert (tmp_path / "exported/mine/model.safetensors").exists() and (tmp_path / "runs/again/checkpoints").exists()
