@@ -248,7 +248,7 @@ MORE = {
     "prepare": "--num-workers 0",
     "train": "--num-workers 0",
     "small-rec": TINY,
-    "tune": f"--samples 1 {TINY}",
+    "tune": f"--samples 1 --trials 1 {TINY}",
     "generate": "--max-new-tokens 20",
     **dict.fromkeys(("evaluate", "compare", "vocabulary"), "--tracking.backend none"),
 }
