@@ -32,11 +32,11 @@ COLUMNS = {
     **{
         "terminal": -2,
         "training": 2,
-        "checkpoints": 0.5,
-        "tracking": 1.6,
-        "config": 0,
+        "checkpoints": 0.8,
+        "tracking": 1.75,
+        "config": -0.05,
         "data_prep": -1,
-        "recur_models": 0.6,
+        "recur_models": 1.1,
     },
 }
 """Where a room stands in its row, so that few arrows pass behind others' boxes. Rows, arrows and texts follow from the files."""
