@@ -26,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,6 @@ from rich.table import Table
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines.config.run import TrainConfig
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -241,8 +241,8 @@ def main(argv: list[str]) -> None:
         model = model_of(find_checkpoint(config.root / name))
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
         results[name] = {distance: ask(model, test, distance) for distance in config.distances}
-    presets: list[TrainConfig] = [PRESETS[name] for name in config.presets]
-    reach = max((p.model.layers for p in presets if p.model.name == "slide"), default=0)
+    models: list[Any] = [PRESETS[name].model for name in config.presets]
+    reach = max((model.layers for model in models if model.name == "slide"), default=0)
     plot(results, reach, config.root / "recall.png")
     Console(width=max(Console().width, 120), markup=False).print(table(results))
     print(

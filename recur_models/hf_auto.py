@@ -35,6 +35,10 @@ class ThroughlineForCausalLM(metaclass=_Imported):
     config_class = ThroughlineConfig
 
 
-AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
-AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)  # type: ignore[arg-type]
-AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)
+# Without their types: to infer what `register` leaves unannotated takes pyright seconds.
+_config: Any = AutoConfig
+_config.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
+_model: Any = AutoModelForCausalLM
+_model.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)
+_tokenizer: Any = AutoTokenizer
+_tokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)
