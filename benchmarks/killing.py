@@ -33,7 +33,7 @@ import numpy as np
 
 from data_prep.corpora import CORPORA
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.prepare import COMMANDS, PrepareConfig, prepare
+from pipelines.prepare import PrepareConfig, commands, prepare
 from pipelines.tracking.metrics_file import read_records
 
 TINY = shlex.split("""
@@ -62,7 +62,7 @@ def make_store(folder: Path, documents: int = 12, words: int = 1200) -> Path:
             size = int(rng.integers(1, words))
             text = " ".join("".join(rng.choice(syllables, 2)) for _ in range(size))
             (folder / "text" / split / f"{i}.txt").write_text(text)
-    fields: dict[str, Any] = {**vars(COMMANDS["text"]), "corpus": CORPORA["text"](source=str(folder / "text"))}
+    fields: dict[str, Any] = {**vars(commands()["text"]), "corpus": CORPORA["text"](source=str(folder / "text"))}
     prepare(PrepareConfig(**{**fields, "store": str(folder / "store"), "segment_length": 64, "num_workers": 0}))
     return folder / "store"
 

@@ -97,11 +97,13 @@ class PrepareConfig:
         return ray_session.cpus() if self.num_workers is None else self.num_workers
 
 
-COMMANDS = {name: PrepareConfig(corpus()) for name, corpus in CORPORA.items()}
+def commands() -> dict[str, PrepareConfig]:
+    """What the command line offers for each corpus."""
+    return {name: PrepareConfig(corpus()) for name, corpus in CORPORA.items()}
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse_preset(COMMANDS, argv, "Read, tokenize and store a corpus.", noun="corpus")
+    config = cli.parse_preset(commands(), argv, "Read, tokenize and store a corpus.", noun="corpus")
     prepare(config)
 
 

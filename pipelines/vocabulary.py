@@ -61,11 +61,13 @@ class VocabularyConfig:
             raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
 
 
-COMMANDS = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
+def commands() -> dict[str, VocabularyConfig]:
+    """What the command line offers for each corpus."""
+    return {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse_preset(COMMANDS, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
+    config = cli.parse_preset(commands(), argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = sources_of(config.corpus, (config.split,))[config.split]
     if not sources:

@@ -230,24 +230,23 @@ def in_stack(index: int, state: State) -> State:
     return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
 
 
-def check_inputs(
-    model: RecurrentModel,
-    tokens_BT: Tensor,
-    state: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    fresh_BK: Tensor,
-) -> None:
-    """Raise ValueError, naming sizes and remedy, unless the arguments of ``forward`` fit the model and one another.
+def begin_segment(
+    model: RecurrentModel, tokens_BT: Tensor, state: State | None, fresh_BK: Tensor | None
+) -> tuple[State, Tensor]:
+    """State and fresh as every ``forward`` begins with them: what was not given is at its default.
 
-    ``expected``: the State of any number of lanes; ``model.initial_state(0)`` costs nothing.
+    Raises ValueError, naming sizes and remedy, unless they and the tokens fit the model and one another.
     """
     lanes, length = tokens_BT.shape
-    if length % model.block:
+    blocks, rest = divmod(length, model.block)
+    if rest:
         raise ValueError(f"a segment of {length} tokens is not a multiple of the block of {model.block}: pad or cut it")
-    if fresh_BK.shape != (lanes, length // model.block):
-        raise ValueError(
-            f"fresh has shape {tuple(fresh_BK.shape)}, but {lanes} lanes of {length // model.block} blocks are read"
-        )
+    if fresh_BK is None:
+        fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
+        fresh_BK[:, 0] = state is None
+    if fresh_BK.shape != (lanes, blocks):
+        raise ValueError(f"fresh has shape {tuple(fresh_BK.shape)}, but {lanes} lanes of {blocks} blocks are read")
+    state, expected = model.initial_state(lanes) if state is None else state, model.initial_state(0)
     if state.keys() != expected.keys():
         odd = sorted(state.keys() ^ expected.keys())[0]
         raise ValueError(f"the State is of another model: it differs in {odd!r}; start from model.initial_state(lanes)")
@@ -258,3 +257,4 @@ def check_inputs(
                 f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {needed} "
                 f"for {lanes} lanes; start from model.initial_state({lanes})"
             )
+    return state, fresh_BK

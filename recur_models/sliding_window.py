@@ -41,7 +41,7 @@ from recur_models.protocol import (
     State,
     Stepper,
     Watched,
-    check_inputs,
+    begin_segment,
     in_stack,
     of_layer,
 )
@@ -311,12 +311,8 @@ class WindowedTransformer(RecurrentModel):
         fresh_BK: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        lanes, blocks = len(tokens_BT), tokens_BT.shape[1] // self.block
-        if fresh_BK is None:
-            fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
-            fresh_BK[:, 0] = state is None
-        after = self.initial_state(lanes) if state is None else state
-        check_inputs(self, tokens_BT, after, self.initial_state(0), fresh_BK)
+        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         windows = [layer.tokens.window() for layer in self.layers]
         if self.serving is not None or self.recompute == "block":

@@ -35,7 +35,7 @@ from recur_models.protocol import (
     State,
     Stepper,
     Watched,
-    check_inputs,
+    begin_segment,
     in_stack,
     of_layer,
 )
@@ -113,9 +113,8 @@ class VanillaTransformer(RecurrentModel):
         fresh_BK: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        blocks = tokens_BT.shape[1] // self.block
-        fresh_BK = fresh_BK if fresh_BK is not None else tokens_BT.new_zeros(len(tokens_BT), blocks, dtype=torch.bool)
-        check_inputs(self, tokens_BT, state or {}, {}, fresh_BK)
+        _, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         if self.recompute == "block":
             run = self.recomputed("block", self.stack)

@@ -12,7 +12,7 @@ import torch
 
 from data_prep.corpora import CORPORA
 from pipelines.cluster import ray_session as session
-from pipelines.prepare import COMMANDS, PrepareConfig
+from pipelines.prepare import PrepareConfig, commands
 from tests.small_corpus import words
 
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
@@ -59,6 +59,6 @@ def make_config(text_folder: Path, tmp_path: Path) -> Callable[..., PrepareConfi
             "part_bytes": 4000,
             "num_workers": 0,
         }
-        return replace(COMMANDS["text"], **{**defaults, **fields})  # type: ignore[arg-type]
+        return replace(commands()["text"], **{**defaults, **fields})  # type: ignore[arg-type]
 
     return make

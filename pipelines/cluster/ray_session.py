@@ -27,7 +27,7 @@ import psutil
 
 from data_prep.errors import UserError
 from pipelines import PACKAGE_ROOT
-from pipelines.terminal import home
+from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost
 
 T = TypeVar("T")
@@ -145,11 +145,16 @@ def surroundings(address: str) -> dict[str, Any]:
     """The runtime environment that gives the workers this process's code, folder and network. A job that brings a folder has given
     the code already."""
     given: dict[str, Any] = {
-        "env_vars": {"THROUGHLINE_HOME": os.getcwd(), home.HEAD: address},
+        "env_vars": {
+            "THROUGHLINE_HOME": os.getcwd(),
+            home.HEAD: address,
+            plugins.VARIABLE: os.environ.get(plugins.VARIABLE, ""),
+        },
         "worker_process_setup_hook": "pipelines.terminal.home.follow",
     }
     if not home.in_job_folder():
-        given["py_modules"] = [str(PACKAGE_ROOT.parent / name) for name in PACKAGES]
+        own = {sys.modules[module.__name__.partition(".")[0]] for module in plugins.load()}
+        given["py_modules"] = [*(str(PACKAGE_ROOT.parent / name) for name in PACKAGES), *own]
     return given
 
 

@@ -21,8 +21,9 @@ from rich.text import Text
 from data_prep.errors import UserError
 from pipelines.reports.evaluation import COLOURS, save_figure, short
 from pipelines.reports.finished_runs import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
-from pipelines.reports.sweep_report import UNITS, write_csv
+from pipelines.reports.sweep_report import write_csv
 from pipelines.terminal.cli import duration
+from pipelines.tracking.metrics import METRICS, Metric, about, further
 from pipelines.tracking.metrics_file import Record
 
 
@@ -74,6 +75,14 @@ def compare(runs: Sequence[Compared]) -> Comparison:
     return Comparison(tuple(runs), metric, tuple(notes))
 
 
+def metrics_of(comparison: Comparison) -> list[Metric]:
+    """Whose best and last figures stand in the table."""
+    if comparison.metric == TRAIN:
+        return [METRICS[TRAIN]]
+    own = [metric for metric in further() if any(run.has(metric.name) for run in comparison.runs)]
+    return [*([METRICS[TOKEN]] if comparison.per_token else []), METRICS[BYTE], *own]
+
+
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row for each run, in their order. What is not known is None."""
     found = []
@@ -94,15 +103,9 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "seconds": round(curve[-1][1], 1) if curve else None,
             "best_step": best.step if best else None,
         }
-        if comparison.metric == TRAIN:
-            row |= {
-                "best_train_bits_per_token": figure(best, TRAIN),
-                "final_train_bits_per_token": figure(final, TRAIN),
-            }
-        else:
-            if comparison.per_token:
-                row |= {"best_bits_per_token": figure(best, TOKEN), "final_bits_per_token": figure(final, TOKEN)}
-            row |= {"best_bits_per_byte": figure(best, BYTE), "final_bits_per_byte": figure(final, BYTE)}
+        for metric in metrics_of(comparison):
+            row[f"best_{metric.column}"] = figure(best, metric.name)
+            row[f"final_{metric.column}"] = figure(final, metric.name)
         found.append({**row, "worth_of_states_bits_per_token": figure(best, WORTH)})
     return found
 
@@ -115,12 +118,6 @@ HEADINGS = {
     "flops": "FLOPs",
     "seconds": "wall\ntime",
     "best_step": "best at\nstep",
-    "best_bits_per_token": "bits/token\nbest",
-    "final_bits_per_token": "bits/token\nlast",
-    "best_bits_per_byte": "bits/byte\nbest",
-    "final_bits_per_byte": "bits/byte\nlast",
-    "best_train_bits_per_token": "train bits/\ntoken best",
-    "final_train_bits_per_token": "train bits/\ntoken last",
     "worth_of_states_bits_per_token": "worth of\nstates (bits)",
 }
 
@@ -128,9 +125,14 @@ HEADINGS = {
 def comparison_table(comparison: Comparison) -> Table:
     """The rows for a terminal; the best figure of a column is bold."""
     found = rows(comparison)
+    headings, metrics = dict(HEADINGS), {}
+    for metric in metrics_of(comparison):
+        heading = f"train {metric.unit}" if metric.name == TRAIN else metric.unit
+        headings |= {f"best_{metric.column}": f"{heading}\nbest", f"final_{metric.column}": f"{heading}\nlast"}
+        metrics |= {f"best_{metric.column}": metric, f"final_{metric.column}": metric}
     table = Table()
     for key in found[0]:
-        table.add_column(HEADINGS[key], justify="left" if key in ("run", "model") else "right")
+        table.add_column(headings[key], justify="left" if key in ("run", "model") else "right")
 
     def cell(key: str, value: Any) -> str | Text:
         if value is None:
@@ -145,10 +147,11 @@ def comparison_table(comparison: Comparison) -> Table:
             return f"{value:.2e}"
         if key in ("parameters", "tokens"):
             return short(value)
-        if key.startswith("worth"):
-            return f"{value:+.4f}"
-        best = min(row[key] for row in found if row[key] is not None)
-        return Text(f"{value:.4f}", "bold" if value == best and len(found) > 1 else "")
+        if key not in metrics:
+            return f"{value:{METRICS[WORTH].form}}"
+        choose = max if metrics[key].better == "higher" else min
+        best = choose(row[key] for row in found if row[key] is not None)
+        return Text(f"{value:{metrics[key].form}}", "bold" if value == best and len(found) > 1 else "")
 
     for row in found:
         table.add_row(*(cell(key, value) for key, value in row.items()))
@@ -186,14 +189,14 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         axes.grid(alpha=0.25)
         if panel == 0:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    panels[0].set_ylabel(UNITS.get(comparison.metric, comparison.metric))
+    panels[0].set_ylabel(about(comparison.metric))
     handles, labels = panels[0].get_legend_handles_labels()
     if len(labels) <= 4:
         panels[0].legend(handles, labels, fontsize=9, framealpha=0.9)
     else:
         figure.legend(handles, labels, fontsize=8, loc="outside right upper", frameon=False)
     best = "; the large points are the best ones, lower is better"
-    figure.suptitle(f"{UNITS.get(comparison.metric, comparison.metric)} by what it cost{best}", fontsize=11)
+    figure.suptitle(f"{about(comparison.metric)} by what it cost{best}", fontsize=11)
     return save_figure(figure, path)
 
 

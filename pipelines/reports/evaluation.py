@@ -29,6 +29,7 @@ from rich.text import Text
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
+from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def comparison_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             "bits_per_token": _number(e.carried.bits_per_token),
             "bits_per_byte": _number(e.carried.bits_per_byte),
             "word_perplexity": _number(e.carried.word_perplexity),
+            **{metric.column: _number(metric.of(e.carried)) for metric in further() if metric.of},
             "states_cleared_bits_per_byte": _number(e.cleared_states.bits_per_byte) if e.cleared_states else None,
             "states_cleared_difference": _difference(e.cleared_states, e.carried),
             "all_cleared_bits_per_byte": _number(e.cleared_all.bits_per_byte) if e.cleared_all else None,
@@ -91,6 +93,7 @@ def comparison_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "bits/\ntoken",
         "bits/\nbyte",
         "word\nperplexity",
+        *(metric.unit for metric in further()),
         "bits/byte with\nstates cleared",
         "bits/byte with\nall State cleared",
     ):
@@ -120,6 +123,7 @@ def comparison_table(evaluations: Sequence[Evaluation], unigram: float | None = 
             figure(row, "bits_per_token", ".4f"),
             figure(row, "bits_per_byte", ".4f"),
             figure(row, "word_perplexity", ",.2f"),
+            *(figure(row, metric.column, metric.form) for metric in further()),
             cleared(row, "states_cleared"),
             cleared(row, "all_cleared"),
         )

@@ -23,12 +23,12 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.reports.sweep_report import is_sweep, longest_gap, read_sweep
 from pipelines.tracking import StoredRun, read_run
+from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
 from recur_models import model_from_json
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
 WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
-KEYS = (TOKEN, BYTE, TRAIN, WORTH, TOKENS)
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,12 @@ def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
 
 
 def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[Compared]:
-    run = read_run(config, root, run_id, KEYS)
+    keys = (TOKEN, BYTE, TRAIN, WORTH, TOKENS, *(metric.name for metric in further()))
+    run = read_run(config, root, run_id, keys)
     if not run.children:
         return [run_of_mlflow(run)]
     metric = run.params.get("metric", TOKEN)
-    below = [run_of_mlflow(read_run(config, root, child, (*KEYS, metric))) for child in run.children]
+    below = [run_of_mlflow(read_run(config, root, child, (*keys, metric))) for child in run.children]
     scored = {child.name: best.metrics[metric] for child in below if (best := child.best(metric))}
     trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
     if not trials:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
+from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import read_records
 
 if TYPE_CHECKING:
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
 
 LEAST_SECONDS = 60.0
 """Between two reports of a sweep that is under way."""
-UNITS = {
-    "validation/bits_per_token": "validation bits per token",
-    "validation/bits_per_byte": "validation bits per byte",
-    "validation/bits_per_token_states_cleared": "validation bits per token, recurrent states cleared",
-    "train/bits_per_token": "training bits per token",
-}
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ class SweepResult:
 
     @property
     def unit(self) -> str:
-        return UNITS.get(self.metric, self.metric)
+        return about(self.metric)
 
     @property
     def scored(self) -> list[TrialResult]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
@@ -32,14 +32,9 @@ from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import value_of
 from pipelines.terminal.cli import shown
+from pipelines.tracking.metrics import METRICS
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
-Metric = Literal[
-    "validation/bits_per_token",
-    "validation/bits_per_byte",
-    "validation/bits_per_token_states_cleared",
-    "train/bits_per_token",
-]
 BUDGET = "the sweep's budget"
 """How the reason of a trial begins that a larger budget would continue."""
 
@@ -70,8 +65,9 @@ class SweepConfig:
     """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
     equal: Literal["tokens", "flops", "steps"] = "tokens"
     """What all trials have as much of as the preset; their steps follow from it."""
-    metric: Metric = "validation/bits_per_token"
-    """The figure to make small. bits_per_byte compares vocabularies."""
+    metric: str = "validation/bits_per_token"
+    """The figure to make small: one that is better when lower, of validation or of training (pipelines/tracking/metrics.py).
+    validation/bits_per_byte compares vocabularies."""
     concurrent: int = 0
     """Trials at once, at most; 0 for as many as fit."""
     baseline: Literal["yes", "no"] = "yes"
@@ -88,6 +84,9 @@ class SweepConfig:
     """CPUs that the sweep may use of this machine; 0 for all."""
 
     def __post_init__(self) -> None:
+        choices = [metric.name for metric in METRICS.values() if metric.better == "lower"]
+        if self.metric not in choices:
+            raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
         least = {
             "samples": 1,
             "points": 1,

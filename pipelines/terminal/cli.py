@@ -32,7 +32,7 @@ import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, is_users, listed, nearest
-from pipelines.terminal import home
+from pipelines.terminal import home, plugins
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
                 "brings the changes of your folder to the cluster",
                 file=sys.stderr,
             )
+        plugins.load()
         status = main(sys.argv[1:])
     except Exception as error:
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):

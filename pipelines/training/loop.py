@@ -21,6 +21,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
+from pipelines.tracking.metrics import validation_figures
 from pipelines.tracking.score import Score
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.scoring import has_states, score_split, tensors
@@ -220,8 +221,7 @@ def validate(
         )
 
     carried = score("nothing")
-    figures = {"validation/bits_per_token": carried.bits_per_token}
-    figures["validation/bits_per_byte"] = carried.bits_per_token * carried.tokens / carried.bytes_in_proportion
+    figures = validation_figures(carried)
     if has_states(model) and carried.shows_worth:
         figures["validation/bits_per_token_states_cleared"] = score("states").bits_per_token
         figures["validation/worth_of_states_bits"] = (

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data_prep.places import Place
+from pipelines.tracking.metrics import METRICS
 from pipelines.tracking.metrics_file import parse_record
 
 POLL_SECONDS = 0.5
@@ -109,11 +110,5 @@ class Tail:
 
 
 def _figures(figures: Mapping[str, float]) -> str:
-    parts = []
-    if "train/bits_per_token" in figures:
-        parts.append(f"{figures['train/bits_per_token']:.3f} bits/token")
-    if "train/tokens_per_second" in figures:
-        parts.append(f"{figures['train/tokens_per_second']:,.0f} tokens/s")
-    if "validation/bits_per_token" in figures:
-        parts.append(f"validation {figures['validation/bits_per_token']:.3f}")
-    return "  ".join(parts)
+    told = (metric for metric in METRICS.values() if metric.console and metric.name in figures)
+    return "  ".join(metric.console.format(figures[metric.name]) for metric in told)

@@ -22,6 +22,7 @@ from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
+from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.training import loop
 from pipelines.training.stopping import Stopped
@@ -101,6 +102,7 @@ def train_as_worker(
 
     Raises Stopped when it was asked to, and has saved.
     """
+    plugins.load()
     place, records = RunPlace.of(config), RECORDS if world.rank == 0 else ()
     fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):

@@ -1,0 +1,45 @@
+"""One's own models, corpora, metrics, search spaces and presets, in modules of one's own:
+
+    THROUGHLINE_PLUGINS=my_models python -m pipelines.train gru-small
+    THROUGHLINE_PLUGINS=my_models python -m pipelines.evaluate runs/gru-small
+
+The variable names modules, with commas between them, in the working directory or wherever Python finds them. Every command imports
+them before anything else, and so does every worker. Such a module puts what it defines into our tables:
+
+    recur_models.MODELS["gru"] = GruConfig                      # a frozen ModelConfig (recur_models/protocol.py)
+    data_prep.corpora.CORPORA["diary"] = Diary                  # a Corpus (data_prep/documents.py)
+    tune_spaces.SPACES["width"] = Space(...)                    # (tune_spaces/spaces.py)
+    pipelines.tracking.metrics.METRICS[metric.name] = metric    # (pipelines/tracking/metrics.py)
+    pipelines.presets.PRESETS["gru-small"] = TrainConfig(...)   # a run (pipelines/presets/)
+
+A checkpoint names its model and not the module, for a file that is read must not choose what is run: whoever evaluates it names the
+module again. A transformers program imports the module itself, before it opens an exported folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+from data_prep.errors import UserError
+
+VARIABLE = "THROUGHLINE_PLUGINS"
+
+
+def load() -> list[ModuleType]:
+    """Import them, those that are imported already excepted. Raises UserError for one that is not there."""
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if names and not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    found = []
+    for name in names:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{VARIABLE} names {name}, which cannot be imported ({error}): name modules in the working directory or on "
+                "PYTHONPATH, with commas between them"
+            ) from None
+    return found

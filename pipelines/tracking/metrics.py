@@ -1,0 +1,99 @@
+"""Every figure of a run, once: its name in metrics.jsonl and MLflow, its unit, how it is written, and which way is better.
+
+The console, the comparison of runs, sweeps and their charts, and `pipelines.evaluate` take from here what they say of a figure;
+what it means, docs/mlflow.md says. One more figure of a validation is one more entry:
+
+    METRICS["validation/perplexity"] = Metric(
+        "validation/perplexity", "perplexity per token", "perplexity", better="lower", of=lambda score: 2**score.bits_per_token
+    )
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.tracking.score import Score
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a run."""
+
+    name: str
+    about: str
+    """In words, as at an axis."""
+    unit: str
+    form: str = ".4f"
+    """How `format` writes it."""
+    better: Literal["lower", "higher", "neither"] = "neither"
+    """What a sweep may search for is better when lower."""
+    console: str = ""
+    """What the console shows of it while a run trains: a text with the figure's place in it."""
+    of: Callable[[Score], float] | None = None
+    """For a figure of the validation split: from the sums over it. NaN where they do not have it."""
+
+    @property
+    def column(self) -> str:
+        """Its name in a table's file."""
+        return self.name.removeprefix("validation/").replace("/", "_")
+
+
+_KNOWN = (
+    Metric(
+        "train/bits_per_token", "training bits per token", "bits/token", better="lower", console="{:.3f} bits/token"
+    ),
+    Metric("train/learning_rate", "learning rate", "", ".3g"),
+    Metric("train/gradient_norm", "gradient norm before clipping", "", ".3g"),
+    Metric("train/tokens", "tokens read in training", "tokens", ",.0f"),
+    Metric("train/epoch", "epochs read in training", "epochs", ".3f"),
+    Metric(
+        "train/tokens_per_second", "training speed", "tokens/s", ",.0f", better="higher", console="{:,.0f} tokens/s"
+    ),
+    Metric("train/mfu", "model FLOPs utilization", "", ".3f", better="higher"),
+    Metric("train/share_of_matrix_rate", "share of the rate of a large matrix product", "", ".3f", better="higher"),
+    Metric(
+        "validation/bits_per_token",
+        "validation bits per token",
+        "bits/token",
+        better="lower",
+        console="validation {:.3f}",
+        of=lambda score: score.bits_per_token,
+    ),
+    Metric(
+        "validation/bits_per_byte",
+        "validation bits per byte",
+        "bits/byte",
+        better="lower",
+        of=lambda score: score.bits_per_token * score.tokens / score.bytes_in_proportion,
+    ),
+    Metric(
+        "validation/bits_per_token_states_cleared",
+        "validation bits per token, recurrent states cleared",
+        "bits/token",
+        better="lower",
+    ),
+    Metric("validation/worth_of_states_bits", "worth of states", "bits/token", "+.4f", better="higher"),
+    Metric("recurrence/state_share", "share of attention's output that comes from the states", "", ".3f"),
+    Metric("recurrence/gate_openness", "share of a new state that its gate lets in", "", ".3f"),
+    Metric("recurrence/state_change", "relative change of the states over a block", "", ".3f"),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _KNOWN}
+
+
+def about(name: str) -> str:
+    """A figure in words; its name where the table does not have it."""
+    return METRICS[name].about if name in METRICS else name
+
+
+def validation_figures(score: Score) -> dict[str, float]:
+    """All that follow from the sums over a validation split."""
+    found = {metric.name: metric.of(score) for metric in METRICS.values() if metric.of is not None}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def further() -> list[Metric]:
+    """Those of a validation that somebody has added."""
+    return [metric for metric in METRICS.values() if metric.of is not None and metric not in _KNOWN]
