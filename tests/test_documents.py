@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,6 +225,38 @@ def test_paths_in_the_tree_are_there() -> None:
 def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
     drawn = Image.open(ROOT / "docs" / "rooms.png").info["Description"]
     assert drawn == rooms.told(rooms.read()), "the rooms have changed: python docs/rooms.py draws them anew"
+
+
+DIFFS = re.findall(r"^```diff\n(.*?)^```", TEXTS["CONTRIBUTING.md"], re.MULTILINE | re.DOTALL)
+ADDED = """
+from data_prep.corpora import CORPORA
+from pipelines.presets import PRESETS
+from pipelines.tracking.metrics import METRICS
+from recur_models import MODELS
+from tune_spaces import combine
+import torch
+
+assert PRESETS["small-average"].model.costs(300).parameters > 0
+model = MODELS["average"](d_model=8, window=4).build(300)
+tokens = torch.arange(24).view(2, 12)
+whole, state = model(tokens)
+first, carried = model(tokens[:, :4])
+assert torch.allclose(torch.cat([first, model(tokens[:, 4:], carried)[0]], 1), whole, atol=1e-6)
+assert CORPORA["subtitles"]().options() == {} and METRICS["validation/perplexity"].of
+assert list(combine("decay", {"optim.weight_decay": 0.1})) == ["optim.weight_decay"]
+"""
+"""What the examples of CONTRIBUTING.md make."""
+
+
+def test_the_examples_of_contributing_are_whole_changes(tmp_path: Path) -> None:
+    for package in ("data_prep", "recur_models", "tune_spaces", "pipelines", "tests"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for diff in DIFFS:
+        done = subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}{diff[:200]}"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ADDED], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 CHAIN = """
