@@ -68,7 +68,7 @@ class Documents(Sequence[DocumentEntry]):
 
     def column(self, name: str) -> np.ndarray:
         """A column of numbers [documents]."""
-        return self._table[name].to_numpy()
+        return np.from_dlpack(self._table[name].combine_chunks())  # `to_numpy` would import pandas
 
     @cached_property
     def tokens(self) -> np.ndarray:

@@ -175,7 +175,7 @@ class SegmentStore:
         if xxhash.xxh3_64_hexdigest(data) != block.xxh3:
             raise StoreError(f"{self.folder}/{entry.name} is damaged in record batch {batch}: {REMEDY}")
         rows = pa.ipc.read_record_batch(data, self._schema)
-        return rows.column("tokens").flatten().to_numpy(zero_copy_only=True)
+        return np.from_dlpack(rows.column("tokens").flatten())  # `to_numpy` would import pandas
 
     def _open_part(self, part: int) -> pa.NativeFile:
         """The open file of a part, whose schema and footer were verified when it was opened."""

@@ -13,18 +13,24 @@ import torch
 from data_prep.corpora import CORPORA
 from pipelines.cluster import ray_session as session
 from pipelines.prepare import PrepareConfig, commands
+from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)  # the developer's own
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"  # the same in the processes that tests start
+
+SHARED = ("ray_session", "server", "s3_endpoint")
+"""Fixtures of the whole session that are dear to make."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 2), the tests that share a Ray session stay in one process."""
+    """Side by side (-n 2), the tests that share one of these stay in one process, which alone makes it."""
     for item in items:
-        if "ray_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        names = getattr(item, "fixturenames", ())
+        if group := next((name for name in SHARED if name in names), None):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +39,23 @@ def ray_session() -> Iterator[None]:
     session.start(num_cpus=4)
     yield
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A real S3 API on loopback for all tests that need one: ADDRESS:PORT."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def endpoint(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The S3 API, whose credentials are in the environment, and a cache folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield s3_endpoint
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,18 +16,9 @@ from data_prep.cache import SegmentCache, cache_folder
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
-from tests.s3_server import ENVIRONMENT, s3_server
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 Open = Callable[..., SegmentStore]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield endpoint
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,6 @@ from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, CorpusError
 from data_prep.places import Place
 from tests.data_prep.test_corpora_any_bytes import INNER, JSON, TEX, WIKI, a_parquet
-from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_archives import put, read_all, tar, zipped
 
 FILES = {
@@ -55,18 +54,15 @@ CORPORA: dict[str, Callable[[str], Corpus]] = {
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[Callable[[str], str]]:
+def bucket(endpoint: str) -> Callable[[str], str]:
     """A bucket that holds FILES: gives the URI of a path in it."""
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
 
-        def uri(path: str) -> str:
-            return f"s3://books/{path}?endpoint_override={endpoint}&scheme=http"
+    def uri(path: str) -> str:
+        return f"s3://books/{path}?endpoint_override={endpoint}&scheme=http"
 
-        for name, data in FILES.items():
-            Place.parse(uri(f"corpora/{name}")).write_atomically(data)
-        yield uri
+    for name, data in FILES.items():
+        Place.parse(uri(f"corpora/{name}")).write_atomically(data)
+    return uri
 
 
 @pytest.mark.slow

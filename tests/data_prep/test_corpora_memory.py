@@ -1,4 +1,4 @@
-"""Reading a hostile corpus takes no memory to speak of: bombs of 1 GB, a million empty members or lines."""
+"""Reading a hostile corpus takes no memory to speak of: bombs of 1 GB, hundreds of thousands of empty members, a million lines."""
 
 from __future__ import annotations
 
@@ -75,11 +75,12 @@ def test_memory_stays_flat_on_bombs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_on_a_million_empty_members(tmp_path: Path) -> None:
+def test_memory_stays_flat_on_many_empty_members(tmp_path: Path) -> None:
+    """Of a quarter of a million, each may keep 60 bytes."""
     paper = tar({"1/2101.00007.gz": gzip.compress(MAIN)})
-    put(tmp_path, {"outer/arXiv_src_1.tar": tarfile.TarInfo("1/2101.00001.gz").tobuf() * 1_000_000 + paper})
+    put(tmp_path, {"outer/arXiv_src_1.tar": tarfile.TarInfo("1/2101.00001.gz").tobuf() * 250_000 + paper})
     counts, grown = peak("arxiv", tmp_path / "outer", (split_of("2101.00001"),))
-    assert counts == {"empty": 1_000_000} and grown < 60
+    assert counts == {"empty": 250_000} and grown < 15
     inner = gzip.compress(tarfile.TarInfo("a.tex").tobuf() * 30_000 + bytes(1024), 1)
     put(tmp_path, {"inner/arXiv_src_1.tar": tar({"1/2101.00001.gz": inner})})
     counts, grown = peak("arxiv", tmp_path / "inner", (split_of("2101.00001"),))

@@ -9,7 +9,6 @@ import pytest
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
-from tests.s3_server import ENVIRONMENT, s3_server
 
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
@@ -44,16 +43,6 @@ def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / "runs" / name
 
     return run
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 API on loopback, and a cache folder of its own."""
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield endpoint
 
 
 @pytest.fixture
