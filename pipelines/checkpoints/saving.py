@@ -233,8 +233,9 @@ class Saver:
             if file.name.endswith(".note"):
                 file.place.delete()
         (together / "checkpoint.json").write_atomically(json.dumps(values, indent=1).encode())
-        place = self._run.checkpoints / name_of(step) if self._run.is_local else together
+        place = together
         if self._run.is_local:
+            place = self._run.checkpoints / name_of(step)
             give_name(together, place)
         try:
             prune(self._run, place.name, self._config)

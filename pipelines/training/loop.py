@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
 
 import torch
 import xxhash
@@ -22,7 +22,6 @@ from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import validation_figures
-from pipelines.tracking.score import Score
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.scoring import has_states, score_split, tensors
 from pipelines.training.stopping import Stopped
@@ -207,26 +206,23 @@ def validate(
     these cleared at every segment: what the loss suffers then is what the recurrence is worth, if that can be seen at all.
     """
 
-    def score(clearing: Any) -> Score:
-        return score_split(
-            model,
-            store,
-            lanes=config.data.lanes,
-            segment_length=config.data.segment_length,
-            world=world,
-            clearing=clearing,
-            limit_tokens=config.validate_tokens or None,
-            autocast=autocast,
-            progress=progress,
-        )
-
-    carried = score("nothing")
+    score = partial(
+        score_split,
+        model,
+        store,
+        lanes=config.data.lanes,
+        segment_length=config.data.segment_length,
+        world=world,
+        limit_tokens=config.validate_tokens or None,
+        autocast=autocast,
+        progress=progress,
+    )
+    carried = score(clearing="nothing")
     figures = validation_figures(carried)
     if has_states(model) and carried.shows_worth:
-        figures["validation/bits_per_token_states_cleared"] = score("states").bits_per_token
-        figures["validation/worth_of_states_bits"] = (
-            figures["validation/bits_per_token_states_cleared"] - figures["validation/bits_per_token"]
-        )
+        cleared = score(clearing="states").bits_per_token
+        figures["validation/bits_per_token_states_cleared"] = cleared
+        figures["validation/worth_of_states_bits"] = cleared - carried.bits_per_token
     return figures
 
 
@@ -239,9 +235,8 @@ def autocast_for(config: TrainConfig, world: World) -> Callable[[], AbstractCont
 
 def precision(config: TrainConfig, world: World) -> torch.dtype:
     """What matrix products are computed in."""
-    wanted = (
-        config.precision if config.precision != "auto" else "bfloat16" if world.device.type == "cuda" else "float32"
-    )
+    automatic = "bfloat16" if world.device.type == "cuda" else "float32"
+    wanted = automatic if config.precision == "auto" else config.precision
     return torch.float32 if wanted == "float32" else torch.bfloat16
 
 
