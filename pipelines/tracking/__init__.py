@@ -9,8 +9,8 @@ MLflow this is: the same command continues it. A resumed run sends what MLflow l
 after any number of kills every metric has every step once. (A step that was sent before the kill keeps its first value.)
 """
 
-from pipelines.tracking.client import UI_ENVIRONMENT, ui_command
-from pipelines.tracking.config import DatasetInfo, Status, TrackingError, tracking_uri
+from pipelines.tracking.client import UI_ENVIRONMENT, TrackingError, ui_command
+from pipelines.tracking.identity import DatasetInfo
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
@@ -19,11 +19,9 @@ __all__ = [
     "RUN_KEY",
     "UI_ENVIRONMENT",
     "DatasetInfo",
-    "Status",
     "StoredRun",
     "Tracker",
     "TrackingError",
     "read_run",
-    "tracking_uri",
     "ui_command",
 ]
