@@ -94,16 +94,12 @@ class MlflowRun:
             for key, value in record.metrics.items():
                 if record.step not in self._known(key):
                     points.setdefault((key, record.step), Metric(key, value, record.time, record.step))
-        if points:
-            self.client.log_batch(self.run_id, metrics=list(points.values()))
-        for (key, _), point in points.items():
-            self._note(key, point)
-
-    def set_tag(self, key: str, value: str) -> None:
-        self.client.set_tag(self.run_id, key, without_credentials(value)[:TAG_LENGTH])
-
-    def log_artifact(self, path: Path, folder: str) -> None:
-        self.client.log_artifact(self.run_id, str(path), folder or None)
+        lacking = list(points.values())
+        for start in range(0, len(lacking), BATCH_METRICS):
+            batch = lacking[start : start + BATCH_METRICS]
+            self.client.log_batch(self.run_id, metrics=batch)
+            for point in batch:
+                self._note(point)
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """The model of a checkpoint, with the validation figures of its step."""
@@ -158,20 +154,22 @@ class MlflowRun:
             return None
         return run if run and run.info.lifecycle_stage == "active" else None
 
+    @property
+    def _experiment_name(self) -> str:
+        return self.config.experiment or "throughline"
+
     def _experiment(self) -> str:
         """Id of the experiment, which is made if need be."""
         from mlflow.exceptions import MlflowException
 
-        name = experiment_of(self.config)
+        name = self._experiment_name
         artifacts = None if is_server(self.config) else (self.root.absolute() / "mlartifacts").as_uri()
-        if (found := self.client.get_experiment_by_name(name)) is None:
-            try:
-                return self.client.create_experiment(name, artifact_location=artifacts)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self.client.get_experiment_by_name(name)  # another process was quicker
-        if found is None or found.lifecycle_stage != "active":
+        try:
+            return self.client.create_experiment(name, artifact_location=artifacts)
+        except MlflowException:
+            if (found := self.client.get_experiment_by_name(name)) is None:
+                raise
+        if found.lifecycle_stage != "active":
             raise UserError(f"the experiment {name!r} was deleted in MLflow: restore it or name another")
         return found.experiment_id
 
@@ -181,19 +179,15 @@ class MlflowRun:
             history = self.client.get_metric_history(self.run_id, key) if self._found else []
             self._points[key] = {}
             for point in history:
-                self._note(key, point)
+                self._note(point)
         return self._points[key]
 
-    def _note(self, key: str, point: Any) -> None:
-        self._points[key].setdefault(point.step, point if key.startswith("validation/") else None)
+    def _note(self, point: Any) -> None:
+        self._points[point.key].setdefault(point.step, point if point.key.startswith("validation/") else None)
 
     def _save(self, **values: str) -> None:
-        shown = {
-            "uri": without_credentials(tracking_uri(self.config, self.root)),
-            "experiment": experiment_of(self.config),
-            **values,
-        }
-        write_atomically(self.folder / "mlflow_run.json", json.dumps(shown, indent=1).encode())
+        where = {"uri": without_credentials(tracking_uri(self.config, self.root)), "experiment": self._experiment_name}
+        write_atomically(self.folder / "mlflow_run.json", json.dumps({**where, **values}, indent=1).encode())
 
     def _start_monitor(self, resume: bool) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -201,10 +195,6 @@ class MlflowRun:
         uri = tracking_uri(self.config, self.root)
         self._monitor = SystemMetricsMonitor(self.run_id, sampling_interval=10, resume_logging=resume, tracking_uri=uri)
         self._monitor.start()
-
-
-def experiment_of(config: TrackingConfig) -> str:
-    return config.experiment or "throughline"
 
 
 def saved_run(run_folder: Path) -> dict[str, str]:

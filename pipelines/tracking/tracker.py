@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
 from pipelines.tracking.identity import DatasetInfo, Identity, git_commit, user_name
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
-from pipelines.tracking.mlflow_run import BATCH_METRICS, MlflowRun, Status, saved_run
+from pipelines.tracking.mlflow_run import TAG_LENGTH, MlflowRun, Status, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
 
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+MOST_RECORDS = 200
+"""Sent together."""
 SEND_SECONDS = 5.0
 """Between two sendings of figures alone: a request costs MLflow about as much for one point as for fifty."""
 TRANSIENT = (401, 408, 409, 429)
@@ -46,7 +47,7 @@ class Tracker:
     def __init__(self, config: TrackingConfig, run_folder: Path, run: MlflowRun | None, kept: list[Record]) -> None:
         self._config, self._run = config, run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
-        self._waiting: deque[Record | Callable[[], None]] = deque(kept)
+        self._waiting: list[Record | Callable[[], None]] = kept
         """What MLflow may lack, the oldest first: records of the file, and calls, which a repeated command makes anew."""
         self._woken, self._first_try, self._abandoned = (threading.Event() for _ in range(3))
         self._closing = False
@@ -58,7 +59,7 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if run:
             self._where = without_credentials(tracking_uri(config, run.root))
-            self._waiting.appendleft(run.describe)
+            self._waiting.insert(0, run.describe)
             load_mlflow()  # here, not in the thread: importing in two threads at once can deadlock
             self._thread.start()
 
@@ -133,7 +134,7 @@ class Tracker:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file to log")
         if run := self._run:
-            self._put(lambda: run.log_artifact(path, folder))
+            self._put(lambda: run.client.log_artifact(run.run_id, str(path), folder or None))
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """Make the checkpoint of a step a model in MLflow, with the validation figures that were logged for that step."""
@@ -150,7 +151,7 @@ class Tracker:
 
     def set_tag(self, key: str, value: str) -> None:
         if run := self._run:
-            self._put(lambda: run.set_tag(key, value))
+            self._put(lambda: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))
 
     def finish(self, status: Status = "FINISHED") -> bool:
         """Send what is left and end the run; whether all was sent. When MLflow stays silent, one line says how much was not."""
@@ -186,7 +187,9 @@ class Tracker:
         """
         assert self._run
         self._run.open()
-        while (batch := self._oldest()) and not self._abandoned.is_set():
+        left = len(self._waiting)  # what comes while this is sent waits for more
+        while left > 0 and not self._abandoned.is_set():
+            batch = self._oldest()
             try:
                 self._run.send(batch) if isinstance(batch[0], Record) else batch[0]()
             except Exception as error:
@@ -196,8 +199,8 @@ class Tracker:
             else:
                 self._answered()
             self._first_try.set()
-            for _ in batch:
-                self._waiting.popleft()
+            del self._waiting[: len(batch)]
+            left -= len(batch)
             self._moved = time.monotonic()
 
     # The thread
@@ -210,8 +213,8 @@ class Tracker:
     def _work(self) -> None:
         pause = SHORTEST_PAUSE
         while not self._abandoned.is_set():
-            ending = self._closing
             self._woken.clear()
+            ending = self._closing
             self._due = time.monotonic() + SEND_SECONDS
             try:
                 self.upload_missing()
@@ -227,15 +230,9 @@ class Tracker:
             self._woken.wait(SEND_SECONDS)
 
     def _oldest(self) -> list[Any]:
-        """The oldest call, or the oldest records, as many as one request takes. They wait here until they are sent."""
-        batch: list[Any] = []
-        metrics = 0
-        for item in list(islice(self._waiting, BATCH_METRICS)):
-            metrics += BATCH_METRICS + 1 if callable(item) else len(item.metrics)
-            if batch and metrics > BATCH_METRICS:
-                break
-            batch.append(item)
-        return batch
+        """The oldest records, or the call that is older than any. They wait here until they are sent."""
+        oldest = self._waiting[:MOST_RECORDS]
+        return list(takewhile(lambda item: isinstance(item, Record), oldest)) or oldest[:1]
 
     def _silent(self, error: Exception) -> None:
         now, cause = time.monotonic(), first_cause(error)
