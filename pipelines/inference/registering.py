@@ -28,46 +28,45 @@ from pipelines.config.run import TrackingConfig, TrainConfig
 from pipelines.tracking import Tracker
 
 
+@contextmanager
+def _as_a_warning() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, SafetensorError) as error:
+        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
+
+
+@_as_a_warning()
 def register_best(config: TrainConfig, tracker: Tracker) -> None:
     """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
-    with _as_a_warning():
-        checkpoint = best_checkpoint(RunPlace.of(config))
-        if checkpoint and checkpoint.step != tracker.registered:
-            _register(checkpoint, tracker, RunPlace.of(config).folder / ".exported", config.run)
+    run = RunPlace.of(config)
+    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())}
+    steps = best(whole)
+    if steps and steps[0] != tracker.registered:
+        checkpoint = run.open_checkpoint(whole[steps[0]].folder.name)
+        _register(checkpoint, tracker, run.folder / ".exported", config.run)
 
 
+@_as_a_warning()
 def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
     """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
     winner = json.loads((folder / "best.json").read_text("utf-8"))
-    done, trial = folder / "registered.json", folder / "trials" / str(winner["trial"])
     wanted = {"trial": winner["trial"], "step": winner["step"]}
+    done, exported, trial = folder / "registered.json", folder / ".exported", folder / "trials" / str(winner["trial"])
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
         return
-    place = trial / "checkpoints" / name_of(winner["step"])
-    if not place.exists():
-        print(f"warning: the winner is not registered in MLflow: {place} is gone", file=sys.stderr, flush=True)
-        return
     tracker = Tracker.attach(config, root, trial)
-    exported = folder / ".exported"
     try:
         if tracker.run_id:
-            with _as_a_warning():
-                _register(Checkpoint.open(place), tracker, exported, folder.name)
+            _register(Checkpoint.open(trial / "checkpoints" / name_of(winner["step"])), tracker, exported, folder.name)
     finally:
         tracker.finish()
     if tracker.run_id and not exported.exists():  # it was sent
         write_atomically(done, json.dumps(wanted).encode())
-
-
-def best_checkpoint(run: RunPlace) -> Checkpoint | None:
-    """Of the checkpoints that a run holds, the one with the best validation figure of its own step."""
-    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())}
-    steps = best(whole)
-    return run.open_checkpoint(whole[steps[0]].folder.name) if steps else None
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
@@ -81,11 +80,3 @@ def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str)
     export(checkpoint, folder)
     print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
     tracker.register(checkpoint.step, folder, name)
-
-
-@contextmanager
-def _as_a_warning() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, SafetensorError) as error:
-        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)

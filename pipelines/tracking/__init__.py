@@ -4,13 +4,14 @@
     tracker.log({"train/bits_per_token": 5.1}, step=10)      # one line in <run>/metrics.jsonl, and into the queue: microseconds
     tracker.finish("FINISHED")                               # waits, within bounds, until all of it is sent
 
-One thread empties the queue, in order, and tries again while the server is silent. `<run>/mlflow_run.json` says which run in
-MLflow this is: the same command continues it. A resumed run sends what MLflow lacks of metrics.jsonl and nothing that it has:
-after any number of kills every metric has every step once. (A step that was sent before the kill keeps its first value.)
+One idempotent function, `Tracker.upload_missing`, sends what MLflow lacks, in order. A thread calls it, from the start to the end,
+and again while the server is silent. `<run>/mlflow_run.json` says which run in MLflow this is: the same command continues it, and
+sends what MLflow lacks of metrics.jsonl and nothing that it has: after any number of kills every metric has every step once. (A
+step that was sent before the kill keeps its first value.)
 """
 
-from pipelines.tracking.client import UI_ENVIRONMENT, ui_command
-from pipelines.tracking.config import DatasetInfo, Status, TrackingError, tracking_uri
+from pipelines.tracking.client import UI_ENVIRONMENT, TrackingError, ui_command
+from pipelines.tracking.identity import DatasetInfo
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
@@ -19,11 +20,9 @@ __all__ = [
     "RUN_KEY",
     "UI_ENVIRONMENT",
     "DatasetInfo",
-    "Status",
     "StoredRun",
     "Tracker",
     "TrackingError",
     "read_run",
-    "tracking_uri",
     "ui_command",
 ]

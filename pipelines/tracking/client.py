@@ -1,4 +1,4 @@
-"""How MLflow is reached: its import, its sqlite file, its pages."""
+"""How MLflow is reached: its address, its import, its sqlite file, its pages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ import sys
 import uuid
 from pathlib import Path
 
+from data_prep.errors import UserError
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.config import tracking_uri
 
 REQUEST_SECONDS = 8
 """A single request to a server gets no longer than this; the thread asks again."""
+
+
+class TrackingError(UserError, ConnectionError):
+    """MLflow does not answer or refuses, and the run was told to stop then: it is not started again either."""
+
+
+def tracking_uri(config: TrackingConfig, root: Path) -> str:
+    """The config's URI, or the sqlite file in the folder of all runs."""
+    return config.uri or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+
+
+def is_server(config: TrackingConfig) -> bool:
+    """Whether MLflow is reached through a server, which then chooses where artifacts go."""
+    return config.uri.startswith(("http:", "https:", "databricks"))
 
 
 def load_mlflow() -> None:

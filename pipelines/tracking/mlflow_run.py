@@ -8,17 +8,18 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import make_database
-from pipelines.tracking.config import Identity, Status, experiment_of, is_server, tracking_uri
+from pipelines.tracking.client import is_server, make_database, tracking_uri
+from pipelines.tracking.identity import Identity
 from pipelines.tracking.metrics_file import Record
-from pipelines.tracking.models import Models
+from pipelines.tracking.models import LoggedModels
 
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH = 1000, 100, 6000, 5000
@@ -27,7 +28,7 @@ BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH = 1000, 100, 6000, 5000
 
 @dataclass
 class MlflowRun:
-    """The run in MLflow. Only the tracker's thread calls it."""
+    """The run in MLflow. Whatever is called again, because it was not answered, finds what it had done."""
 
     config: TrackingConfig
     root: Path
@@ -36,93 +37,111 @@ class MlflowRun:
     """None: a run that exists and to which something is added."""
     run_id: str = ""
     client: Any = None
+    models: LoggedModels = field(init=False)
+    _params: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
-    _found: bool = False
+    _found: bool = True
     """Whether the run was there before, and so may have points already."""
-    _steps: dict[str, set[int]] = field(default_factory=dict)
-    """Steps that MLflow has, for each metric that was sent."""
-    _validation: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Validation metrics as MLflow has them, by step and name."""
-    _models: Models | None = None
+    _points: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """What MLflow has, by metric and step. Of validation metrics the point, which the model of a checkpoint gets too."""
 
     def open(self) -> None:
-        """Find or make the run, and describe it."""
+        """Find the run, or make it."""
+        if self.run_id:
+            return
         from mlflow import MlflowClient
 
         if not self.config.uri:
             make_database(self.root / "mlflow.db")
         self.client = MlflowClient(tracking_uri=tracking_uri(self.config, self.root))
         saved = saved_run(self.folder)
-        if self.identity is None:
-            self.run_id, self._found = saved["run_id"], True
+        run_id = self._find_or_make(saved, self.identity) if self.identity else saved["run_id"]
+        name, params = (self.identity.name, self.identity.params) if self.identity else (self.folder.name, {})
+        own = {key: value for key, value in params.items() if key.startswith("model.")}
+        self.models = LoggedModels(self.client, is_server(self.config), run_id, name, own)
+        self.run_id = run_id
+
+    def describe(self) -> None:
+        """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+
+        if (identity := self.identity) is None:
             return
-        if not saved and (run := self._existing(self.identity.run_id)) is not None:
-            saved = self._save(key=run.data.tags.get(RUN_KEY, uuid.uuid4().hex), run_id=run.info.run_id)
-        run = self._existing(saved.get("run_id"))
-        if run is None:
-            if "key" not in saved or saved.get("run_id"):  # none yet, or of a store that no longer has it
-                saved = self._save(key=uuid.uuid4().hex)
-                run = self._create(saved["key"], self.identity)
-            else:  # begun, and perhaps made
-                experiment = self._experiment()
-                found = self.client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{saved['key']}'", max_results=1)
-                self._found = bool(found)
-                run = found[0] if found else self._create(saved["key"], self.identity)
-            self._save(key=saved["key"], run_id=run.info.run_id)
-        else:
-            self._found = True
-        self.run_id = run.info.run_id
         if self._found:
             self.client.update_run(self.run_id, status="RUNNING")
-        self._describe(run, self.identity)
-        self._start_monitor()
+        params = [
+            Param(key, without_credentials(value)[:PARAM_LENGTH])
+            for key, value in identity.params.items()
+            if key not in self._params
+        ]
+        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
+        for start in range(0, max(len(params), 1), BATCH_PARAMS):
+            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
+        if (data := identity.dataset) is not None:
+            profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
+            source = json.dumps({"uri": without_credentials(data.source)})
+            entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
+            self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
+        if self.config.system_metrics == "on":
+            self._start_monitor(resume=self._found)
 
     def send(self, records: list[Record]) -> None:
-        """Send the points of these records that MLflow lacks."""
+        """Send the points of these records that MLflow lacks: of a step that it has, or has twice here, the first one stays."""
         from mlflow.entities import Metric
 
-        points = {
-            (key, record.step): Metric(key, value, record.time, record.step)
-            for record in reversed(records)  # so that the first of a step wins
-            for key, value in record.metrics.items()
-            if record.step not in self._steps_of(key)
-        }
-        if points:
-            self.client.log_batch(self.run_id, metrics=list(reversed(points.values())))
-        for (key, step), point in points.items():
-            self._steps[key].add(step)
-            self._note(key, point)
+        points: dict[tuple[str, int], Metric] = {}
+        for record in records:
+            for key, value in record.metrics.items():
+                if record.step not in self._known(key):
+                    points.setdefault((key, record.step), Metric(key, value, record.time, record.step))
+        lacking = list(points.values())
+        for start in range(0, len(lacking), BATCH_METRICS):
+            batch = lacking[start : start + BATCH_METRICS]
+            self.client.log_batch(self.run_id, metrics=batch)
+            for point in batch:
+                self._note(point)
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """The model of a checkpoint, with the validation figures of its step."""
-        self.models().log(step, tags, list(self._validation.get(step, {}).values()))
+        self.models.log(step, tags, [points[step] for points in self._points.values() if points.get(step)])
 
     def register(self, step: int, folder: Path, name: str) -> None:
         """The model of a step, with these files, as the best of those that are registered so. The folder is removed."""
-        self.models().register(step, folder, name)
+        self.models.register(step, folder, name)
         self._save(**{**saved_run(self.folder), "registered": str(step)})
         shutil.rmtree(folder, ignore_errors=True)
 
-    def models(self) -> Models:
-        if self._models is None:
-            params = self.identity.params if self.identity else {}
-            own = {key: value for key, value in params.items() if key.startswith("model.")}
-            name = self.identity.name if self.identity else self.folder.name
-            self._models = Models(self.client, is_server(self.config), self.run_id, name, own)
-        return self._models
-
     def end(self, status: Status) -> None:
-        if self._models is not None:
-            self._models.remove_doubles()
+        self.models.look_again()
         if self.identity is not None:
-            self._stop_monitor()
+            if self._monitor is not None:
+                self._monitor.finish()
+            self._monitor = None
             self.client.set_terminated(self.run_id, status=status)
 
     def restart_monitor(self) -> None:
         """MLflow's monitor of the system gives up at the first request that fails."""
         if self._monitor is not None:
-            self._stop_monitor()
-            self._start_monitor()
+            self._monitor.finish()
+            self._start_monitor(resume=True)
+
+    def _find_or_make(self, saved: Mapping[str, str], identity: Identity) -> str:
+        key, noted = saved.get("key", ""), saved.get("run_id")
+        if key and not noted:  # begun, and perhaps made
+            found = self.client.search_runs([self._experiment()], f"tags.`{RUN_KEY}` = '{key}'", max_results=1)
+            run = found[0] if found else None
+        else:
+            run = self._existing(noted or identity.run_id)
+        self._found = run is not None
+        if run is None:
+            if not key or noted:  # none yet, or of a store that no longer has it
+                key = uuid.uuid4().hex
+                self._save(key=key)
+            run = self.client.create_run(self._experiment(), run_name=identity.name, tags={RUN_KEY: key})
+        if run.info.run_id != noted:
+            self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
+        self._params = run.data.params
+        return run.info.run_id
 
     def _existing(self, run_id: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -135,83 +154,51 @@ class MlflowRun:
             return None
         return run if run and run.info.lifecycle_stage == "active" else None
 
-    def _create(self, key: str, identity: Identity) -> Any:
-        return self.client.create_run(self._experiment(), run_name=identity.name, tags={RUN_KEY: key})
+    @property
+    def _experiment_name(self) -> str:
+        return self.config.experiment or "throughline"
 
     def _experiment(self) -> str:
         """Id of the experiment, which is made if need be."""
         from mlflow.exceptions import MlflowException
 
+        name = self._experiment_name
         artifacts = None if is_server(self.config) else (self.root.absolute() / "mlartifacts").as_uri()
-        if (found := self.client.get_experiment_by_name(experiment_of(self.config))) is None:
-            try:
-                return self.client.create_experiment(experiment_of(self.config), artifact_location=artifacts)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self.client.get_experiment_by_name(experiment_of(self.config))  # another process was quicker
-        if found is None or found.lifecycle_stage != "active":
-            raise UserError(
-                f"the experiment {experiment_of(self.config)!r} was deleted in MLflow: restore it or name another"
-            )
+        try:
+            return self.client.create_experiment(name, artifact_location=artifacts)
+        except MlflowException:
+            if (found := self.client.get_experiment_by_name(name)) is None:
+                raise
+        if found.lifecycle_stage != "active":
+            raise UserError(f"the experiment {name!r} was deleted in MLflow: restore it or name another")
         return found.experiment_id
 
-    def _describe(self, run: Any, identity: Identity) -> None:
-        """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
-
-        params = [
-            Param(key, without_credentials(value)[:PARAM_LENGTH])
-            for key, value in identity.params.items()
-            if key not in run.data.params
-        ]
-        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
-        for start in range(0, max(len(params), 1), BATCH_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
-        if (data := identity.dataset) is not None:
-            profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
-            source = json.dumps({"uri": without_credentials(data.source)})
-            entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
-            self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
-
-    def _steps_of(self, key: str) -> set[int]:
-        if key not in self._steps:
+    def _known(self, key: str) -> dict[int, Any]:
+        """What MLflow has of a metric, by step. It is asked once, and only of a run that was there before."""
+        if key not in self._points:
             history = self.client.get_metric_history(self.run_id, key) if self._found else []
-            self._steps[key] = {point.step for point in history}
+            self._points[key] = {}
             for point in history:
-                self._note(key, point)
-        return self._steps[key]
+                self._note(point)
+        return self._points[key]
 
-    def _note(self, key: str, point: Any) -> None:
-        if key.startswith("validation/"):
-            self._validation.setdefault(point.step, {}).setdefault(key, point)
+    def _note(self, point: Any) -> None:
+        self._points[point.key].setdefault(point.step, point if point.key.startswith("validation/") else None)
 
-    def _save(self, **values: str) -> dict[str, str]:
-        shown = {
-            "uri": without_credentials(tracking_uri(self.config, self.root)),
-            "experiment": experiment_of(self.config),
-            **values,
-        }
-        write_atomically(self.folder / "mlflow_run.json", json.dumps(shown, indent=1).encode())
-        return shown
+    def _save(self, **values: str) -> None:
+        where = {"uri": without_credentials(tracking_uri(self.config, self.root)), "experiment": self._experiment_name}
+        write_atomically(self.folder / "mlflow_run.json", json.dumps({**where, **values}, indent=1).encode())
 
-    def _start_monitor(self) -> None:
-        if self.config.system_metrics == "on":
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    def _start_monitor(self, resume: bool) -> None:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-            uri = tracking_uri(self.config, self.root)
-            self._monitor = SystemMetricsMonitor(
-                self.run_id, sampling_interval=10, resume_logging=self._found, tracking_uri=uri
-            )
-            self._monitor.start()
-
-    def _stop_monitor(self) -> None:
-        if self._monitor is not None:
-            self._monitor.finish()
-            self._monitor, self._found = None, True
+        uri = tracking_uri(self.config, self.root)
+        self._monitor = SystemMetricsMonitor(self.run_id, sampling_interval=10, resume_logging=resume, tracking_uri=uri)
+        self._monitor.start()
 
 
 def saved_run(run_folder: Path) -> dict[str, str]:
+    """What mlflow_run.json says: which run in MLflow this is. Empty where there is none."""
     try:
         return json.loads((run_folder / "mlflow_run.json").read_bytes())
     except FileNotFoundError:

@@ -2,7 +2,8 @@
 
 A LoggedModel says where the checkpoint is (tag `checkpoint`) and copies none of it: a run's checkpoints are gigabytes, and most
 are removed while it trains. The best one alone has files, those of `pipelines.export`: it is what the registry hands out.
-Each is looked up by the tag `step` before it is made, so that kills, resumes and requests that are sent again make none twice.
+Each is looked up by the tag `step` before it is made, so that kills and resumes make none twice; what a request that was given up,
+and sent again, has made twice goes at the next look.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VALUE_LENGTH = 500
 
 
 @dataclass
-class Models:
+class LoggedModels:
     """The LoggedModels of one run. Only the tracker's thread calls it."""
 
     client: Any
@@ -37,6 +38,7 @@ class Models:
     params: Mapping[str, Any]
     _experiment: str = ""
     _by_step: dict[int, Any] | None = None
+    """Those that MLflow has; None: it is to be asked."""
     _outputs: set[str] = field(default_factory=set)
     """Ids of the models that the run lists as its own."""
 
@@ -44,30 +46,28 @@ class Models:
         """Make the model of a step, or complete it. ``points``: the run's validation metrics of that step, as MLflow has them."""
         from mlflow.entities import LoggedModelOutput, Metric
 
-        model = self._known().get(step)
+        known = self._known()
+        model = known.get(step)
         if model is not None and str(model.status) == "READY" and model.model_id in self._outputs:
             return
-        try:
-            if model is None:
-                params = {key: without_credentials(value)[:VALUE_LENGTH] for key, value in self.params.items()}
-                model = self.client.create_logged_model(
-                    self._experiment,
-                    name=f"{plain(self.name)}-step-{step}",
-                    source_run_id=self.run_id,
-                    tags={"step": str(step), **{key: without_credentials(value) for key, value in tags.items()}},
-                    params=params,
-                    model_type="throughline",
-                )
-            if model.model_id not in self._outputs:
-                self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step)])
-            own = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model.model_id) for p in points]
-            if own:
-                self.client.log_batch(self.run_id, metrics=own)
-            self._known()[step] = self.client.finalize_logged_model(model.model_id, "READY")
-            self._outputs.add(model.model_id)
-        except Exception:
-            self._by_step = None  # what was sent may have arrived: look before sending it again
-            raise
+        self._by_step = None  # what is sent now may arrive though it is not answered: look before sending it again
+        if model is None:
+            model = self.client.create_logged_model(
+                self._experiment,
+                name=f"{plain(self.name)}-step-{step}",
+                source_run_id=self.run_id,
+                tags={"step": str(step), **{key: without_credentials(value) for key, value in tags.items()}},
+                params={key: without_credentials(value)[:VALUE_LENGTH] for key, value in self.params.items()},
+                model_type="throughline",
+            )
+        if model.model_id not in self._outputs:
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step)])
+        own = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model.model_id) for p in points]
+        if own:
+            self.client.log_batch(self.run_id, metrics=own)
+        known[step] = self.client.finalize_logged_model(model.model_id, "READY")
+        self._outputs.add(model.model_id)
+        self._by_step = known
 
     def register(self, step: int, folder: Path, name: str) -> None:
         """Upload the folder as the files of a step's model, and make that the best version of the registered model ``name``."""
@@ -98,24 +98,23 @@ class Models:
             )
         self.client.set_registered_model_alias(name, BEST, version.version)
 
-    def remove_doubles(self) -> None:
-        """A request that timed out, and was sent again, can have been answered twice: keep the model that the run lists."""
-        found: dict[int, list[Any]] = {}
-        self._known()
-        for model in self._all():
-            found.setdefault(int(model.tags["step"]), []).append(model)
-        for models in found.values():
-            models.sort(key=lambda model: (model.model_id not in self._outputs, model.creation_timestamp))
-            for model in models[1:]:
-                self.client.delete_logged_model(model.model_id)
+    def look_again(self) -> None:
+        """At the end: a request that was given up can have been answered since."""
+        if self._by_step is not None:
+            self._by_step = None
+            self._known()
 
     def _known(self) -> dict[int, Any]:
+        """The models by their step. Of two of one step that stays which the run lists, else the older one."""
         if self._by_step is None:
             run = self.client.get_run(self.run_id)
             self._experiment = run.info.experiment_id
             self._outputs = {output.model_id for output in (run.outputs.model_outputs if run.outputs else [])}
-            models = sorted(self._all(), key=lambda model: model.model_id in self._outputs)
-            self._by_step = {int(model.tags["step"]): model for model in models}
+            found: dict[int, Any] = {}
+            for model in sorted(self._all(), key=lambda it: (it.model_id not in self._outputs, it.creation_timestamp)):
+                if found.setdefault(int(model.tags["step"]), model) is not model:
+                    self.client.delete_logged_model(model.model_id)
+            self._by_step = found
         return self._by_step
 
     def _all(self) -> Iterator[Any]:

@@ -14,8 +14,7 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import load_mlflow
-from pipelines.tracking.config import TrackingError, tracking_uri
+from pipelines.tracking.client import TrackingError, load_mlflow, tracking_uri
 from pipelines.tracking.metrics_file import Record
 
 
@@ -50,14 +49,10 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     try:
         client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
         run = client.get_run(run_id)
-        found: dict[
-            int, dict[str, float]
-        ] = {}  # what was logged at a step: training's figures, and validation's a little later
-        times: dict[int, int] = {}
+        by_step: dict[int, list[Any]] = {}  # training's figures, and validation's a little later
         for key in sorted(set(run.data.metrics) & set(keys)):
             for point in client.get_metric_history(run_id, key):
-                found.setdefault(point.step, {})[key] = point.value
-                times[point.step] = max(point.timestamp, times.get(point.step, 0))
+                by_step.setdefault(point.step, []).append(point)
         below = client.search_runs(
             [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=1000
         )
@@ -72,6 +67,9 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
         name=run.info.run_name or run_id,
         params=run.data.params,
         tags=run.data.tags,
-        records=tuple(Record(step, times[step], metrics) for step, metrics in sorted(found.items())),
+        records=tuple(
+            Record(step, max(point.timestamp for point in points), {point.key: point.value for point in points})
+            for step, points in sorted(by_step.items())
+        ),
         children=tuple(child.info.run_id for child in below),
     )

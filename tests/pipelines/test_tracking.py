@@ -27,8 +27,8 @@ from pipelines.tracking import (
     TrackingError,
     ui_command,
 )
+from pipelines.tracking.identity import git_commit
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
-from pipelines.tracking.provenance import git_commit
 from tests.mlflow_server import Server, free_port, wait_until
 
 DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
