@@ -9,13 +9,14 @@ pipelines/cluster/readiness.py lists what is compared. The second form asks whet
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+from collections.abc import Sequence
 
-from data_prep.manifest import StoreError
-from data_prep.store import SegmentStore
+import psutil
+
 from pipelines.cluster import ray_session, readiness
-from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 
@@ -24,21 +25,27 @@ HERE = "--here"
 
 def main(argv: list[str]) -> int:
     if HERE in argv or not argv:
-        return tell(readiness.taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free")
+        return tell(taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free")
     config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    return tell(complaints(config), f"{config.run} can be trained here")
-
-
-def complaints(config: TrainConfig) -> list[str]:
-    """What is wrong for a run on the cluster, or in a local session."""
     ray_session.start(num_cpus=config.workers[-1] or 1)
     nodes = ray_session.nodes()
     print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
-    try:
-        vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
-    except StoreError:
-        vocab_size = None  # the machines' own sentences tell of it
-    return readiness.check(config, nodes, vocab_size)
+    return tell(readiness.check(config, nodes), f"{config.run} can be trained here")
+
+
+def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
+    """A sentence for each port that another program of this machine listens at, on whichever of its addresses."""
+    open_ports = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    listening = {c.laddr.port: c.pid for c in open_ports if c.laddr}
+    complaints = []
+    for port in ports:
+        if port in listening:
+            owner = ""
+            with contextlib.suppress(psutil.Error, TypeError):
+                process = psutil.Process(listening[port])
+                owner = f" by {process.name()} (process {process.pid})"
+            complaints.append(f"port {port} of {machine} is taken{owner}: end that program, or choose another port")
+    return complaints
 
 
 def ports_of(argv: list[str]) -> list[int]:

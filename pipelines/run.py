@@ -12,6 +12,7 @@ stop, and saved.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,10 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tyro
 import xxhash
@@ -35,7 +33,7 @@ from pipelines import PACKAGE_ROOT
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.training.stopping import STOPPED_STATUS
+from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
 
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
@@ -109,9 +107,7 @@ class Stage:
         marks = [mark(place) for place in (*self.reads, *self.writes)]
         if not all(marks[len(self.reads) :]):
             return ""
-        words = [
-            without_credentials(word) for word in self.words
-        ]  # a changed password changes nothing of what was done
+        words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
         return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
 
 
@@ -129,7 +125,8 @@ def stages(config: PipelineConfig) -> list[Stage]:
             manifests[:1],
         )
     ]
-    runs = []
+    runs: list[str] = []
+    trained: list[Place] = []
     for preset in (config.preset, *config.also):
         run = f"{config.name}-{preset}" if config.name else preset
         where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
@@ -145,7 +142,7 @@ def stages(config: PipelineConfig) -> list[Stage]:
         folder = Place.parse(config.root) / run / "checkpoints"
         found.append(Stage(f"train {run}", "train", words, reads, (folder,)))
         runs.append(run)
-    trained = tuple(Place.parse(config.root) / run / "checkpoints" for run in runs)
+        trained.append(folder)
     folders = tuple(_below(config.root, run) for run in runs)
     reads = (*trained, store / config.split / "manifest.json")
     folder, place = _report(config, "-vs-".join(runs))
@@ -155,7 +152,7 @@ def stages(config: PipelineConfig) -> list[Stage]:
         folder, place = _report(config, "compare-" + "-vs-".join(runs))
         tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
         words = (*folders, "--root", config.root, "--output", folder, *tracking)
-        found.append(Stage("compare", "compare", words, trained, (place,)))
+        found.append(Stage("compare", "compare", words, tuple(trained), (place,)))
     return found
 
 
@@ -173,17 +170,17 @@ def _below(root: str, name: str) -> str:
 def mark(place: Place) -> str:
     """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
     if place.name == "checkpoints":
-        newest = RunPlace(place.parent).checkpoint_names()[:1]
-        place = place / newest[0] / "checkpoint.json" if newest else place
+        newest = next(iter(RunPlace(place.parent).checkpoint_names()), "none")
+        place = place / newest / "checkpoint.json"
     if place.is_dir():
         entries = [
             (file.name, file.bytes, file.place.changed()) for file in place.list(recursive=True) if not file.is_dir
         ]
-        return xxhash.xxh3_64_hexdigest(json.dumps(sorted(entries)).encode()) if place.name != "checkpoints" else ""
+        return xxhash.xxh3_64_hexdigest(json.dumps(sorted(entries)).encode())
     if not place.is_file():
         return ""
     if place.name.endswith((".json", ".csv")):
-        return xxhash.xxh3_64_hexdigest(place.read_bytes())
+        return place.xxh3()
     return f"{place.name} {place.changed()}"
 
 
@@ -192,33 +189,17 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
     return [word for pair in pairs for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
 
 
-class Record:
-    """The fingerprints of the finished stages, in a file."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        try:
-            self._done: dict[str, str] = json.loads(place.read_bytes())
-        except (OSError, ValueError):  # none yet, or one that was cut short: the stages know what they have done
-            self._done = {}
-
-    def has(self, stage: Stage) -> bool:
-        return bool(self._done.get(stage.name)) and self._done[stage.name] == stage.fingerprint()
-
-    def add(self, stage: Stage) -> None:
-        self._done[stage.name] = stage.fingerprint()
-        self._place.parent.make_folder()
-        self._place.write_atomically(json.dumps(self._done, indent=1).encode())
-
-
 def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    record = Record(Place.parse(config.root) / "pipelines" / f"{config.name or config.preset}.json")
-    began = time.monotonic()
-    planned = stages(config)
+    name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
+    record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # none yet, or one that was cut short: the stages know what they have done
+        done = json.loads(record.read_bytes())
     for number, stage in enumerate(planned, 1):
         title = f"[{number}/{len(planned)}] {stage.name}"
-        if record.has(stage):
+        if done.get(stage.name) and done[stage.name] == stage.fingerprint():
             print(f"{title}: done before, and nothing has changed since", flush=True)
             continue
         status = attempt(stage, title, config.retries)
@@ -226,10 +207,10 @@ def main(argv: list[str]) -> int:
             later = ", ".join(stage.name for stage in planned[number:])
             print(f"{title}: {ended(status)}" + (f"; not begun: {later}" if later else ""), file=sys.stderr, flush=True)
             return status
-        record.add(stage)
-    print(
-        f"{config.name or config.preset}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}"
-    )
+        done[stage.name] = stage.fingerprint()
+        record.parent.make_folder()
+        record.write_atomically(json.dumps(done, indent=1).encode())
+    print(f"{name}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}")
     return 0
 
 
@@ -237,10 +218,8 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
     status = 0
     for left in range(retries, -1, -1):
-        print(
-            f"{title}: python -m pipelines.{stage.module} {shlex.join(map(without_credentials, stage.words))}",
-            flush=True,
-        )
+        words = shlex.join(map(without_credentials, stage.words))
+        print(f"{title}: python -m pipelines.{stage.module} {words}", flush=True)
         status = call(stage)
         if status == 0 or status in FINAL or not left:
             break
@@ -253,29 +232,19 @@ def call(stage: Stage) -> int:
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
-    with passing_signals_to(process) as asked:
+    asked = []
+
+    def pass_on(number: int, frame: object) -> None:
+        """SIGTERM; Ctrl-C it has had from the terminal. This process lives until that one has ended."""
+        asked.append(number)
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+
+    with asking_signals_to(pass_on):
         status = process.wait()
     if status < 0:
         status = 128 - status
     return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
-
-
-@contextmanager
-def passing_signals_to(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
-    """SIGTERM goes on to the process, Ctrl-C it has had from the terminal; this one lives until it has ended."""
-    asked: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        asked.append(number)
-        if number == signal.SIGTERM and process.poll() is None:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def ended(status: int) -> str:

@@ -34,14 +34,14 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
+from data_prep.places import Place
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.cluster import ray_train
-from pipelines.cluster.ray_train import first_line
+from pipelines.cluster.ray_train import first_line, run_workers
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.notebook import Notebook
-from pipelines.sweeps.room import fit
+from pipelines.sweeps.room import room_for_trials
 from pipelines.sweeps.scheduler import Conductor, Job, Outcome, baseline_values
 from pipelines.sweeps.sweep import Sweep, Trial, open_folder, write_json
 from pipelines.sweeps.winner import conclude, write_best
@@ -122,7 +122,7 @@ class Crew:
         slot = next((slot for slot in self._slots.values() if slot.job is None and self._takes(slot)), None)
         if slot is None:
             slot = Slot(next(self._numbers))
-            slot.thread = threading.Thread(target=self._fit, args=(slot,), daemon=True)
+            slot.thread = threading.Thread(target=self._run_workers, args=(slot,), daemon=True)
             self._slots[slot.number] = slot
             slot.thread.start()
         slot.turn, slot.job, slot.began = slot.turn + 1, job, time.monotonic()
@@ -168,10 +168,10 @@ class Crew:
     def _lives(self, slot: Slot) -> bool:
         return slot.thread is not None and slot.thread.is_alive()
 
-    def _fit(self, slot: Slot) -> None:
+    def _run_workers(self, slot: Slot) -> None:
         arguments, name = {"post": self._post, "slot": slot.number}, f"slot-{slot.number}"
-        folder = str(self._folder)
-        slot.error = ray_train.fit(serve, arguments, self._workers, self._placement, self._use_gpu, name, folder)
+        notes = Place.parse(self._folder)
+        slot.error = run_workers(serve, arguments, self._workers, self._placement, self._use_gpu, notes, name)
 
 
 def serve(arguments: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ def main(argv: list[str]) -> int:
         from pipelines.cluster import ray_session
 
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
-        at_once, use_gpu = fit(config)
+        at_once, use_gpu = room_for_trials(config)
         open_folder(sweep, command, baseline or {})
         conductor = Conductor(sweep, domains, say=lambda line: print(line, flush=True))
         if not sweep.trials:

@@ -38,7 +38,9 @@ def ray_session() -> Iterator[None]:
     """One local Ray session of 4 CPUs for all tests that need one; it never joins a session that runs already."""
     session.start(num_cpus=4)
     yield
-    session.stop()
+    import ray
+
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

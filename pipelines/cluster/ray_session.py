@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import psutil
 
 from data_prep.errors import UserError
-from pipelines import PACKAGE_ROOT
+from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost
 
@@ -57,9 +57,6 @@ started (clusters/environment.sh). Ray reads it when it is imported."""
 STARTS = 3
 """How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
 
-PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
-"""What a cluster's workers run: the copies that this process has imported, whatever lies on their own machines."""
-
 
 def cluster_address() -> str:
     """The address of the cluster that this process is to join; empty where it is to start a session of its own."""
@@ -69,11 +66,16 @@ def cluster_address() -> str:
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:  # what `ray start` leaves on a node
         address = Path(temporary, "ray", "ray_current_cluster").read_text().strip()
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=2):
-            return address
+        knock(address, LOOK_SECONDS)
+        return address
     except (OSError, ValueError):
         return ""
+
+
+def knock(address: str, seconds: float) -> None:
+    """Raise OSError or ValueError where nothing answers at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
 _address = cluster_address()
@@ -81,14 +83,14 @@ for _name, _value in (QUIET if _address else QUIET | OWN).items():
     os.environ.setdefault(_name, _value)
 
 
-def start(num_cpus: int | None = None, **options: Any) -> None:
+def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
     """Join the cluster, or start a local session that ends with this process.
 
     Does nothing where this process has a session already, as in a test or under another entry script.
 
     Args:
         num_cpus: of a local session; all by default. A cluster has what it has.
-        options: further arguments of `ray.init`, `include_dashboard=True` for instance.
+        log_to_driver: whether what workers print is shown here.
 
     Raises ValueError where RAY_ADDRESS is no address that a program can join.
     """
@@ -97,7 +99,7 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
 
     if ray.is_initialized():
         return
-    options = {"logging_level": logging.ERROR, **options}
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     address = cluster_address()
     if address:
         if "://" in address:
@@ -105,10 +107,8 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
                 f"RAY_ADDRESS is {address}, which takes jobs but is not what a program joins: submit this command with "
                 "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
             )
-        options.pop("include_dashboard", None)
         try:
-            host, _, port = address.rpartition(":")  # a dead address would be tried for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=SILENT_SECONDS).close()
+            knock(address, SILENT_SECONDS)  # Ray would try a dead address for minutes
             ray.init(address=address, runtime_env=surroundings(address), **options)
         except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
             why = str(error).strip().partition("\n")[0]
@@ -123,22 +123,17 @@ def start(num_cpus: int | None = None, **options: Any) -> None:
     for left in reversed(range(STARTS)):
         try:
             # Without an address ray.init would join any session that it finds on this machine.
-            ray.init(address="local", num_cpus=num_cpus, **{"include_dashboard": False, **options})
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **options)
             return
         except ValueError:
             raise
-        except (
-            Exception
-        ) as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError, RpcError…
+        except Exception as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError…
             ray.shutdown()
             abandon(but=before)
             if not left:
                 raise
-            print(
-                f"Ray did not start ({str(error).strip().partition('. ')[0]}): trying again",
-                file=sys.stderr,
-                flush=True,
-            )
+            why = str(error).strip().partition(". ")[0]
+            print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)
 
 
 def surroundings(address: str) -> dict[str, Any]:
@@ -169,20 +164,13 @@ def cpus() -> int:
 
 
 def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
-    """What is free, and what there is, on each machine that is alive."""
+    """What is free, and what there is, on each machine that is alive. No public call of Ray's says it of each."""
     import ray._private.state
 
     free = ray._private.state.available_resources_per_node()
     return [
         (free[node["NodeID"]], node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] in free
     ]
-
-
-def stop() -> None:
-    """Leave the session; a local one ends."""
-    import ray
-
-    ray.shutdown()
 
 
 class Node:
@@ -224,14 +212,14 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        import ray._private.worker
+        import ray
 
-        node: Any = ray._private.worker._global_node
-        host, _, port = node.gcs_address.rpartition(":")
-        self._head, self._silent_since = (host.strip("[]"), int(port)), 0.0
-        socket_option = f"--raylet_socket_name={node.raylet_socket_name}"
-        self._raylet = next((p for p in psutil.process_iter() if socket_option in _command(p)), None)
+        context = ray.get_runtime_context()
+        here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        raylet = f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}"
+        self._asked = {"head (gcs_server": context.gcs_address, "process on this machine (raylet": raylet}
         self._looked = time.monotonic()
+        self._answered = dict.fromkeys(self._asked, self._looked)
 
     def check(self) -> None:
         """Raises RayLost."""
@@ -239,32 +227,14 @@ class Watch:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        if self._raylet and not _runs(self._raylet):
-            raise RayLost(f"Ray's process on {socket.gethostname()} (raylet) has died")
-        try:
-            socket.create_connection(self._head, timeout=LOOK_SECONDS).close()
-            self._silent_since = 0.0
-        except OSError as error:
-            self._silent_since = self._silent_since or now
-            if now - self._silent_since >= SILENT_SECONDS:
-                head = ":".join(map(str, self._head))
-                raise RayLost(
-                    f"Ray's head (gcs_server at {head}) does not answer any more: {error.strerror or error}"
-                ) from None
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+        for name, address in self._asked.items():
+            try:
+                knock(address, LOOK_SECONDS)
+                self._answered[name] = now
+            except OSError as error:
+                if now - self._answered[name] >= SILENT_SECONDS:
+                    why = error.strerror or error
+                    raise RayLost(f"Ray's {name} at {address}) does not answer any more: {why}") from None
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:

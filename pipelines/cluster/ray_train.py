@@ -1,6 +1,6 @@
-"""One run of Ray Train, as training and sweeps start it: Ray never starts it again, and an error comes back as what it is.
+"""Runs Ray Train, for training and for sweeps alike: Ray never starts it again, and an error comes back as what it is.
 
-error = fit(worker, {"config": config}, 2, config.placement, use_gpu=False, name="run-0", storage="runs/mine/.ray")
+error = run_workers(worker, {"config": config}, 2, config.placement, use_gpu=False, notes=run.place / ".ray", name="run-0")
 cause_of(error, UserError)              # what a worker raised of this kind, in place of Ray's own around it
 first_line(error)                       # for a sentence
 """
@@ -13,25 +13,20 @@ from typing import TYPE_CHECKING, Any
 from data_prep.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow.fs
-
+    from data_prep.places import Place
     from pipelines.config.run import PlacementConfig
 
 
-def fit(
+def run_workers(
     worker: Callable[[dict[str, Any]], None],
     arguments: dict[str, Any],
     workers: int,
     placement: PlacementConfig,
     use_gpu: bool,
+    notes: Place,
     name: str,
-    storage: str,
-    filesystem: pyarrow.fs.FileSystem | None = None,
 ) -> BaseException | None:
-    """Run ``worker`` on each worker until all have returned, or one has not.
-
-    Args:
-        storage: where Ray Train's own notes go, a folder, or a path of ``filesystem``.
+    """Run ``worker`` on each worker until all have returned, or one has not; Ray Train's own ``notes`` go to that place.
 
     Returns what ended it: None, a worker's user error, or any other.
     """
@@ -50,9 +45,9 @@ def fit(
             ),
             run_config=RunConfig(
                 name=name,
-                storage_path=storage,
-                storage_filesystem=filesystem,
-                failure_config=FailureConfig(max_failures=0),
+                storage_path=notes.path,
+                storage_filesystem=None if notes.is_local else notes.filesystem,
+                failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
                 logging_config=LoggingConfig(log_level="ERROR"),
             ),
         ).fit()

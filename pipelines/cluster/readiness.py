@@ -10,8 +10,8 @@ model. The functions below it are called on the machines themselves.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import secrets
@@ -19,17 +19,21 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psutil
 import xxhash
 
+from data_prep.manifest import StoreError
 from data_prep.places import Place
-from pipelines.config.run import TrainConfig
+from data_prep.store import SegmentStore
+from pipelines import PACKAGES
+
+if TYPE_CHECKING:  # which imports torch
+    from pipelines.config.run import TrainConfig
 
 T = TypeVar("T")
 LIBRARIES = ("torch", "ray", "numpy", "pyarrow", "safetensors", "sentencepiece", "tokenizers", "tiktoken")
@@ -37,7 +41,6 @@ CLOCK_SECONDS = 2.0
 """By how much two clocks may differ."""
 NODE_BYTES = 1 << 30
 """What Ray's own folder needs on each machine."""
-CONNECT_SECONDS = 5.0
 
 
 class Node(Protocol):
@@ -78,72 +81,72 @@ def needs(config: TrainConfig, vocab_size: int) -> Needs:
     import torch
 
     with torch.device("meta"):
-        model = config.model.build(vocab_size)
-        state = sum(tensor.numel() * tensor.element_size() for tensor in model.initial_state(1).values())
-    weights = 4 * config.model.costs(vocab_size).parameters
-    optimizer = weights * (
-        2 if config.optim.name == "adamw" else 1
-    )  # adafactor: a momentum; its rows and columns are small
-    lanes = config.data.lanes
+        state = sum(tensor.nbytes for tensor in config.model.build(vocab_size).initial_state(1).values())
+    weights, lanes = 4 * config.model.costs(vocab_size).parameters, config.data.lanes
+    # adafactor has a momentum; its rows and columns are small
+    optimizer = weights * (2 if config.optim.name == "adamw" else 1)
     worker = 2 * weights + optimizer + state * -(-lanes // max(config.workers[0], 1))
     return Needs(weights + optimizer + state * lanes, worker)
 
 
-def check(config: TrainConfig, nodes: Sequence[Node], vocab_size: int | None, *, room: bool = True) -> list[str]:
+def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> list[str]:
     """Everything that is wrong, a sentence each; an empty list says that the run can begin.
 
-    Args:
-        nodes: the head first.
-        vocab_size: of the store; None leaves memory and checkpoints out.
-        room: whether these machines must hold all of the workers.
+    ``nodes``: the head first. ``room``: whether they must hold all of the workers.
     """
-    waiting = [node.begin(facts, LIBRARIES) for node in nodes]
-    found = [wait() for wait in waiting]
-    root = Place.parse(config.root)
+    found = on_each(nodes, facts, LIBRARIES)
     complaints = [
         *differing_versions(nodes, found),
         *differing_clocks(nodes),
-        *not_shared(nodes, root),
+        *not_shared(nodes, Place.parse(config.root)),
         *store_not_seen(nodes, config),
         *not_reached(nodes),
-        *small_disks(nodes, found),
+        *(
+            f"{told(node)} has {size(facts.disk)} free for Ray's own files, and {size(NODE_BYTES)} are needed: make room in "
+            "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
+            for node, facts in zip(nodes, found, strict=True)
+            if facts.disk < NODE_BYTES
+        ),
     ]
-    if vocab_size is not None:
-        complaints += too_small(config, nodes, found, needs(config, vocab_size), root, room)
+    with contextlib.suppress(StoreError):  # the machines' own sentences tell of it
+        vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
+        complaints += too_small(config, nodes, found, needs(config, vocab_size), room)
     return complaints
+
+
+def on_each(nodes: Sequence[Node], function: Callable[..., T], *arguments: Any) -> list[T]:
+    """What a function returns on each machine; all call it at the same time."""
+    return [wait() for wait in [node.begin(function, *arguments) for node in nodes]]
 
 
 # What is compared
 
 
+def different(nodes: Sequence[Node], answers: Sequence[T]) -> tuple[T, list[tuple[Node, T]]]:
+    """What most machines say (of several such answers, the first's), and those that say otherwise."""
+    usual = max(answers, key=answers.count)
+    return usual, [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer != usual]
+
+
 def differing_versions(nodes: Sequence[Node], found: Sequence[Facts]) -> list[str]:
     complaints = []
     for name in found[0].versions:
-        versions = [facts.versions[name] for facts in found]
-        usual = Counter(versions).most_common(1)[0][0]
-        usual = versions[0] if versions.count(versions[0]) == versions.count(usual) else usual
-        for node, version in zip(nodes, versions, strict=True):
-            if version != usual:
-                remedy = (
-                    "`ray rsync-up cluster.yaml` or `ray up --no-restart` brings your folder to it"
-                    if name == "our code"
-                    else "set the machine up again (clusters/setup_node.sh)"
-                )
-                complaints.append(f"{told(node)} has {name} {version}, the others have {usual}: {remedy}")
+        remedy = "set the machine up again (clusters/setup_node.sh)"
+        if name == "our code":
+            remedy = "`ray rsync-up cluster.yaml` or `ray up --no-restart` brings your folder to it"
+        usual, others = different(nodes, [facts.versions[name] for facts in found])
+        complaints += [f"{told(node)} has {name} {other}, the others have {usual}: {remedy}" for node, other in others]
     return complaints
 
 
 def differing_clocks(nodes: Sequence[Node]) -> list[str]:
     complaints = []
     for node in nodes:
-        skew, doubt = 0.0, float("inf")
-        for _ in range(3):
-            before = time.time()
-            there = node.begin(time.time)()
-            after = time.time()
-            if after - before < doubt:
-                skew, doubt = there - (before + after) / 2, after - before
-        if abs(skew) - doubt / 2 > CLOCK_SECONDS:
+        before = time.time()
+        there = node.begin(time.time)()
+        after = time.time()
+        skew = there - (before + after) / 2
+        if abs(skew) > CLOCK_SECONDS + (after - before) / 2:
             complaints.append(
                 f"the clock of {told(node)} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: heartbeats and MLflow "
                 "compare times of different machines; have it follow a time server (chrony)"
@@ -152,69 +155,47 @@ def differing_clocks(nodes: Sequence[Node]) -> list[str]:
 
 
 def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
-    """Every machine writes a file into the run's root, and looks for those of the others."""
+    """Every machine writes a file into the run's root, and looks for those of the others: who shares a folder sees the same."""
     folder = root / f".preflight-{secrets.token_hex(6)}"
-    names = [f"machine-{i}" for i in range(len(nodes))]
     try:
-        waiting = [node.begin(leave, folder, name) for node, name in zip(nodes, names, strict=True)]
-        refused = [wait() for wait in waiting]
-        if any(refused):
-            return [
-                f"{told(node)} cannot write to {root}: {why}; mount it there, with write permission"
-                for node, why in zip(nodes, refused, strict=True)
-                if why
-            ]
-        waiting = [node.begin(absent, folder, tuple(names)) for node in nodes]
-        unseen = [wait() for wait in waiting]
-        alone = [
-            i
-            for i in range(len(nodes))
-            if all(names[i] in lost for j, lost in enumerate(unseen) if j != i) and nodes[1:]
+        answers = on_each(nodes, tried, leave, folder)
+        refused = [
+            f"{told(node)} cannot write to {root}: {why}; mount it there, with write permission"
+            for node, (_, why) in zip(nodes, answers, strict=True)
+            if why
         ]
-        if alone and any(unseen):
-            who = alone[1:] if len(alone) == len(nodes) else alone  # all differ: from the first, which is the head
-            return [
-                f"{root} on {told(nodes[i])} is a folder of its own: the other machines do not see what it writes there; "
-                "mount the shared storage, or give --root a folder (or bucket) that all machines share"
-                for i in who
-            ]
+        if refused:
+            return refused
+        _, others = different(nodes, on_each(nodes, seen, folder, [name for name, _ in answers]))
         return [
-            f"{told(node)} does not see in {root} what {told(nodes[names.index(lost[0])])} wrote there: mount the same "
-            "shared storage"
-            for node, lost in zip(nodes, unseen, strict=True)
-            if lost
+            f"{root} on {told(node)} is a folder of its own: the other machines do not see what it writes there; mount the shared "
+            "storage, or give --root a folder (or bucket) that all machines share"
+            for node, _ in others
         ]
     finally:
-        for node in nodes:
-            node.begin(sweep, folder)()
+        on_each(nodes, tried, folder.delete)
 
 
 def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
     manifest = Place.parse(config.data.store) / config.data.corpus / "train" / "manifest.json"
-    waiting = [node.begin(digest, manifest) for node in nodes]
-    digests = [wait() for wait in waiting]
-    usual = next((text for text in digests if not text.startswith("cannot")), "")
-    complaints = []
-    for node, text in zip(nodes, digests, strict=True):
-        if text.startswith("cannot"):
-            complaints.append(
-                f"{told(node)} {text}: mount the store there, or prepare it in a folder that all machines share"
-            )
-        elif text != usual:
-            complaints.append(
-                f"{manifest} on {told(node)} is another one than on {told(nodes[0])}: mount the same store"
-            )
-    return complaints
+    answers = on_each(nodes, tried, manifest.xxh3)
+    usual = next((answer for answer in answers if answer[0]), None)
+    return [
+        f"{told(node)} cannot read {manifest} ({why}): mount the store there, or prepare it in a folder that all machines share"
+        if why
+        else f"{manifest} on {told(node)} is another one than on {told(nodes[0])}: mount the same store"
+        for node, (found, why) in zip(nodes, answers, strict=True)
+        if (found, why) != usual
+    ]
 
 
 def not_reached(nodes: Sequence[Node]) -> list[str]:
-    """Each machine connects to a port that the next one opens, and the other way round: what gloo, NCCL and Ray need."""
+    """Each machine opens a port, and those before and after it connect to it: what gloo, NCCL and Ray need."""
     complaints = []
-    for i, node in enumerate(nodes if nodes[1:] else ()):
-        other = nodes[(i + 1) % len(nodes)]
-        for listener, caller in ((node, other), (other, node)) if len(nodes) > 2 or i == 0 else ():
+    for i, listener in enumerate(nodes):
+        for caller in {nodes[i - 1], nodes[(i + 1) % len(nodes)]} - {listener}:
             port = listener.begin(listen, listener.address)()
-            why = caller.begin(connect, listener.address, port)()
+            _, why = caller.begin(tried, connect, listener.address, port)()
             if why:
                 complaints.append(
                     f"{told(caller)} does not reach port {port} of {told(listener)} ({why}): open all ports between the machines "
@@ -223,20 +204,11 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
     return complaints
 
 
-def small_disks(nodes: Sequence[Node], found: Sequence[Facts]) -> list[str]:
-    return [
-        f"{told(node)} has {size(facts.disk)} free for Ray's own files, and {size(NODE_BYTES)} are needed: make room in "
-        "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
-        for node, facts in zip(nodes, found, strict=True)
-        if facts.disk < NODE_BYTES
-    ]
-
-
 def too_small(
-    config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], needs: Needs, root: Place, room: bool = True
+    config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], needs: Needs, room: bool
 ) -> list[str]:
     """Room for the checkpoints that are kept, and memory for the workers that a machine would hold."""
-    complaints = []
+    complaints, root = [], Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
     if root.is_local:
         free = nodes[0].begin(free_bytes, root.path)()
@@ -246,11 +218,9 @@ def too_small(
                 f"{size(kept * needs.checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
     use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and any(facts.gpu_memory for facts in found))
-    worker = config.placement.worker(use_gpu)
     most = 0
     for node, facts in zip(nodes, found, strict=True):
-        fits = int(min(node.resources.get(name, 0) / amount for name, amount in worker.items()))
-        fits = min(fits, 1) if config.placement.strategy == "strict-spread" else fits
+        fits = config.placement.fits(node.resources, use_gpu)
         most += fits
         if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < needs.worker:
             complaints.append(
@@ -265,7 +235,7 @@ def too_small(
                 "that fewer stand on a machine, or take a smaller model"
             )
     if room and most < config.workers[0]:
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in worker.items())
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in config.placement.worker(use_gpu).items())
         complaints.append(
             f"the machines have room for {most} workers of {asked} ({config.placement.strategy}), and the run needs "
             f"{config.workers[0]}: add machines, or give --num-workers {most or 1}"
@@ -288,12 +258,11 @@ def facts(libraries: Sequence[str]) -> Facts:
     return Facts(versions, psutil.virtual_memory().available, free_bytes(temporary), smallest_gpu())
 
 
-@functools.cache
 def code_digest() -> str:
     """A digest of the Python files of our packages, as this process would import them."""
     total = xxhash.xxh3_64()
-    for package in ("data_prep", "recur_models", "tune_spaces", "pipelines"):
-        folder = Path(str(importlib.import_module(package).__file__)).parent
+    for package in PACKAGES:
+        folder = Path(str(getattr(importlib.util.find_spec(package), "origin", ""))).parent
         for path in sorted(folder.rglob("*.py")):
             total.update(f"{package}/{path.relative_to(folder)}".encode())
             total.update(path.read_bytes())
@@ -311,43 +280,33 @@ def smallest_gpu() -> int:
 
 def free_bytes(path: str) -> int:
     """Of the disk on which a folder is, or would be."""
-    folder = Path(path)
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())).free
 
 
-def leave(folder: Place, name: str) -> str:
-    """Write a file; why it cannot be done, or nothing."""
+def tried(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
+    """What a function returns, and why it could not."""
     try:
-        folder.make_folder()
-        (folder / name).write_atomically(name.encode())
+        return function(*arguments), ""
     except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", "") or error)
-    return ""
+        return None, str(getattr(error, "strerror", "") or error)
 
 
-def absent(folder: Place, names: Sequence[str]) -> list[str]:
-    """Those of some files that are not there, after a moment's patience: network file systems remember folders for a while."""
-    missing: list[str] = []
+def leave(folder: Place) -> str:
+    """Write a file of a name that no other machine's has."""
+    folder.make_folder()
+    name = secrets.token_hex(6)
+    (folder / name).write_atomically(b"")
+    return name
+
+
+def seen(folder: Place, names: Sequence[str]) -> list[str]:
+    """Those of some files that are there, after a moment's patience: network file systems remember folders for a while."""
     for _ in range(20):
-        missing = [name for name in names if not (folder / name).exists()]
-        if not missing:
+        there = [name for name in names if (folder / name).exists()]
+        if len(there) == len(names):
             break
         time.sleep(0.1)
-    return missing
-
-
-def sweep(folder: Place) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        folder.delete()
-
-
-def digest(file: Place) -> str:
-    try:
-        return xxhash.xxh3_64_hexdigest(file.read_bytes())
-    except (OSError, ValueError) as error:
-        return f"cannot read {file} ({getattr(error, 'strerror', None) or error})"
+    return there
 
 
 _open: list[socket.socket] = []
@@ -359,29 +318,8 @@ def listen(address: str) -> int:
     return listener.getsockname()[1]
 
 
-def connect(address: str, port: int) -> str:
-    try:
-        socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return str(error.strerror or error)
-    return ""
-
-
-def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
-    """A sentence for each port that another program of this machine listens at, on whichever of its addresses."""
-    listening: dict[int, int | None] = {}
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr:
-            listening[connection.laddr.port] = connection.pid
-    complaints = []
-    for port in ports:
-        if port in listening:
-            owner = ""
-            with contextlib.suppress(psutil.Error, TypeError):
-                process = psutil.Process(listening[port])
-                owner = f" by {process.name()} (process {process.pid})"
-            complaints.append(f"port {port} of {machine} is taken{owner}: end that program, or choose another port")
-    return complaints
+def connect(address: str, port: int) -> None:
+    socket.create_connection((address, port), timeout=5).close()
 
 
 def told(node: Node) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -159,6 +160,11 @@ class PlacementConfig:
             **({self.resource: 0.001} if self.resource else {}),
         }
 
+    def fits(self, resources: Mapping[str, float], use_gpu: bool) -> int:
+        """How many workers a machine holds that has so much."""
+        fits = int(min(resources.get(name, 0) / amount for name, amount in self.worker(use_gpu).items()) + 1e-9)
+        return min(fits, 1) if self.strategy == "strict-spread" else fits
+
 
 if TYPE_CHECKING:
 
@@ -246,8 +252,7 @@ class TrainConfig:
             )
         if self.data.lanes < 1 or not self.workers:
             raise UserError(
-                f"data.lanes is {self.data.lanes}, which {self.num_workers} workers cannot share equally: choose a multiple of "
-                f"{str(self.num_workers).rpartition(':')[2]}"
+                f"data.lanes is {self.data.lanes}, which {self.num_workers} workers cannot share: each needs a lane of its own"
             )
         blocks, rest = divmod(self.data.segment_length, self.model.block)
         if rest:
@@ -272,8 +277,8 @@ class TrainConfig:
         return dataclasses.replace(self, root=root, data=data, tracking=self.tracking.located())
 
     @property
-    def workers(self) -> list[int]:
-        """The numbers of workers that the run may have, in order: those that share the lanes equally. [0] is without Ray."""
+    def workers(self) -> range:
+        """The numbers of workers that the run may have: no more than it has lanes. 0 is without Ray."""
         least, colon, most = str(self.num_workers).partition(":")
         if not (least.isdecimal() and (most.isdecimal() if colon else True)):
             raise UserError(f"num_workers is {self.num_workers}: write a number, or two with a colon, as in 1:4")
@@ -282,7 +287,11 @@ class TrainConfig:
             raise UserError(
                 f"num_workers is {self.num_workers}: the first must be at least 1 and no more than the second"
             )
-        return [number for number in numbers if self.data.lanes % max(number, 1) == 0]
+        return range(int(least), min(numbers[-1], self.data.lanes) + 1)
+
+    def uses_gpu(self, gpus: float) -> bool:
+        """Whether its workers train on GPUs, where there are so many."""
+        return self.use_gpu == "yes" or (self.use_gpu == "auto" and gpus >= self.workers[0] * self.placement.gpus)
 
     @property
     def tokens_per_step(self) -> int:

@@ -48,7 +48,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
     name = config.train.run or f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"}))
     numbers = config.train.workers
-    if numbers in ([0], [1]) or len(numbers) > 1:  # a trial's workers are its own throughout
+    if numbers[0] < 2 or len(numbers) > 1:  # a trial's workers are its own throughout
         config = replace(config, train=replace(config.train, num_workers=max(1, numbers[0])))
     return replace(config, train=replace(config.train, run=name).located())
 

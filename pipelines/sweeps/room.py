@@ -1,6 +1,6 @@
 """How many trials of a sweep fit at once, by what their workers take (--placement.*) and what the machines have.
 
-at_once, use_gpu = fit(config)          # of the Ray session that was started; a UserError where not even one trial does
+at_once, use_gpu = room_for_trials(config)          # of the Ray session that was started; a UserError where not even one trial does
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from data_prep.errors import UserError
 from pipelines.sweeps.sweep import SweepConfig
 
 
-def fit(config: SweepConfig) -> tuple[int, bool]:
+def room_for_trials(config: SweepConfig) -> tuple[int, bool]:
     """How many trials fit at once, and whether they use GPUs. Raises UserError when not even one does."""
     from pipelines.cluster import ray_session
 
     machines = [there for _, there in ray_session.free_resources()]
     workers, placement = config.train.workers[0], config.train.placement
     gpus = sum(machine.get("GPU", 0) for machine in machines)
-    use_gpu = config.train.use_gpu == "yes" or (config.train.use_gpu == "auto" and gpus >= workers * placement.gpus)
+    use_gpu = config.train.uses_gpu(gpus)
     worker = placement.worker(use_gpu)
     most = trials_at_once(machines, worker, workers, apart=placement.strategy == "strict-spread")
     has = {name: sum(machine.get(name, 0) for machine in machines) for name in worker}

@@ -294,7 +294,7 @@ def restore_lanes(
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
-    if own is None:
+    if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
         torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
         return state, lanes["digest"], (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)
     torch.set_rng_state(own["rng/cpu"])

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,9 +25,6 @@ from data_prep.places import Place
 
 STOPPED_STATUS = 75
 """Exit status of a command that was asked to stop, has saved, and can be repeated (EX_TEMPFAIL of sysexits.h)."""
-RESIZE = "resize"
-"""The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
-to stop meanwhile is heard."""
 BUCKET_SECONDS = 3.0
 """How often a process looks for the file where the run is in a bucket."""
 AGAIN_SECONDS = 2.0
@@ -90,9 +87,16 @@ class Stop:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with asking_signals_to(handle):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+
+@contextmanager
+def asking_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """What SIGTERM and Ctrl-C do while the block runs."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -117,10 +117,10 @@ def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_uncommitted_changes_run_on_the_machines(laptop: Laptop) -> None:
-    module = laptop.project / "pipelines" / "readiness.py"
+    module = laptop.project / "pipelines" / "cluster" / "readiness.py"
     before = module.read_text()
     module.write_text(before.replace('"(not installed)"', '"(not installed, and changed on the laptop)"'))
-    with open(laptop.project / "pipelines" / "readiness.py", "a") as file:
+    with open(laptop.project / "pipelines" / "cluster" / "readiness.py", "a") as file:
         file.write('\nLIBRARIES = (*LIBRARIES, "no-such-library")\nprint("changed on the laptop", flush=True)\n')
     try:
         words = train("by-submit", "--num-workers", "2")

@@ -19,6 +19,7 @@ import pytest
 from pipelines.cluster import ray_session, readiness
 from pipelines.cluster.readiness import check, needs
 from pipelines.config.run import TrainConfig
+from pipelines.preflight import taken_ports
 from pipelines.presets import PRESETS
 
 FORK = multiprocessing.get_context("fork")
@@ -83,8 +84,8 @@ def config(store: Path, tmp_path: Path) -> TrainConfig:
     return replace(config, root=str(tmp_path / "runs"), data=replace(config.data, store=str(store)))
 
 
-def wrong(config: TrainConfig, machines: Sequence[Machine], vocab_size: int | None = 257) -> str:
-    return "\n".join(check(config, machines, vocab_size))
+def wrong(config: TrainConfig, machines: Sequence[Machine]) -> str:
+    return "\n".join(check(config, machines))
 
 
 def test_machines_that_agree(config: TrainConfig, machines, tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_other_code_on_one_machine(config: TrainConfig, machines, tmp_path: Path
     def change() -> None:
         import pipelines
 
-        pipelines.__file__ = str(other / "__init__.py")
+        pipelines.__spec__.origin = str(other / "__init__.py")  # type: ignore[union-attr]
 
     assert "machine2 (127.0.0.1) has our code" in wrong(config, machines(None, change, None))
 
@@ -179,9 +180,9 @@ def closed_port(address: str) -> int:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        (said,) = readiness.taken_ports("machine1", [port])
+        (said,) = taken_ports("machine1", [port])
     assert said.startswith(f"port {port} of machine1 is taken by ") and f"(process {os.getpid()})" in said
-    assert readiness.taken_ports("machine1", [port]) == []
+    assert taken_ports("machine1", [port]) == []
 
 
 def test_more_workers_than_there_is_room_for(config: TrainConfig, machines) -> None:
@@ -193,7 +194,7 @@ def test_more_workers_than_there_is_room_for(config: TrainConfig, machines) -> N
     assert "room for 2 workers" in wrong(spread, found)
     needy = replace(config, placement=replace(config.placement, resource="fast_disk"))
     assert "room for 0 workers of 1 CPU, 0.001 fast_disk" in wrong(needy, found)
-    assert check(needy, found, 257, room=False) == []
+    assert check(needy, found, room=False) == []
 
 
 def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> None:
@@ -207,7 +208,7 @@ def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> N
 @pytest.mark.usefixtures("ray_session")
 def test_the_machine_of_a_local_session(config: TrainConfig) -> None:
     (node,) = ray_session.nodes()
-    assert check(config, [node], 257) == []
+    assert check(config, [node]) == []
     assert node.begin(os.getpid)() != os.getpid()
 
 

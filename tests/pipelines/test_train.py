@@ -337,7 +337,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--num-workers", "3"), "data.lanes is 4, which 3 workers cannot share equally"),
+            (("--num-workers", "5"), "data.lanes is 4, which 5 workers cannot share: each needs a lane of its own"),
             (("--data.segment-length", "33"), "not a multiple of the model's block of 8 tokens: choose 32"),
             (("--data.segment-length", "8"), "learns its recurrence across blocks, so choose at least 16"),
             (("--data.corpus", "tex"), "tex"),

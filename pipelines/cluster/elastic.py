@@ -1,0 +1,202 @@
+"""Training on Ray Train workers that come and go: when one dies, or there is room for more, all begin again from the newest
+checkpoint, as many as there is room for.
+
+    train_on_ray(config, stop, on_trained)          # raises Stopped where it was asked to stop
+
+Ray Train's own `ScalingConfig(num_workers=(1, 4))` cannot take this over, as two raylets on one machine showed with Ray 2.60. Its
+ElasticScalingPolicy._count_possible_workers divides what machines *have* by what a worker takes, whatever else runs there and
+however workers are placed: after the death of one of two machines a run with strict-spread stood still for good, and a healthy run
+was ended for a CPU that another program had. And its FailureConfig starts a user's error again, and counts all deaths of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from data_prep.errors import UserError
+from data_prep.places import Place
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import SaveError
+from pipelines.cluster import ray_session, readiness
+from pipelines.cluster.ray_train import cause_of, first_line, run_workers
+from pipelines.config.run import TrainConfig
+from pipelines.terminal import cli
+from pipelines.tracking import Tracker
+from pipelines.training.progress import messages_into, worker_log
+from pipelines.training.stopping import RayLost, Stop, Stopped
+from pipelines.training.watchdog import hang_file
+from pipelines.training.worker import train_as_worker
+from pipelines.training.world import World
+
+RESIZE = "resize"
+"""The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
+to stop meanwhile is heard."""
+SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
+"""After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
+GROW_SECONDS = 15.0
+"""How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
+
+
+def train_on_ray(config: TrainConfig, stop: Stop, on_trained: Callable[[TrainConfig, Tracker], None]) -> None:
+    """Train on Ray Train workers up to the last step. Raises Stopped and RayLost; a worker's error that is a user's, and any
+    other that came more than `max_failures` times in a row without a new checkpoint in between.
+    """
+    ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
+    import ray
+
+    nodes = ray_session.nodes() if ray_session.cluster_address() else []
+    if nodes[1:] and (complaints := readiness.check(config, nodes, room=False)):  # an autoscaler may make room yet
+        raise UserError("; and ".join(complaints))
+    use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
+    run, failures = RunPlace.of(config), 0
+    resize, scratch = Stop(run.place, RESIZE), scratch_of(config)
+    scratch.delete()
+    with stop.on_signals():  # after Ray's own
+        for attempt in itertools.count():
+            resize.clear()
+            before, error = run.newest_step(), train_once(config, use_gpu, attempt, stop, resize, on_trained)
+            newest = run.newest_step()
+            if error is not None:
+                failures = 1 if newest > before else failures + 1
+                final = cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
+                if final or (failures > config.max_failures and not stop.asked()):
+                    raise final or error
+                then = "it was asked to stop" if stop.asked() else "starting again from the newest checkpoint"
+                print(f"{why(run, error)}: {then}", file=sys.stderr, flush=True)
+            elif newest >= config.steps or not resize.asked():
+                break
+            if stop.asked():
+                break
+            if error is None:
+                print("there is room for more workers: starting again", flush=True)
+    with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
+        resize.clear()
+        scratch.delete()
+    if (step := run.newest_step()) < config.steps:
+        raise Stopped(step)
+
+
+def train_once(
+    config: TrainConfig,
+    use_gpu: bool,
+    attempt: int,
+    stop: Stop,
+    resize: Stop,
+    on_trained: Callable[[TrainConfig, Tracker], None],
+) -> BaseException | None:
+    """Train on as many workers as there is room for, and meanwhile pass on to them that the run was asked to stop or may grow.
+    Returns what ended it; None too where it was asked to stop before there was room for a worker.
+    """
+    workers = workers_to_start(config, use_gpu, settle=attempt > 0)
+    scratch, ended = scratch_of(config), []
+    scratch.make_folder()
+    begun = scratch / f"begun-{attempt}"
+    arguments = {"config": config, "begun": begun, "on_trained": on_trained}
+    name = f"{config.run}-{attempt}"
+
+    def run() -> None:
+        ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))
+
+    thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
+    thread.start()
+    looked, seen, watch, passed_on = time.monotonic(), workers, ray_session.Watch(), False
+    while thread.is_alive():
+        thread.join(0.2)
+        watch.check()
+        with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
+            if stop.asked() and not begun.exists():
+                return None  # what waits for room ends with this process
+            if stop.signalled and not passed_on:
+                stop.ask()
+                passed_on = True
+            if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
+                before, seen, looked = seen, workers + room(config, use_gpu, growing=True), time.monotonic()
+                if min(before, seen) > workers:
+                    resize.ask()
+    return ended[0]
+
+
+def worker() -> Callable[[dict[str, Any]], None]:
+    """What each worker does. It is made here so that Ray sends it as it is: importing this module, and so ray_session, would
+    give a cluster's machine the environment of a session of its own.
+    """
+
+    def train(arguments: dict[str, Any]) -> None:
+        from ray.train.torch import get_device
+
+        logging.disable(logging.INFO)  # Ray says every report; what we say is printed
+        config: TrainConfig = arguments["config"]
+        run, world = RunPlace.of(config), World.current(get_device())
+        run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+        asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
+        if world.rank == 0:
+            arguments["begun"].write_atomically(b"")
+        with messages_into(worker_log(run.folder, world.rank)), contextlib.suppress(Stopped):
+            train_as_worker(config, world, lambda: any([each() for each in asked]), arguments["on_trained"])
+
+    return train
+
+
+def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
+    """As many as the cluster has room for now, of those that the run may have. Where it has none for the least, that is asked for,
+    so that an autoscaler hears of it.
+    """
+    least, most = config.workers[0], config.workers[-1]
+    if least == most:
+        return least
+    free, since, began = room(config, use_gpu), time.monotonic(), time.monotonic()
+    while settle and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MOST_SECONDS:
+        time.sleep(0.2)
+        if (now := room(config, use_gpu)) != free:
+            free, since = now, time.monotonic()
+    number = max(least, min(free, most))
+    print(f"on {number} workers: the cluster has room for {free}", flush=True)
+    return number
+
+
+def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
+    """How many more workers the machines of the cluster could hold, by what is free on each.
+
+    Where never two may stand on one, a run that grows counts only machines of which nothing is taken: the others may have its own.
+    """
+    untouched = growing and config.placement.strategy == "strict-spread"
+    return sum(
+        config.placement.fits(free, use_gpu)
+        for free, there in ray_session.free_resources()
+        if not (untouched and free.get("CPU", 0) < there.get("CPU", 0))
+    )
+
+
+def scratch_of(config: TrainConfig) -> Place:
+    """Where Ray Train's own notes are; our checkpoints are beside it and do not need them."""
+    return RunPlace.of(config).place / ".ray"
+
+
+def why(run: RunPlace, error: BaseException) -> str:
+    """Why the workers ended, in one line."""
+    with contextlib.suppress(OSError):
+        return f"the workers hung ({hang_file(run).read_bytes().decode()})"
+    return f"a worker died ({first_line(error)})"
+
+
+def end_without_ray(config: TrainConfig, lost: RayLost) -> NoReturn:
+    """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
+    run = RunPlace.of(config)
+    print(
+        f"error: {lost}; {cli.shown(run.place.recorded)} is saved at least up to step {run.newest_step():,}: start Ray again where "
+        "it is a cluster's (`ray up`), and repeat the command, which goes on there",
+        file=sys.stderr,
+        flush=True,
+    )
+    ray_session.abandon()
+    sys.stdout.flush()
+    os._exit(1)
