@@ -30,6 +30,16 @@ from typing import Any, TypeVar, cast
 import tyro
 import xxhash
 
+# Private in tyro, and better than reading the boxes that it prints: the version is pinned, and the tests have each kind.
+from tyro._errors import (
+    BadValue,
+    InstantiationFailure,
+    InvalidChoice,
+    MissingArgs,
+    ParseErrorEvent,
+    on_parse_error,
+)
+
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, is_users, listed, nearest
 from pipelines.terminal import home, plugins
@@ -85,7 +95,7 @@ def parse(config: type[T], argv: Sequence[str], description: str, *, default: T 
         SystemExit: after `--help`.
     """
 
-    def cli(words: Sequence[str]) -> tuple[T, list[str]]:
+    def read(words: Sequence[str]) -> tuple[T, list[str]]:
         defaults: dict[str, Any] = {} if default is None else {"default": default}
         parsed = tyro.cli(
             config, prog=prog or program(), description=description, args=words, return_unknown_args=True, **defaults
@@ -93,16 +103,33 @@ def parse(config: type[T], argv: Sequence[str], description: str, *, default: T 
         return cast("tuple[T, list[str]]", parsed)
 
     if any(word in ("-h", "--help") for word in argv):
-        cli(["--help"])
-    error, captured = io.StringIO(), None
-    try:
-        with _wide_terminal(), contextlib.redirect_stderr(error), contextlib.redirect_stdout(error):
-            captured, unknown = cli(argv)
-    except SystemExit:
-        raise UsageError(_from_box(error.getvalue())) from None
+        read(["--help"])
+    with on_parse_error(_refuse):
+        captured, unknown = read(argv)
     if unknown:
-        raise UsageError(_unknown(unknown, argv, cli))
+        raise UsageError(_unknown(unknown, read))
     return captured
+
+
+def _refuse(event: ParseErrorEvent) -> None:
+    """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
+    if isinstance(event, InstantiationFailure):
+        if event.argument is None:  # a config's own ValueError: a sentence of ours
+            raise UsageError(event.message)
+        told = f"{event.argument.display_name()}: {event.message}"
+    elif isinstance(event, InvalidChoice):
+        told = (
+            f"invalid choice {event.value!r} for argument '{event.argument.display_name()}'. "
+            f"Expected one of {event.choices}"
+        )
+    elif isinstance(event, BadValue):
+        wanted = f"Expected {event.argument.lowered.nargs} values"
+        told = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
+    elif isinstance(event, MissingArgs):
+        told = f"missing: {', '.join(missing.arg.display_name() for missing in event.missing_arguments)}"
+    else:
+        return
+    raise UsageError(f"{told}; --help lists the options")
 
 
 def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str, *, noun: str = "preset") -> T:
@@ -158,7 +185,7 @@ def file_name(text: str) -> str:
     return name if len(data) <= 150 else f"{data[:130].decode(errors='ignore')}-{xxhash.xxh3_64_hexdigest(data)}"
 
 
-def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[str]], object]) -> str:
+def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> str:
     """The sentence for words that tyro did not know."""
     option = next((word for word in words if word.startswith("-")), None)
     if option is None:
@@ -168,53 +195,12 @@ def _unknown(words: Sequence[str], argv: Sequence[str], cli: Callable[[Sequence[
         )
         told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
         return told + (split if home.submitted_script() else "")
-    help_text = io.StringIO()
-    with contextlib.suppress(SystemExit), _wide_terminal(), contextlib.redirect_stdout(help_text):
-        cli(["--help"])
-    options = list(dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]*\w", _plain(help_text.getvalue()))))
-    options.remove("--help")
-    written = option.partition("=")[0]
-    return f"unknown option {written}: {_nearest_option(written, options)}"
-
-
-def _nearest_option(written: str, options: list[str]) -> str:
-    near = difflib.get_close_matches(written, options, n=1, cutoff=0.6)
-    if not near:  # a field's name without the group that it stands in
-        near = [option for option in options if option.rpartition(".")[2] == written.lstrip("-")][:1]
-    return f"did you mean {near[0]}?" if near else "--help lists the options"
-
-
-@contextlib.contextmanager
-def _wide_terminal() -> Any:
-    """tyro breaks its lines at the width of the terminal: make it so wide that a sentence stays on one line."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "5000"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
-
-
-def _plain(text: str) -> str:
-    """Text without colours and box lines."""
-    return re.sub(r"[│╭╮╰╯─]", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))
-
-
-def _from_box(text: str) -> str:
-    """The message inside the box that tyro draws: what stands between its title and the next rule."""
-    lines = [line.strip() for line in _plain(text).splitlines()]
-    blocks: list[str] = [""]
-    for line in lines:
-        if not line or set(line) <= {"-"}:
-            blocks.append("")
-        else:
-            blocks[-1] = f"{blocks[-1]} {line}".strip()
-    blocks = [block for block in blocks if block]
-    message = blocks[1] if len(blocks) > 1 else " ".join(blocks)
-    own = re.fullmatch(r"Error parsing (?!--)\S+: (.*)", message)  # a config's own ValueError: a sentence of ours
-    if own:
-        return own[1]
-    return message.removeprefix("Error parsing ").rstrip(".") + "; --help lists the options"
+    written, help_text = option.partition("=")[0], io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):
+        read(["--help"])
+    options = re.findall(r"(?<!\S)--(?!help)[\w.-]*\w", help_text.getvalue())
+    # else a field's name without the group that it stands in
+    near = difflib.get_close_matches(written, options, n=1, cutoff=0.6) or [
+        option for option in options if option.rpartition(".")[2] == written.lstrip("-")
+    ]
+    return f"unknown option {written}: {f'did you mean {near[0]}?' if near else '--help lists the options'}"
