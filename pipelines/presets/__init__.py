@@ -1,4 +1,4 @@
-"""What we run: every run is a named value here or in paper_presets.py.
+"""What we run: every run is a named value, in a file for each paper and one for the demo.
 
 `python -m pipelines.train NAME --optim.lr 3e-4` overrides any field of it.
 """
@@ -7,78 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.config.run import TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS
-from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
-
-# The demo: minutes on two cores. rec has one layer less, and one of them recurrent, which comes to the parameters of slide.
-DEMO_SIZE = {"d_model": 192, "heads": 3, "head_dim": 64, "mlp_dim": 768, "window": 64, "dropout": 0.0}
-DEMO = TrainConfig(
-    model=RecConfig(layers=4, recurrent_layers=(3,), states=64, **DEMO_SIZE),
-    data=DataConfig(corpus="python-source", lanes=4, segment_length=256),
-    optim=OptimConfig(name="adamw", lr=6e-3, weight_decay=0.1),
-    schedule=ScheduleConfig(name="cosine", warmup=50),
-    steps=600,
-    num_workers=2,
-    validate_every=150,
-    validate_tokens=50_000,
-    checkpoint=CheckpointConfig(every=150),
-)
-
-# A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.
-SMALL_SIZE = {"d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128, "dropout": 0.0}
-SMALL = TrainConfig(
-    model=RecConfig(layers=6, recurrent_layers=(4,), states=128, **SMALL_SIZE),
-    data=DataConfig(corpus="text", lanes=8, segment_length=1024),
-    optim=OptimConfig(name="adamw", lr=2e-3),
-    schedule=ScheduleConfig(name="cosine", warmup=100),
-    steps=2000,
-    validate_every=200,
-    checkpoint=CheckpointConfig(every=200),
-)
-
-# Whether recurrence helps, at a size where a CPU can show it: bytes of the demo's corpus and a window of 16, so that most of a
-# document is out of slide's sight (layers × window, 80 bytes). rec has one layer less: parameters and FLOPs are equal within 2 %.
-STUDY_SIZE = {"d_model": 96, "heads": 3, "head_dim": 32, "window": 16, "dropout": 0.0}
-STUDY = TrainConfig(
-    model=RecConfig(layers=4, recurrent_layers=(3,), states=16, gate="lstm", mlp_dim=376, **STUDY_SIZE),
-    data=DataConfig(corpus="python-source", store="runs/study/store", lanes=16, segment_length=256),
-    optim=OptimConfig(name="adamw", lr=3e-3),
-    schedule=ScheduleConfig(name="cosine", warmup=100),
-    root="runs/study",
-    steps=1500,
-    num_workers=0,
-    validate_every=100,
-    validate_tokens=40_000,
-)
-
-# benchmarks/recall.py: a name is asked for ten windows later. slide's receptive field, layers × window, is three windows.
-RECALL_SIZE = {"d_model": 64, "heads": 2, "head_dim": 32, "window": 16, "dropout": 0.0}
-RECALL = TrainConfig(
-    model=RecConfig(layers=2, recurrent_layers=(2,), states=8, gate="lstm", mlp_dim=256, **RECALL_SIZE),
-    data=DataConfig(corpus="text", store="runs/recall/store", lanes=16, segment_length=256),
-    optim=OptimConfig(name="adamw", lr=4e-3),
-    schedule=ScheduleConfig(name="cosine", warmup=100),
-    root="runs/recall",
-    steps=1000,
-    num_workers=0,
-    validate_every=250,
-    validate_tokens=20_000,
-)
+from pipelines.presets.demo import DEMO_PRESETS
 
 PRESETS: dict[str, TrainConfig] = {
-    "demo-rec": DEMO,
-    "demo-slide": replace(DEMO, model=SlideConfig(layers=5, **DEMO_SIZE)),
-    "study-rec": STUDY,
-    "study-slide": replace(STUDY, model=SlideConfig(layers=5, mlp_dim=384, **STUDY_SIZE)),
-    "study-xl": replace(STUDY, model=XLConfig(layers=5, mlp_dim=384, **STUDY_SIZE)),
-    "recall-rec": RECALL,
-    "recall-slide": replace(RECALL, model=SlideConfig(layers=3, mlp_dim=264, **RECALL_SIZE)),
-    "small-rec": SMALL,
-    "small-slide": replace(SMALL, model=SlideConfig(layers=7, **SMALL_SIZE)),
-    "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
-    "small-xl": replace(SMALL, model=XLConfig(layers=7, **SMALL_SIZE)),
-    "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
-    **PAPER_PRESETS,
+    name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **PAPER_PRESETS}.items()
 }
-PRESETS = {name: replace(config, run=name) for name, config in PRESETS.items()}
