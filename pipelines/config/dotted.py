@@ -1,7 +1,7 @@
 """A run's fields by dotted names: set some of them, and write the command that repeats it.
 
 with_fields(PRESETS["small-rec"], {"optim.lr": 3e-4, "model.states": 64})
-words(config, PRESETS["small-rec"])             ["--optim.lr", "0.0003", "--model.states", "64"]
+options(config, PRESETS["small-rec"])             ["--optim.lr", "0.0003", "--model.states", "64"]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
     return {key: whole.get(key, value) for key, value in ours.items() if key not in theirs or theirs[key] != value}
 
 
-def words(config: TrainConfig, base: TrainConfig) -> list[str]:
+def options(config: TrainConfig, base: TrainConfig) -> list[str]:
     """The options that make a run out of another one, as they are typed; without credentials."""
     found: list[str] = []
     for field, value in changes(config, base).items():

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -19,151 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
+from pipelines.config.parts import (
+    CheckpointConfig,
+    DataConfig,
+    OptimConfig,
+    PlacementConfig,
+    ScheduleConfig,
+    TrackingConfig,
+)
 
 Recompute = Literal["nothing", "layer", "block"]
 Compile = Literal["no", "layer", "model"]
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which segment store is read, and how it is laid out in lanes."""
-
-    store: str = "runs/store"
-    """Folder that `pipelines.prepare` wrote, or a URI such as s3://bucket/store."""
-    cache: str = ""
-    """Folder of each machine for the segment files of a store in a bucket; by default throughline/segments in the user's cache
-    folder, and at most 64 GiB; none keeps nothing on the disk."""
-    corpus: str = "python-source"
-    """Corpus in that store."""
-    lanes: int = 8
-    """Rows of the global batch, over all workers."""
-    segment_length: int = 1024
-    """Tokens of a lane in one training step: a multiple of the model's window. Gradients reach this far back."""
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """The optimizer."""
-
-    name: Literal["adamw", "adafactor"] = "adamw"
-    """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it."""
-    lr: float = 1e-3
-    """Peak learning rate; for adafactor, relative to the size of each parameter."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates; adafactor uses the first as its momentum."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of matrices."""
-    clip: float = 1.0
-    """Largest global norm of the gradient; 0 leaves it alone."""
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """Learning rate over steps: linear warm-up, then one of three shapes."""
-
-    name: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
-    """cosine to `final` at the last step; inverse-sqrt: lr / √max(step, warmup), as the paper writes it, with no linear part;
-    constant."""
-    warmup: int = 100
-    """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
-    final: float = 0.1
-    """Cosine: share of the peak rate that is left at the last step."""
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When a run is saved, and what is kept."""
-
-    every: int = 100
-    """Steps between checkpoints; the last step always makes one, and so does a request to stop."""
-    keep: int = 3
-    """Newest checkpoints that are kept."""
-    keep_every: int = 0
-    """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
-    keep_best: int = 1
-    """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
-    on_failure: Literal["stop", "warn"] = "stop"
-    """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
-
-
-@dataclass(frozen=True)
-class TrackingConfig:
-    """Where a run's figures go."""
-
-    backend: Literal["mlflow", "none"] = "mlflow"
-    """none keeps them in the run's metrics.jsonl alone."""
-    uri: str = ""
-    """MLflow's tracking URI: http://host:5000, or a database; by default what MLFLOW_TRACKING_URI says, else the file mlflow.db in
-    the folder of all runs. Name and password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
-    experiment: str = ""
-    """MLflow experiment that the run belongs to; by default what MLFLOW_EXPERIMENT_NAME says, else throughline."""
-    parent: str = ""
-    """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """When MLflow does not answer: go on and send later, or stop the run."""
-    patience: float = 60.0
-    """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
-    models: Literal["best", "figures", "none"] = "best"
-    """best: each checkpoint is a model in MLflow with its validation figures, and the best one of a finished run is uploaded, as
-    a folder for transformers, and registered under the run's name (of trials: the best one of the sweep's, under its name).
-    figures: nothing is uploaded."""
-    system_metrics: Literal["on", "off"] = "on"
-    """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
-
-    def __post_init__(self) -> None:
-        if re.match(r"sqlite:///(?!/)", self.uri):
-            raise UserError(
-                f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
-            )
-        if self.experiment and not self.experiment.strip():
-            raise UserError("tracking.experiment is blank: name an MLflow experiment")
-
-    def located(self) -> TrackingConfig:
-        """With what MLflow's environment variables say where nothing else does. A command asks once, where it begins: its workers,
-        which may have other variables, are told.
-        """
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
-        if relative := re.fullmatch(r"sqlite:///(?!/)(.+)", uri):
-            uri = f"sqlite:///{Path(relative[1]).absolute()}"
-        experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
-        return dataclasses.replace(self, uri=uri, experiment=experiment) if self.backend == "mlflow" else self
-
-
-@dataclass(frozen=True)
-class PlacementConfig:
-    """What each Ray Train worker takes, and on which machines workers stand."""
-
-    strategy: Literal["pack", "spread", "strict-spread"] = "pack"
-    """pack: on as few machines as possible; spread: on as many as possible; strict-spread: never two on one, or wait."""
-    cpus: float = 1
-    """CPUs of a worker."""
-    gpus: float = 1
-    """GPUs of a worker, where it uses any; 0.5 lets two share one, more than 1 keeps the others from it."""
-    resource: str = ""
-    """Only machines that were given this with `ray start --resources='{"NAME": 1}'`."""
-
-    def __post_init__(self) -> None:
-        for name in ("cpus", "gpus"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"placement.{name} is {getattr(self, name)}: it must be above 0")
-
-    def worker(self, use_gpu: bool) -> dict[str, float]:
-        """Ray's resources of one worker."""
-        return {
-            "CPU": self.cpus,
-            **({"GPU": self.gpus} if use_gpu else {}),
-            **({self.resource: 0.001} if self.resource else {}),
-        }
-
-    def fits(self, resources: Mapping[str, float], use_gpu: bool) -> int:
-        """How many workers a machine holds that has so much."""
-        fits = int(min(resources.get(name, 0) / amount for name, amount in self.worker(use_gpu).items()) + 1e-9)
-        return min(fits, 1) if self.strategy == "strict-spread" else fits
 
 
 if TYPE_CHECKING:
@@ -298,7 +161,7 @@ class TrainConfig:
         return self.data.lanes * self.data.segment_length
 
 
-MEANING_FREE = (
+CHANGEABLE_ON_RESUME = (
     "tracking",
     "run",
     "root",
@@ -344,7 +207,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         with given_by_user(ValueError):
             model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
     old, new = flatten({**before, "model": model}), flatten(to_json(config))
-    allowed = MEANING_FREE + config.allow_change
+    allowed = CHANGEABLE_ON_RESUME + config.allow_change
     for key in sorted(old.keys() | new.keys()):
         if any(key == name or key.startswith(name + ".") for name in allowed):
             continue

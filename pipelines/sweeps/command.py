@@ -17,8 +17,9 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
+from pipelines.sweeps.folder import CHANGEABLE_OF_RUN
 from pipelines.sweeps.population import check_perturbable
-from pipelines.sweeps.sweep import FREE, SweepConfig
+from pipelines.sweeps.sweep import SweepConfig
 from pipelines.terminal import cli
 from tune_spaces import SPACES
 from tune_spaces.drawing import Searcher, fields
@@ -95,7 +96,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
     for name in fields(domains):
-        if any(name == free or name.startswith(f"{free}.") for free in FREE):
+        if any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE_OF_RUN):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
         if name == "steps" and config.equal != "steps":
             raise UserError(

@@ -1,9 +1,9 @@
 """Decides what a sweep does next: which trial begins or goes on, which is stopped early and why, and when the sweep is over.
 
-    conductor = Conductor(sweep, domains)
-    job = conductor.next()              # a trial to train now, or None
-    conductor.watch(job.trial)          # reads its figures; a trial that does badly is asked to stop
-    conductor.ended(job.trial, "finished")
+    scheduler = SweepScheduler(sweep, domains)
+    job = scheduler.next()              # a trial to train now, or None
+    scheduler.watch(job.trial)          # reads its figures; a trial that does badly is asked to stop
+    scheduler.ended(job.trial, "finished")
 
 It knows neither Ray nor MLflow. Everything that it decides is first in results.jsonl; made anew from the sweep's folder it stands
 where it stood.
@@ -20,18 +20,17 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
+from pipelines.sweeps.planning import MOST_DRAWS, fits
 from pipelines.sweeps.population import Exploit, choose, take_over
 from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
-from tune_spaces import Rule, Searcher, draw, expand, grid
+from tune_spaces import Rule, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
 SAVE_SECONDS = 1.0
 """How often a trial's steps are written down; a figure, a begin and an end always are."""
-MOST_DRAWS = 200
-"""How often a draw that was made before, or that does not fit, is made again."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Job:
     until: int
 
 
-class Conductor:
+class SweepScheduler:
     """The decisions of one sweep."""
 
     def __init__(self, sweep: Sweep, domains: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
@@ -65,57 +64,6 @@ class Conductor:
         self._began, self._spent = time.monotonic(), sweep.spent()
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
-
-    # Beginning
-
-    def plan(self, baseline: Mapping[str, Any] | None) -> list[str]:
-        """Make the trials of a new sweep, as far as they are known before it begins. Returns what is to be told."""
-        config, told = self.sweep.config, []
-        if baseline is not None:
-            self._add(dict(baseline), baseline=True)
-        if config.search == "grid":
-            left_out = 0
-            for values in grid(self._domains, config.points):
-                if values == baseline:
-                    continue
-                left_out += not self._fits(values)
-                if self._fits(values):
-                    self._add(values)
-            if left_out:
-                told.append(f"{left_out} combinations of the grid do not fit together and are left out")
-        elif config.search == "random":
-            for index in range(config.samples - len(self.sweep.trials)):
-                values = self._draw(index)
-                if values is None:
-                    told.append(f"the space has no more than {len(self.sweep.trials)} different trials")
-                    break
-                self._add(values)
-        return told
-
-    def _draw(self, index: int) -> dict[str, Any] | None:
-        before = [trial.values for trial in self.sweep.trials.values()]
-        for attempt in range(MOST_DRAWS):
-            values = draw(self._domains, self.sweep.config.train.seed, index + attempt * 1_000_003)
-            if values not in before and self._fits(values):
-                return values
-        return None
-
-    def _fits(self, values: dict[str, Any]) -> bool:
-        try:
-            self.sweep.run_of(Trial("", values))
-        except ValueError:
-            return False
-        return True
-
-    def _add(self, values: dict[str, Any], baseline: bool = False) -> Trial:
-        trial = Trial(f"{len(self.sweep.trials):03d}", values, baseline=baseline)
-        self.sweep.trials[trial.id] = trial
-        return trial
-
-    def save_plan(self) -> None:
-        for trial in self.sweep.trials.values():
-            if not (self.sweep.place(trial) / "trial.json").exists():
-                self.sweep.save(trial)
 
     def restore(self) -> None:
         """Go on from the sweep's folder."""
@@ -179,12 +127,8 @@ class Conductor:
         steps = self._run(trial).steps
         if self.sweep.config.scheduler != "pbt":
             return steps
-        target = min(self._generation + self._interval, steps)
+        target = min(self._generation + self.sweep.config.train.validate_every, steps)
         return target if target == steps or self._reached(trial) < target else 0
-
-    @property
-    def _interval(self) -> int:
-        return self.sweep.config.train.validate_every
 
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
@@ -195,12 +139,12 @@ class Conductor:
         number, name = len(self.sweep.trials), f"{len(self.sweep.trials):03d}"
         for attempt in range(MOST_DRAWS):
             values = self._searcher.suggest(name)
-            if fits := self._fits(values):
+            if fits(self.sweep, values):
                 self.sweep.note(event="draw", name=name, trial=f"{number:03d}", values=values)
                 trial = Trial(f"{number:03d}", values)
                 self.sweep.trials[trial.id] = trial
                 return trial
-            self.sweep.note(event="draw", name=name, trial=None, values=values, fits=fits)
+            self.sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
             self._searcher.complete(name, 0, None)
             name = f"{number:03d}.{attempt + 1}"
         raise UserError(
@@ -229,7 +173,7 @@ class Conductor:
         run, new = self._run(trial), False
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
             new |= self._moved(trial, run, record.step)
-            value = self.sweep.figure(run, record.metrics)
+            value = record.metrics.get(self.sweep.config.metric)
             if value is not None and record.step not in self._seen.setdefault(trial.id, {}):
                 self._result(trial, run, record.step, value)
         if new and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
@@ -327,7 +271,7 @@ class Conductor:
     def _next_generation(self) -> None:
         """When every trial has come as far: the worst go on from the best."""
         members = [trial for trial in self.sweep.trials.values() if trial.status != "failed"]
-        step = self._generation + self._interval
+        step = self._generation + self.sweep.config.train.validate_every
         figures = {trial.id: self._seen.get(trial.id, {}).get(step) for trial in members}
         late = [trial for trial in members if trial.id in self._busy or self._reached(trial) < step]
         if late or not members or step >= self._run(members[0]).steps or None in figures.values():
@@ -383,10 +327,3 @@ class Conductor:
         if config.tokens and tokens >= config.tokens:
             return f"{BUDGET} of {config.tokens:,} tokens is spent"
         return ""
-
-
-def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The preset's own values of the fields that are varied; None where whole presets or stores are compared."""
-    if sweep.config.baseline == "no" or {"preset", "data.store"} & set(sweep.fields):
-        return None
-    return expand({field: flat[field] for field in sweep.fields})

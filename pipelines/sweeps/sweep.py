@@ -25,13 +25,11 @@ import tyro
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
-from pipelines.config.run import MEANING_FREE, TrainConfig, flatten, to_json
+from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import value_of
-from pipelines.terminal.cli import shown
 from pipelines.tracking.metrics import METRICS
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
@@ -157,7 +155,7 @@ class Sweep:
     config: SweepConfig
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
-    _vocab: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -183,27 +181,14 @@ class Sweep:
 
     def flops_per_token(self, run: TrainConfig) -> float:
         """Of training, needed."""
-        return run.model.costs(self._store(run)[0]).training_flops_per_token
+        return run.model.costs(self._vocab_size(run)).training_flops_per_token
 
-    def tokens_per_byte(self, run: TrainConfig) -> float:
-        """Of the validation split: bits per token times this are bits per byte."""
-        return self._store(run)[1]
-
-    def _store(self, run: TrainConfig) -> tuple[int, float]:
+    def _vocab_size(self, run: TrainConfig) -> int:
         key = (run.data.store, run.data.corpus)
-        if key not in self._vocab:
+        if key not in self._vocab_sizes:
             split = "validation" if run.validate_every else "train"
-            store = SegmentStore.open(run.data.store, run.data.corpus, split)
-            totals = store.manifest.totals
-            self._vocab[key] = store.vocab_size, totals.tokens / max(1, totals.bytes)
-        return self._vocab[key]
-
-    def figure(self, run: TrainConfig, metrics: Mapping[str, float]) -> float | None:
-        """The sweep's metric in a record of a run, if it is there."""
-        if self.config.metric == "validation/bits_per_byte" and self.config.metric not in metrics:
-            bits = metrics.get("validation/bits_per_token")
-            return None if bits is None else bits * self.tokens_per_byte(run)
-        return metrics.get(self.config.metric)
+            self._vocab_sizes[key] = SegmentStore.open(run.data.store, run.data.corpus, split).vocab_size
+        return self._vocab_sizes[key]
 
     # Files
 
@@ -267,76 +252,6 @@ class Sweep:
         """The trial with the lowest figure; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
         return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
-
-
-FREE = tuple(name for name in MEANING_FREE if name not in ("data.store", "validate_every", "validate_tokens"))
-"""Fields of a run that may differ when a sweep is resumed."""
-OWN = (
-    "space",
-    "preset",
-    "samples",
-    "search",
-    "points",
-    "scheduler",
-    "reduction",
-    "rung_tokens",
-    "equal",
-    "metric",
-    "baseline",
-)
-"""Fields of a sweep that may not."""
-
-
-def identity(config: SweepConfig) -> dict[str, Any]:
-    """What makes a sweep this one."""
-    values = {name: getattr(config, name) for name in OWN}
-    run = {
-        key: value
-        for key, value in flatten(to_json(config.train)).items()
-        if not any(key == name or key.startswith(name + ".") for name in FREE)
-    }
-    return values | run
-
-
-def open_folder(sweep: Sweep, command: str, baseline: dict[str, Any]) -> None:
-    """Begin the sweep's folder, or go on in it. Raises ValueError when it is another's."""
-    folder, path = sweep.folder, sweep.folder / "sweep.json"
-    ours = identity(sweep.config)
-    if path.exists():
-        try:
-            theirs = json.loads(path.read_text("utf-8"))["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}): choose another --run") from None
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
-            if ours.get(key) != theirs.get(key):
-                raise UserError(
-                    f"{shown(folder)} holds another sweep, with {key}={theirs.get(key)}, and this command says {ours.get(key)}: "
-                    "choose another --run"
-                )
-        sweep.load_trials()
-        return
-    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
-        raise UserError(f"{shown(folder)} holds something else than a sweep: choose another --run")
-    config = sweep.config
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path,
-        {
-            "name": config.train.run,
-            "space": config.space,
-            "preset": config.preset,
-            "seed": config.train.seed,
-            "samples": config.samples,
-            "search": config.search,
-            "scheduler": config.scheduler,
-            "metric": config.metric,
-            "mode": "min",
-            "fields": sweep.fields,
-            "command": command,
-            "baseline": baseline,
-            "identity": ours,
-        },
-    )
 
 
 def base_of(config: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.checkpoints.run_file import as_preset
-from pipelines.config.dotted import words
+from pipelines.config.dotted import options
 from pipelines.presets import PRESETS
 from pipelines.sweeps.sweep import BUDGET, Sweep, Trial, write_json
 from pipelines.terminal import cli
@@ -27,7 +27,7 @@ def winner_command(sweep: Sweep, best: Trial) -> str:
     name = f"{sweep.config.train.run}-best"
     run = replace(run, run=name, allow_change=(), root=cli.shown(run.root) or ".")
     base = replace(PRESETS[preset], run="")
-    return shlex.join(["python", "-m", "pipelines.train", preset, *words(run, base)])
+    return shlex.join(["python", "-m", "pipelines.train", preset, *options(run, base)])
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:

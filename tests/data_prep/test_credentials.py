@@ -55,12 +55,12 @@ def test_a_bucket_that_is_silent_for_once_is_nobodys_mistake(monkeypatch: pytest
 
 def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
     from pipelines.checkpoints.run_file import as_preset
-    from pipelines.config.dotted import changes, with_fields, words
+    from pipelines.config.dotted import changes, options, with_fields
     from pipelines.presets import PRESETS
 
     preset = PRESETS["demo-rec"]
     fields = {"data.store": "s3://KEY:SECRET@b/store", "tracking.uri": "https://me:SECRET@host"}
     run = with_fields(preset, fields)
     assert changes(run, preset) == fields and with_fields(preset, changes(run, preset)) == run
-    assert words(run, preset) == ["--data.store", "s3://b/store", "--tracking.uri", "https://host"]
+    assert options(run, preset) == ["--data.store", "s3://b/store", "--tracking.uri", "https://host"]
     assert "SECRET" not in str(as_preset(run)) and as_preset(run)["tracking"]["uri"] == "https://host"

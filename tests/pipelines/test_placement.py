@@ -15,8 +15,8 @@ from data_prep.errors import UserError
 from pipelines.cluster.elastic import room
 from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
+from pipelines.sweeps.capacity import room_for_trials, trials_at_once
 from pipelines.sweeps.command import read_command
-from pipelines.sweeps.room import room_for_trials, trials_at_once
 
 
 def test_what_a_worker_takes() -> None:

@@ -15,15 +15,18 @@ from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_file import as_preset, presets_with, read_run
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.dotted import with_fields, words
+from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_report import read_sweep
-from pipelines.sweeps import scheduler as conducting
+from pipelines.sweeps import scheduler
 from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.folder import open_folder
+from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.population import choose
-from pipelines.sweeps.scheduler import Conductor, Job
-from pipelines.sweeps.sweep import Sweep, Trial, open_folder
+from pipelines.sweeps.scheduler import Job, SweepScheduler
+from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.sweeps.trial_workers import StopAfter
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
@@ -48,30 +51,30 @@ class Here:
         domains = combine(self.config.space, flat)
         check(self.config, domains)
         self.sweep = Sweep(self.config, fields(domains))
-        baseline = conducting.baseline_values(self.sweep, flat)
+        baseline = baseline_values(self.sweep, flat)
         open_folder(self.sweep, "command", baseline or {})
         self.said: list[str] = []
-        self.conductor = Conductor(self.sweep, domains, say=self.said.append)
+        self.scheduler = SweepScheduler(self.sweep, domains, say=self.said.append)
         if not self.sweep.trials:
-            self.conductor.plan(baseline)
-        self.conductor.save_plan()
-        self.conductor.restore()
+            plan(self.sweep, domains, baseline)
+        save_plan(self.sweep)
+        self.scheduler.restore()
         self._steps_left = kill_at
 
     def run(self) -> Sweep:
-        while job := self.conductor.next():
-            self.conductor.ended(job.trial, *self._train(job))
+        while job := self.scheduler.next():
+            self.scheduler.ended(job.trial, *self._train(job))
         return self.sweep
 
     def _train(self, job: Job) -> tuple[Any, str]:
         stop = Stop(RunPlace.of(job.run).folder).asked
-        until = tune.Until(stop, job.until - RunPlace.of(job.run).newest_step()) if job.until < job.run.steps else stop
+        until = StopAfter(stop, job.until - RunPlace.of(job.run).newest_step()) if job.until < job.run.steps else stop
 
         def asked() -> bool:
             self._steps_left -= 1
             if self._steps_left == 0:
                 raise Killed
-            self.conductor.watch(job.trial)
+            self.scheduler.watch(job.trial)
             return until()
 
         try:
@@ -229,7 +232,7 @@ PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validat
 
 def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, int, bool, float]] = []
-    take_over = conducting.take_over
+    take_over = scheduler.take_over
 
     def look(source: Path, target: Path, step: int) -> None:
         take_over(source, target, step)
@@ -241,7 +244,7 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
         same &= str(ours.optimizer()) == str(theirs.optimizer())
         seen.append((target.parent.name, source.parent.name, step, same, 0.0))
 
-    monkeypatch.setattr(conducting, "take_over", look)
+    monkeypatch.setattr(scheduler, "take_over", look)
     sweep = here(*PBT).run()
     assert [(step, same) for _, _, step, same, _ in seen] == [(5, True), (10, True), (15, True)]
     assert all(trial.status == "finished" and trial.steps == 20 for trial in sweep.trials.values())
@@ -303,7 +306,7 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
     assert len(cut) == 1 and cut[0].reason == "the sweep's budget of 4,000 tokens is spent"
     late = here(*GRID, "--seconds", "1e-9")  # spent before anything begins, on any machine
     late.run()
-    assert late.conductor.out_of_budget() == "the sweep's budget of 1e-09 s is spent"
+    assert late.scheduler.out_of_budget() == "the sweep's budget of 1e-09 s is spent"
     assert [trial.status for trial in late.sweep.trials.values()].count("pending") == 4  # nothing more was begun
     some = here(*GRID, "--trials", "4").run()
     assert [trial.status for trial in some.trials.values()] == [*["finished"] * 4, "pending"]
@@ -312,7 +315,7 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
 
 def test_a_trial_asked_to_stop_and_killed_heeds_what_comes_later(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(conducting, "SAVE_SECONDS", 0.0)
+        patch.setattr(scheduler, "SAVE_SECONDS", 0.0)
         patch.setattr(Stop, "asked", lambda self: False)  # its workers have not seen that they are to stop
         with pytest.raises(Killed):
             here(*GRID, "--tokens", "1500", name="budget", kill_at=18).run()
@@ -329,20 +332,20 @@ def test_a_trial_asked_to_stop_and_killed_heeds_what_comes_later(here: Make, mon
 def test_workers_that_die_after_the_decision_do_not_undo_it(here: Make) -> None:
     asha = here(*ASHA)
     for outcome in ("finished", "died"):
-        job = asha.conductor.next()
+        job = asha.scheduler.next()
         assert job
         asha._train(job)
-        asha.conductor.ended(job.trial, outcome)
+        asha.scheduler.ended(job.trial, outcome)
     trial = asha.sweep.trials["001"]
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
 
 def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) -> None:
     sweep = here("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none")
-    job = sweep.conductor.next()
+    job = sweep.scheduler.next()
     assert job
     Stop(sweep.sweep.place(job.trial)).ask()
-    sweep.conductor.ended(job.trial, "died", "a worker died")
+    sweep.scheduler.ended(job.trial, "died", "a worker died")
     assert job.trial.status == "stopped" and "a file `stop`" in job.trial.reason
 
 
@@ -352,10 +355,10 @@ def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch:
         patch.setattr(Stop, "asked", lambda self: False)
         first = here(*ASHA, "--tokens", "2688")
         for _ in range(2):
-            job = first.conductor.next()
+            job = first.scheduler.next()
             assert job
             first._train(job)
-            first.conductor.ended(job.trial, "finished" if job.trial.id == "000" else "stopped")
+            first.scheduler.ended(job.trial, "finished" if job.trial.id == "000" else "stopped")
     trial = here(*ASHA).sweep.trials["001"]
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
@@ -390,7 +393,7 @@ def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: 
     other = with_fields(
         preset, {"optim.betas": [0.8, 0.99], "steps": 7, "tracking.experiment": "a b", "model.dropout": 0.1}
     )
-    assert cli.parse_preset(PRESETS, [name, *words(other, preset)], "") == other
+    assert cli.parse_preset(PRESETS, [name, *options(other, preset)], "") == other
     file = tmp_path / "some.json"
     file.write_text(json.dumps(as_preset(other)))
     assert presets_with(PRESETS, [str(file)])[str(file)] == other == read_run(to_json(other), "here")

@@ -399,7 +399,7 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
 
 def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
     """Whatever else ends it is raised: the sweep starts it again."""
-    from pipelines.tune import train_trial  # imports Ray
+    from pipelines.sweeps.trial_workers import train_trial  # imports Ray
 
     words = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "trial"]
     config = cli.parse_preset(PRESETS, [*TINY, *words], "").located()

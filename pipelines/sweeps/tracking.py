@@ -1,9 +1,9 @@
 """A sweep in MLflow: a run of its own, with a child for each trial, however that ended.
 
-notebook = Notebook(sweep, command)
-config = notebook.below(config)         # of a trial: its run will stand below the sweep's
-notebook.end(trial)                     # why it ended, and what its own process could not send
-notebook.close("FINISHED")
+tracking = SweepTracking(sweep, command)
+config = tracking.below(config)         # of a trial: its run will stand below the sweep's
+tracking.end(trial)                     # why it ended, and what its own process could not send
+tracking.close("FINISHED")
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARENT_SECONDS = 60.0
 """How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
 
 
-class Notebook:
+class SweepTracking:
     """The sweep's run in MLflow, and of its trials what their own processes could not say: why they were stopped, or what a worker
     that was killed had not yet sent.
     """

@@ -1,0 +1,76 @@
+"""The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to.
+
+for note in plan(sweep, domains, baseline_values(sweep, flat)):
+    print(note)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.sweeps.sweep import Sweep, Trial
+from tune_spaces import draw, expand, grid
+
+MOST_DRAWS = 200
+"""How often a draw that was made before, or that does not fit, is made again."""
+
+
+def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
+    """Make the trials of a sweep that has none. Returns what is to be told."""
+    config, told = sweep.config, []
+    if baseline is not None:
+        add(sweep, dict(baseline), baseline=True)
+    if config.search == "grid":
+        combinations = [values for values in grid(domains, config.points) if values != baseline]
+        fitting = [values for values in combinations if fits(sweep, values)]
+        for values in fitting:
+            add(sweep, values)
+        if left_out := len(combinations) - len(fitting):
+            told.append(f"{left_out} combinations of the grid do not fit together and are left out")
+    elif config.search == "random":
+        for index in range(config.samples - len(sweep.trials)):
+            values = new_draw(sweep, domains, index)
+            if values is None:
+                told.append(f"the space has no more than {len(sweep.trials)} different trials")
+                break
+            add(sweep, values)
+    return told
+
+
+def new_draw(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, Any] | None:
+    """The values of a trial that no other one has; None where the space seems to hold no more."""
+    before = [trial.values for trial in sweep.trials.values()]
+    for attempt in range(MOST_DRAWS):
+        values = draw(domains, sweep.config.train.seed, index + attempt * 1_000_003)
+        if values not in before and fits(sweep, values):
+            return values
+    return None
+
+
+def fits(sweep: Sweep, values: dict[str, Any]) -> bool:
+    """Whether these values make a run."""
+    try:
+        sweep.run_of(Trial("", values))
+    except ValueError:
+        return False
+    return True
+
+
+def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> None:
+    trial = Trial(f"{len(sweep.trials):03d}", values, baseline=baseline)
+    sweep.trials[trial.id] = trial
+
+
+def save_plan(sweep: Sweep) -> None:
+    """trial.json of each trial that has none."""
+    for trial in sweep.trials.values():
+        if not (sweep.place(trial) / "trial.json").exists():
+            sweep.save(trial)
+
+
+def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The preset's own values of the fields that are varied; None where whole presets or stores are compared."""
+    if sweep.config.baseline == "no" or {"preset", "data.store"} & set(sweep.fields):
+        return None
+    return expand({field: flat[field] for field in sweep.fields})
