@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 from safetensors import safe_open
 
@@ -22,7 +21,6 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
-from recur_models import model_from_json
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,10 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def unfit_code(checkpoint: Checkpoint) -> list[str]:
     """Whether this code builds the model that was saved, to the shape of every tensor."""
+    import torch  # not before there is a run to look at
+
+    from recur_models import model_from_json
+
     try:
         with torch.device("meta"):
             model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])

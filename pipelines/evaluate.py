@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -38,8 +38,9 @@ from pipelines.reports.evaluation import comparison_rows, comparison_table, writ
 from pipelines.terminal import cli
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score
-from pipelines.training.scoring import Clear, has_states, score_split
-from pipelines.training.world import World
+
+if TYPE_CHECKING:
+    from pipelines.training.scoring import Clear
 
 HOME = "runs"
 """Folder of all runs by default, where `make ui` looks: of what belongs to no run that can be written to."""
@@ -79,6 +80,11 @@ class EvaluateConfig:
 
 def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig, name: str) -> Evaluation:
     """Score one checkpoint, with State carried and cleared."""
+    import torch  # seconds, and not before there is something to evaluate
+
+    from pipelines.training.scoring import has_states, score_split
+    from pipelines.training.world import World
+
     meta = checkpoint.meta
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model_of(checkpoint).to(device)

@@ -16,15 +16,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import tyro
-from torch import Tensor
 
 from data_prep.errors import UserError
 from pipelines.inference.trained import TextTokenizer, Trained, load
 from pipelines.terminal import cli
-from recur_models.decoding import begin, read
+
+if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
+    import torch
+    from torch import Tensor
 
 CONTEXT = 8
 """Tokens that are decoded again before new ones: how a token reads may depend on what stands before it."""
@@ -69,25 +71,32 @@ class GenerateConfig:
             raise UserError(f"--top-p is {self.top_p}: it must be above 0 and at most 1")
 
 
-@torch.no_grad()
 def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, seed: int) -> Iterator[int]:
     """Ids that continue a document which begins with ``prompt_ids``, one by one."""
+    import torch
+
+    from recur_models.decoding import begin, read
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(seed)
     stepper = trained.model.to(device).eval().stepper()
     tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=device)
-    logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
+    with torch.no_grad():
+        logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
     for left in range(config.max_new_tokens, 0, -1):
         logits_V = logits_BTV[0, -1].float()
         logits_V[trained.bod_id] = -torch.inf  # no document has it inside
         token = choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
         yield int(token)
         if left > 1:
-            logits_BTV, reading = read(stepper, reading, token.view(1, 1))
+            with torch.no_grad():
+                logits_BTV, reading = read(stepper, reading, token.view(1, 1))
 
 
 def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
     """One id, drawn from softmax(logits / temperature) cut to the ``top_k`` likeliest and to ``top_p`` of the probability."""
+    import torch
+
     if temperature == 0:
         return logits_V.argmax()
     logits_V, ids_V = torch.sort(logits_V / temperature, descending=True)

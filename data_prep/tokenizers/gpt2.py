@@ -29,15 +29,17 @@ from collections import Counter
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tiktoken
 import xxhash
 
 from data_prep.manifest import digest
 from data_prep.places import Place
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+
+if TYPE_CHECKING:
+    import tiktoken
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern as tiktoken writes it, without backtracking."""
@@ -152,6 +154,8 @@ class GPT2Tokenizer:
 
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
+        import tiktoken  # here, as are all libraries of tokenizers: most commands open stores and tokenize nothing
+
         bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(self._tokens)}
         # A special token there must be, or tiktoken looks for the empty one at every character; `encode` allows none.

@@ -18,7 +18,6 @@ import json
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer as RustTokenizer
 
 from data_prep.manifest import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
@@ -49,6 +48,8 @@ class HuggingFaceTokenizer:
 
         Raises TokenizerError where `data` is not such a file, or its ids are random.
         """
+        from tokenizers import Tokenizer as RustTokenizer
+
         try:
             spec = json.loads(data.decode())
             self._tokenizer = RustTokenizer.from_str(data.decode())

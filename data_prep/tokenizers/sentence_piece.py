@@ -24,9 +24,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import sentencepiece
 import xxhash
-from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.manifest import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
@@ -59,6 +57,9 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, name: str = "sentencepiece", recipe: Recipe | None = None) -> None:
         """Raises TokenizerError where `model` is not a SentencePiece model."""
+        import sentencepiece
+        from sentencepiece import sentencepiece_model_pb2
+
         self._processor = sentencepiece.SentencePieceProcessor()
         proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
         try:

@@ -20,16 +20,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from data_prep.errors import UserError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
+
+if TYPE_CHECKING:  # commands look for a run before they need torch, which takes seconds to import
+    from torch import Tensor
 
 SCHEMA = 1
 NAME = re.compile(r"step-(\d+)(\.[0-9a-f]+)?")
@@ -108,6 +109,8 @@ class Checkpoint:
         if self._file(start, stop) in self.meta["files"]:
             tensors = _load(self.folder / self._file(start, stop))
             return _under("lanes/", tensors), _under("process/", tensors)
+        import torch
+
         parts: dict[str, list[Tensor]] = {}
         for first, last in self._ranges():
             rows = slice(max(start, first) - first, min(stop, last) - first)
@@ -118,6 +121,8 @@ class Checkpoint:
 
     def total(self, name: str) -> Tensor:
         """The sum over all processes of something that each had saved of its own."""
+        import torch
+
         files = [self.folder / self._file(first, last) for first, last in self._ranges()]
         return torch.stack([_under("process/", _load(file))[name] for file in files]).sum(0)
 
@@ -208,6 +213,8 @@ def digest_json(values: Mapping[str, Any]) -> str:
 
 def flatten_optimizer(state_dict: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state_dict as tensors under flat names, and what JSON holds: its groups and scalars."""
+    from torch import Tensor
+
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for index, entries in state_dict["state"].items():

@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
@@ -20,7 +20,9 @@ from data_prep.places import Place
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.run_place import find_run
-from recur_models import RecurrentModel, model_from_json
+
+if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
+    from recur_models import RecurrentModel
 
 
 class TextTokenizer(Protocol):
@@ -110,6 +112,8 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
 
 def model_of(checkpoint: Checkpoint) -> RecurrentModel:
     """The model that was saved, in evaluation mode. Raises UserError for one that this version does not know."""
+    from recur_models import model_from_json
+
     with given_by_user(ValueError):
         config = model_from_json(checkpoint.meta["config"]["model"])
     model = config.build(checkpoint.meta["vocab_size"])

@@ -25,7 +25,6 @@ from pipelines.reports.sweep_report import is_sweep, longest_gap, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
-from recur_models import model_from_json
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
 WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
@@ -167,6 +166,8 @@ def _text(corpus: str, validate_tokens: Any) -> str:
 def _run(
     name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
 ) -> Compared:
+    from recur_models import model_from_json  # torch: seconds, and not before there is a run
+
     with given_by_user(ValueError):  # a model that this version does not know
         cost = model_from_json(dict(model)).costs(vocab_size) if vocab_size else None
     return Compared(
