@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +121,25 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
         if room_of(name) in ("config", "reports", "terminal"):
             assert not top(imported(path)) & {"torch", "transformers", "ray", "mlflow"}, name
             assert room_of(name) != "config" or "recur_models" not in top(imported(path)), name
+
+
+@pytest.mark.parametrize(
+    ("modules", "not_needed"),
+    [
+        ("config.run, pipelines.config.dotted", "torch ray mlflow transformers"),
+        ("presets", "ray mlflow transformers"),
+        ("train, pipelines.preflight, pipelines.run", "ray mlflow transformers matplotlib tokenizers sentencepiece"),
+        (
+            "prepare, pipelines.verify, pipelines.vocabulary, pipelines.doctor, pipelines.evaluate, pipelines.compare, "
+            "pipelines.generate, pipelines.export, pipelines.inspect, pipelines.ui",
+            "torch ray mlflow transformers tokenizers sentencepiece tiktoken",
+        ),
+    ],
+)
+def test_a_fresh_interpreter_imports_no_more_than_help_and_refusals_need(modules: str, not_needed: str) -> None:
+    code = f"import sys, pipelines.{modules}; print([name for name in {not_needed.split()} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_nobody_imports_an_entry_script() -> None:
