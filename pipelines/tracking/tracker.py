@@ -47,7 +47,7 @@ class Tracker:
     def __init__(self, config: TrackingConfig, run_folder: Path, run: MlflowRun | None, kept: list[Record]) -> None:
         self._config, self._run = config, run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
-        self._waiting: list[Record | Callable[[], None]] = kept
+        self._waiting: list[Record | Callable[[], None]] = [*kept]
         """What MLflow may lack, the oldest first: records of the file, and calls, which a repeated command makes anew."""
         self._woken, self._first_try, self._abandoned = (threading.Event() for _ in range(3))
         self._closing = False
