@@ -91,7 +91,7 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     quiet = ["--tracking.system-metrics", "off", "--tracking.models", "none"]
     places = ["--data.store", store, "--root", str(root), "--use-gpu", "no", *quiet]
     prepare.main(["counting", "--documents", "6", "--store", store, "--segment-length", "32", "--num-workers", "2"])
-    assert "6 documents" in capsys.readouterr().out
+    assert "counting: 18 documents" in capsys.readouterr().out
 
     def kill_one_worker() -> None:
         while not (root / "killed" / "checkpoints" / "step-00000005").exists():
