@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -34,8 +34,9 @@ from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.reports.evaluation import comparison_rows, comparison_table, write_report
+from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
+from pipelines.terminal.output import bar
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score
 from pipelines.training.scoring import Clear, has_states, score_split
@@ -130,16 +131,8 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
 def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, else one line at the end."""
     console, began = Console(), time.monotonic()
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda step, steps: bar.update(task, completed=step, total=steps)
+    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
+        yield lambda step, steps: update(completed=step, total=steps)
     if not console.is_terminal:
         print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)
 
@@ -178,7 +171,7 @@ def main(argv: list[str]) -> None:
     ]
     test, train = stores[0]
     unigram = unigram_bits_per_byte(train, test) if train else None
-    Console(width=max(Console().width, 120), markup=False).print(comparison_table(evaluations, unigram))
+    Console(width=max(Console().width, 120), markup=False).print(evaluation_table(evaluations, unigram))
     for line in remarks(evaluations):
         print(line, flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
@@ -270,7 +263,7 @@ def track(
         root = root_of(place.folder, checkpoint.meta["config"]["run"])
         home = root if place is places[0] else home
         tracker = Tracker.attach(tracking_of(checkpoint, config.tracking), root, place.folder)
-        row, split = comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
+        row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
             {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
