@@ -94,7 +94,7 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
     }
-    best = dict.fromkeys(LOWER_IS_BETTER, min) if len(splits) == 1 and len(evaluations) > 1 else {}
+    best: dict[str, Any] = dict.fromkeys(LOWER_IS_BETTER, min) if len(splits) == 1 and len(evaluations) > 1 else {}
     title = splits.pop() if len(splits) == 1 else None
     return table(rows, columns, best, title=title, title_justify="left", title_style="bold")
 

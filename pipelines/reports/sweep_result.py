@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,19 +37,19 @@ class TrialResult:
     id: str
     values: Mapping[str, Any]
     status: str
-    reason: str
-    steps: int
-    tokens: int
-    flops: float
-    seconds: float
     best: float | None
     best_step: int | None
     last: float | None
-    exploited: tuple[Mapping[str, Any], ...]
-    baseline: bool
     points: tuple[Point, ...]
     spans: tuple[tuple[float, float], ...]
     """When it ran, in seconds since the epoch; several where it was interrupted."""
+    reason: str = ""
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    exploited: Sequence[Mapping[str, Any]] = ()
+    baseline: bool = False
 
     def at(self, tokens: float) -> float | None:
         """Its figure at the last validation up to so many tokens."""
@@ -110,6 +110,9 @@ def _read(path: Path, otherwise: str) -> dict[str, Any]:
     return values
 
 
+FURTHER = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
+
+
 def _trial(folder: Path, metric: str) -> TrialResult:
     values = _read(folder / "trial.json", "is no trial")
     records = read_records(folder / "metrics.jsonl")
@@ -123,18 +126,12 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         id=str(values["id"]),
         values=values["values"],
         status=values["status"],
-        reason=values.get("reason", ""),
-        steps=int(values.get("steps", 0)),
-        tokens=int(values.get("tokens", 0)),
-        flops=float(values.get("flops", 0.0)),
-        seconds=float(values.get("seconds", 0.0)),
         best=value_of(best, metric),
         best_step=best.get("step"),
         last=value_of(last, metric),
-        exploited=tuple(values.get("exploited") or ()),
-        baseline=bool(values.get("baseline", False)),
         points=tuple(points[step] for step in sorted(points)),
         spans=spans([record.time / 1e3 for record in records]),
+        **{name: values[name] for name in FURTHER if name in values},
     )
 
 

@@ -1,6 +1,6 @@
 """Tables of figures on a terminal.
 
-columns = {"run": ("run", None), "steps": ("steps", ","), "bits": ("bits/\\ntoken", ".4f")}
+columns = {"run": ("run", None), "steps": ("steps", ","), "bits": ("bits", ".4f")}
 Console(markup=False).print(table(rows, columns, {"bits": min}))
 """
 
