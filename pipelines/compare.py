@@ -23,7 +23,8 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.reports.comparison import Comparison, compare, comparison_table, write_comparison
 from pipelines.reports.finished_runs import collect
-from pipelines.reports.sweep_report import is_sweep, report_sweep
+from pipelines.reports.sweep_report import report_sweep
+from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -34,8 +34,9 @@ from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.reports.evaluation import comparison_rows, comparison_table, write_report
+from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
+from pipelines.terminal.output import bar
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score
 
@@ -78,21 +79,44 @@ class EvaluateConfig:
             raise UserError("name at least one run or checkpoint: python -m pipelines.evaluate runs/demo-rec")
 
 
-def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig, name: str) -> Evaluation:
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint that is scored."""
+
+    name: str
+    checkpoint: Checkpoint
+    run: RunPlace | None
+    """None for a lone copy of a checkpoint."""
+    store: SegmentStore
+    """The split to score."""
+    train: SegmentStore | None
+    """The training split beside it, where there is one."""
+
+
+def subjects_of(config: EvaluateConfig) -> list[Subject]:
+    """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
+    checkpoints = [find_checkpoint(path) for path in config.runs]
+    return [
+        Subject(name, checkpoint, run_of(path), *open_store(checkpoint, config))
+        for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True)
+    ]
+
+
+def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
     """Score one checkpoint, with State carried and cleared."""
     import torch  # seconds, and not before there is something to evaluate
 
     from pipelines.training.scoring import has_states, score_split
     from pipelines.training.world import World
 
-    meta = checkpoint.meta
+    checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model_of(checkpoint).to(device)
     data = meta["config"]["data"]
 
     def score(clearing: Clear) -> Score:
         label = {"nothing": "State carried", "states": "states cleared", "everything": "all State cleared"}[clearing]
-        with pass_progress(f"{name}, {label}") as progress:
+        with pass_progress(f"{subject.name}, {label}") as progress:
             return score_split(
                 model,
                 store,
@@ -104,7 +128,7 @@ def evaluate(checkpoint: Checkpoint, store: SegmentStore, config: EvaluateConfig
             )
 
     return Evaluation(
-        name=name,
+        name=subject.name,
         model=meta["config"]["model"]["name"],
         parameters=sum(p.numel() for p in model.parameters()),
         step=checkpoint.step,
@@ -136,16 +160,8 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
 def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, else one line at the end."""
     console, began = Console(), time.monotonic()
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda step, steps: bar.update(task, completed=step, total=steps)
+    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
+        yield lambda step, steps: update(completed=step, total=steps)
     if not console.is_terminal:
         print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)
 
@@ -169,28 +185,25 @@ def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentS
 
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    found, places = [find_checkpoint(path) for path in config.runs], [run_of(path) for path in config.runs]
-    stores = [open_store(checkpoint, config) for checkpoint in found]
-    names = unique_names(found)
-    output = output_for(config, places[0], names)
-    for name, checkpoint, (store, _) in zip(names, found, stores, strict=True):
-        totals = store.manifest.totals
+    subjects = subjects_of(config)
+    output = output_for(config, subjects)
+    for subject in subjects:
+        totals = subject.store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
-        print(f"evaluating {name}, step {checkpoint.step:,}, on {cli.shown(store.folder)}: {counts}")
+        at = f"{subject.name}, step {subject.checkpoint.step:,}"
+        print(f"evaluating {at}, on {cli.shown(subject.store.folder)}: {counts}")
 
-    evaluations = [
-        evaluate(checkpoint, store, config, name)
-        for name, checkpoint, (store, _) in zip(names, found, stores, strict=True)
-    ]
-    test, train = stores[0]
-    unigram = unigram_bits_per_byte(train, test) if train else None
-    Console(width=max(Console().width, 120), markup=False).print(comparison_table(evaluations, unigram))
-    for line in remarks(evaluations):
-        print(line, flush=True)
+    evaluations = [evaluate(subject, config) for subject in subjects]
+    first = subjects[0]
+    unigram = unigram_bits_per_byte(first.train, first.store) if first.train else None
+    Console(width=max(Console().width, 120), markup=False).print(evaluation_table(evaluations, unigram))
+    for evaluation in evaluations:
+        if (remark := remark_on(evaluation)) is not None:
+            print(remark, flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
-    track(config, places, found, evaluations, paths)
+    track(config, subjects, evaluations, paths)
     look = target.folder / "cumulative.png"
     print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
 
@@ -202,9 +215,9 @@ def run_of(path: str) -> RunPlace | None:
     return run if belongs else None
 
 
-def output_for(config: EvaluateConfig, first: RunPlace | None, names: list[str]) -> Place:
+def output_for(config: EvaluateConfig, subjects: list[Subject]) -> Place:
     """Where the report goes. Raises UserError, before anything is scored, where it cannot be written."""
-    name = cli.file_name("-vs-".join(names))
+    name, first = cli.file_name("-vs-".join(subject.name for subject in subjects)), subjects[0].run
     beside = [] if first is None else [first.place.parent / "reports" / name]
     places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
     chosen = next(filter(writable, places), None)
@@ -233,56 +246,48 @@ def unique_names(found: list[Checkpoint]) -> list[str]:
     return [step if steps.count(step) == 1 else f"{step}.{steps[: i + 1].count(step)}" for i, step in enumerate(steps)]
 
 
-def remarks(evaluations: list[Evaluation]) -> list[str]:
+def remark_on(evaluation: Evaluation) -> str | None:
     """What a reader should know of the figures: whether a recurrent model's states are worth anything yet."""
-    lines = []
-    for evaluation in evaluations:
-        if evaluation.cleared_states is None:
-            continue
-        worth = evaluation.cleared_states.bits_per_byte - evaluation.carried.bits_per_byte
-        if worth > 0:
-            lines.append(
-                f"{evaluation.name}: clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
-            )
-        elif not evaluation.carried.shows_worth:
-            lines.append(
-                f"{evaluation.name}: what its recurrent states are worth does not show: most tokens are in the first segment of "
-                "their document; try a shorter --segment-length"
-            )
-        else:
-            lines.append(
-                f"{evaluation.name}: clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use "
-                "them yet. Minutes of training are few; RESULTS.md shows a longer run"
-            )
-    return lines
+    if evaluation.cleared_states is None:
+        return None
+    worth = evaluation.cleared_states.bits_per_byte - evaluation.carried.bits_per_byte
+    if worth > 0:
+        return (
+            f"{evaluation.name}: clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
+        )
+    if not evaluation.carried.shows_worth:
+        return (
+            f"{evaluation.name}: what its recurrent states are worth does not show: most tokens are in the first segment of "
+            "their document; try a shorter --segment-length"
+        )
+    return (
+        f"{evaluation.name}: clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use them yet. "
+        "Minutes of training are few; RESULTS.md shows a longer run"
+    )
 
 
 def track(
-    config: EvaluateConfig,
-    places: list[RunPlace | None],
-    found: list[Checkpoint],
-    evaluations: list[Evaluation],
-    paths: Sequence[Path],
+    config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
     home = Path(HOME).absolute()
-    for place, checkpoint, evaluation in zip(places, found, evaluations, strict=True):
-        if place is None:
+    for subject, evaluation in zip(subjects, evaluations, strict=True):
+        if (run := subject.run) is None:
             continue
-        place.fetch(*RECORDS)
-        if not all(writable(Place.parse(path)) for path in (place.folder, place.folder / "metrics.jsonl")):
-            print(f"note: {place.place} cannot be written: its figures are in the report alone", flush=True)
+        run.fetch(*RECORDS)
+        if not all(writable(Place.parse(path)) for path in (run.folder, run.folder / "metrics.jsonl")):
+            print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
-        root = root_of(place.folder, checkpoint.meta["config"]["run"])
-        home = root if place is places[0] else home
-        tracker = Tracker.attach(tracking_of(checkpoint, config.tracking), root, place.folder)
-        row, split = comparison_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
+        root = root_of(run.folder, subject.checkpoint.meta["config"]["run"])
+        home = root if subject is subjects[0] else home
+        tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
+        row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         tracker.log(
             {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
         )
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
-    first, tracking = evaluations[0], tracking_of(found[0], config.tracking)
-    tracking = tracking.located() if places[0] is None else tracking  # its run's database is not beside it
+    first, tracking = evaluations[0], tracking_of(subjects[0], config.tracking)
+    tracking = tracking.located() if subjects[0].run is None else tracking  # its run's database is not beside it
     tracker = Tracker.start(
         tracking if tracking.uri or writable(Place.parse(home)) else replace(tracking, backend="none"),
         root=home,
@@ -307,9 +312,9 @@ def track(
     tracker.finish()
 
 
-def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:
+def tracking_of(subject: Subject, asked: TrackingConfig) -> TrackingConfig:
     """Where the run itself was tracked, unless the command line says where."""
-    trained = checkpoint.meta["config"]["tracking"]
+    trained = subject.checkpoint.meta["config"]["tracking"]
     where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
     return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
 

@@ -4,7 +4,8 @@
     python -m pipelines.generate exported/demo-rec --prompt "def main(" --temperature 0.8 --top-p 0.95 --seed 1
 
 The text is read a few blocks at a time, whatever its length; then a token costs the same after 100 as after 100,000. The
-continuation goes to stdout, everything else to stderr. Without a text, a new document is begun.
+continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. An export's own generate() takes
+1.5 times as long for a token of a small model, and transformers twice as long to start (benchmarks/long_generation.py).
 """
 
 from __future__ import annotations

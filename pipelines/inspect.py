@@ -13,16 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.console import Console
-from rich.table import Table
 
 from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.store import SegmentStore
+from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
+from pipelines.terminal.output import lines
+from pipelines.terminal.tables import plain_table
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class InspectConfig:
 def main(argv: list[str]) -> None:
     config = cli.parse(InspectConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     store = SegmentStore.open(config.split)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = lines()
     describe(console, store)
     path = config.png or default_png(store)
     plot_lengths(store, path)
     console.print(f"lengths of the documents: {cli.shown(path)}")
     console.print(f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens")
-    console.print(fill_table(store.lengths, config))
+    console.print(plain_table(("documents begin", "fill", "padding"), fill_rows(store.lengths, config)))
     if config.documents:
         console.print(f"\nthe first lane, in blocks of {config.block[0] if config.block else config.segment_length}")
         show_sample(console, store, config)
@@ -88,20 +89,13 @@ def describe(console: Console, store: SegmentStore) -> None:
     console.print(f"  tokens of a document: {lengths}")
 
 
-def fill_table(lengths: np.ndarray, config: InspectConfig) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("documents begin", "fill", "padding"):
-        table.add_column(name, justify="left" if name == "documents begin" else "right")
-    blocks = [*sorted(set(config.block) - {config.segment_length}, reverse=True), config.segment_length]
-    for block in blocks:
+def fill_rows(lengths: np.ndarray, config: InspectConfig) -> list[tuple[str, str, str]]:
+    """For each block at which documents may begin, the share of the slots that hold a target, and of those that do not."""
+    rows = []
+    for block in sorted({*config.block, config.segment_length}, reverse=True):
         share = fill(lengths, config.lanes, config.segment_length, block)
-        inside = block < config.segment_length
-        table.add_row(
-            f"at every block of {block:,}" if inside else "at a segment's start alone",
-            f"{share:.2%}",
-            f"{1 - share:.2%}",
-        )
-    return table
+        rows.append((f"at every block of {block:,}", f"{share:.2%}", f"{1 - share:.2%}"))
+    return [*rows[1:], ("at a segment's start alone", *rows[0][1:])]
 
 
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
@@ -146,9 +140,8 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     lengths = store.lengths[store.lengths > 0]
     edges = np.geomspace(lengths.min() * 0.95, lengths.max() * 1.05, min(40, 8 + len(lengths)))
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.hist(lengths, bins=edges.tolist(), color="#0072B2", label="documents")
+    axes.hist(lengths, bins=edges.tolist(), color=COLOURS[0], label="documents")
     axes.set_xscale("log")
     axes.set_xlabel("tokens of a document")
     axes.set_ylabel("documents")
@@ -160,7 +153,7 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     share.plot(
         ordered,
         np.cumsum(ordered) / ordered.sum(),
-        color="#E69F00",
+        color=COLOURS[1],
         label="share of all tokens in documents up to this length (right)",
     )
     share.set_ylim(0, 1.02)
@@ -170,8 +163,7 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     manifest = store.manifest
     counts = f"{len(store.lengths):,} documents, {manifest.totals.tokens:,} tokens"
     axes.set_title(f"{manifest.corpus}, {manifest.split}: {counts} ({manifest.tokenizer.name})")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ same command goes on where it was killed, and the bytes are the same whatever th
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from typing import Any
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import TextColumn
 
 from data_prep.corpora import CORPORA
 from data_prep.credentials import without_credentials
@@ -47,6 +45,8 @@ from data_prep.tokenizers import (
 from pipelines.checkpoints.lock import hold
 from pipelines.cluster import ray_session
 from pipelines.terminal import cli
+from pipelines.terminal.output import bar, lines
+from pipelines.terminal.tables import plain_table
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
 def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
     start = time.perf_counter()
-    console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
+    console = lines()
     splits = [split for split in SPLITS if split in config.splits]
     trains = isinstance(asked, Training)
     sources = sources_of(config.corpus, [s for s in SPLITS if s in splits or (trains and s == "train")])
@@ -286,11 +286,8 @@ def _save(tokenizer: Tokenizer, folder: Place) -> None:
 def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
     """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
     start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
-    ) as bar:
-        task = bar.add_task(verb, total=size, figures=f"0 of {documents:,} documents")
+    with bar(verb, size, TextColumn("{task.fields[figures]}"), console=console) as update:
+        update(figures=f"0 of {documents:,} documents")
 
         def done(some: int, text: int) -> None:
             nonlocal printed
@@ -299,8 +296,8 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
             now = time.perf_counter()
             rate = seen[1] / 1e6 / max(now - start, 1e-9)
             figures = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
-            bar.update(task, completed=seen[1], figures=figures)
-            if bar.disable and now - printed > 5:
+            update(completed=seen[1], figures=figures)
+            if not console.is_terminal and now - printed > 5:
                 printed = now
                 left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)
                 console.print(f"  {verb} {figures}, {cli.duration(left)} left")
@@ -309,16 +306,13 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
 
 
 def _summary(console: Console, manifests: dict[str, Manifest], size: int, seconds: float) -> None:
-    table = Table(box=None, pad_edge=False)
-    columns = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "split" else "right")
+    headings = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word")
+    rows = []
     for split, manifest in manifests.items():
         t = manifest.totals
-        per_token, per_word = f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"
         counts = (f"{n:,}" for n in (t.documents, sum(t.skipped.values()), t.bytes, t.words, t.tokens))
-        table.add_row(split, *counts, per_token, per_word)
-    console.print(table)
+        rows.append((split, *counts, f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"))
+    console.print(plain_table(headings, rows))
     for split, manifest in manifests.items():
         if skipped := manifest.totals.skipped:
             console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")

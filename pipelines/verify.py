@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from data_prep.verification import find_splits, split_bytes, verify_split
 from pipelines.terminal import cli
+from pipelines.terminal.output import bar, lines
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,19 @@ def main(argv: list[str]) -> int:
     config = cli.parse(VerifyConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     folders = find_splits(config.store)
     sizes = {folder: split_bytes(folder) for folder in folders}
-    console, start = Console(highlight=False, soft_wrap=True, markup=False), time.perf_counter()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    total = sum(sizes.values())
+    console, start = lines(), time.perf_counter()
     faults: list[str] = []
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not sys.stdout.isatty()
-    ) as bar:
-        task = bar.add_task("verifying", total=sum(sizes.values()))
+    with bar("verifying", total, DownloadColumn(), TransferSpeedColumn(), console=console) as update:
         for folder in folders:
-            bar.update(task, description=f"{folder.parent.name}/{folder.name}")
-            found = verify_split(folder, lambda size: bar.advance(task, size))
+            update(description=f"{folder.parent.name}/{folder.name}")
+            found = verify_split(folder, lambda size: update(advance=size))
             said = f"{len(found)} fault{'s' * (len(found) > 1)}" if found else "good"
             console.print(f"{folder}: {sizes[folder] / 1e6:,.1f} MB, {said}")
             for fault in found:
                 console.print(f"  {fault}")
             faults += found
     seconds = time.perf_counter() - start
-    total = sum(sizes.values())
     checked = f"{len(folders)} split{'s' * (len(folders) > 1)}, {total / 1e6:,.1f} MB in {seconds:.1f} s"
     if faults:
         print(f"error: {len(faults)} fault{'s' * (len(faults) > 1)} in {checked}", file=sys.stderr)

@@ -9,34 +9,33 @@ printed, written to vocabulary.csv, and logged to MLflow with the figures of eve
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import DownloadColumn
 
 from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS, Document, Skipped, Source, sources_of
+from data_prep.documents import SPLITS, Skipped, sources_of
 from data_prep.errors import UserError, nearest
-from data_prep.manifest import digest, write_atomically
+from data_prep.manifest import digest
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
 from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
+from pipelines.reports.files import write_csv
 from pipelines.terminal import cli
+from pipelines.terminal.output import bar, lines
+from pipelines.terminal.tables import plain_table
 from pipelines.tracking import Tracker
 
 COLUMNS = ("tokenizer", "size", "tokens", "tokens/word", "bytes/token", "lossless")
+FIGURES = ("size", "tokens", "lossless", "tokens_per_word", "bytes_per_token")
+"""Of each tokenizer, in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,20 @@ def main(argv: list[str]) -> None:
     sources = sources_of(config.corpus, (config.split,))[config.split]
     if not sources:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
-    console = Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
+    console = lines()
     tokenizers = trained(asked, config, console)
-    with _progress(console, sources) as done:
-        rows = study(tokenizers, documents(config.corpus, sources), done)
+    documents = (item for item in config.corpus.read(sources) if not isinstance(item, Skipped))
+    with bar("tokenizing", sum(source.bytes for source in sources), DownloadColumn(), console=console) as update:
+        rows = study(tokenizers, documents, lambda size: update(advance=size))
     if not rows[0].words:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
     first = rows[0]
     console.print(
         f"{config.corpus.name}, {config.split}: {first.documents:,} documents, {first.bytes:,} bytes, {first.words:,} words"
     )
-    console.print(table(rows, config.speed))
+    console.print(plain_table((*COLUMNS, *["MB/s"] * config.speed), [cells(row, config.speed) for row in rows]))
     path = track(config, tokenizers, rows)
     console.print(f"table: {cli.shown(path)}")
-
-
-def documents(corpus: Any, sources: Sequence[Source]) -> Iterator[Document]:
-    return (item for item in corpus.read(sources) if not isinstance(item, Skipped))
 
 
 def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
@@ -110,15 +106,11 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
     return made
 
 
-def table(rows: list[VocabularyRow], speed: bool) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for name in (*COLUMNS, *(["MB/s"] if speed else [])):
-        shown.add_column(name, justify="left" if name == "tokenizer" else "right")
-    for row in rows:
-        figures = (f"{row.size:,}", f"{row.tokens:,}", f"{row.tokens_per_word:.4f}", f"{row.bytes_per_token:.3f}")
-        rate = [f"{row.megabytes_per_second:.1f}"] if speed else []
-        shown.add_row(row.name, *figures, "yes" if row.lossless else "no", *rate)
-    return shown
+def cells(row: VocabularyRow, speed: bool) -> list[str]:
+    """A row of the table that is printed."""
+    figures = [f"{row.size:,}", f"{row.tokens:,}", f"{row.tokens_per_word:.4f}", f"{row.bytes_per_token:.3f}"]
+    rate = [f"{row.megabytes_per_second:.1f}"] if speed else []
+    return [row.name, *figures, "yes" if row.lossless else "no", *rate]
 
 
 def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
@@ -126,15 +118,20 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
     root = Path(config.root).expanduser().absolute()
     folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "vocabulary.csv"
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["tokenizer", "size", "words", "bytes", "tokens", "tokens_per_word", "bytes_per_token", "lossless"])
-    for row in rows:
-        ratios = (f"{row.tokens_per_word:.6f}", f"{row.bytes_per_token:.6f}", row.lossless)
-        writer.writerow([row.name, row.size, row.words, row.bytes, row.tokens, *ratios])
-    write_atomically(path, text.getvalue().encode())
+    table = [
+        {
+            "tokenizer": row.name,
+            "size": row.size,
+            "words": row.words,
+            "bytes": row.bytes,
+            "tokens": row.tokens,
+            "tokens_per_word": f"{row.tokens_per_word:.6f}",
+            "bytes_per_token": f"{row.bytes_per_token:.6f}",
+            "lossless": row.lossless,
+        }
+        for row in rows
+    ]
+    path = write_csv(table, folder / "vocabulary.csv")
     tracker = Tracker.start(
         config.tracking,
         root=root,
@@ -146,21 +143,11 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     metrics: dict[str, float] = {}
     for row in rows:
         name = re.sub(r"[^\w./ -]", "-", row.name)
-        figures = {"size": row.size, "tokens": row.tokens, "lossless": row.lossless}
-        figures |= {"tokens_per_word": row.tokens_per_word, "bytes_per_token": row.bytes_per_token}
-        metrics |= {f"{figure}/{name}": float(value) for figure, value in figures.items()}
+        metrics |= {f"{figure}/{name}": float(getattr(row, figure)) for figure in FIGURES}
     tracker.log(metrics, step=0)
     tracker.log_artifact(path)
     tracker.finish()
     return path
-
-
-@contextmanager
-def _progress(console: Console, sources: Sequence[Source]) -> Iterator[Any]:
-    columns = (TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task("", total=sum(source.bytes for source in sources))
-        yield lambda size: bar.advance(task, size)
 
 
 if __name__ == "__main__":

@@ -16,32 +16,25 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
-from rich.text import Text
 
 from data_prep.errors import UserError
-from pipelines.reports.evaluation import COLOURS, save_figure, short
-from pipelines.reports.finished_runs import BYTE, TOKEN, TOKENS, TRAIN, WORTH, Compared
-from pipelines.reports.sweep_report import write_csv
+from pipelines.reports.files import COLOURS, save_figure, write_csv
+from pipelines.reports.finished_runs import BYTE, TOKEN, TOKENS, TRAIN, WORTH, FinishedRun
 from pipelines.terminal.cli import duration
+from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, Metric, about, further
-from pipelines.tracking.metrics_file import Record
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs, the figure that is compared, and what a reader must know of it."""
 
-    runs: tuple[Compared, ...]
+    runs: tuple[FinishedRun, ...]
     metric: str
     notes: tuple[str, ...]
 
-    @property
-    def per_token(self) -> bool:
-        """Whether bits per token may be compared."""
-        return self.metric != BYTE
 
-
-def compare(runs: Sequence[Compared]) -> Comparison:
+def compare(runs: Sequence[FinishedRun]) -> Comparison:
     """Choose the figure that all of them have and that means the same for all. Raises ValueError when there is none."""
     names = [run.name for run in runs]
     runs = [
@@ -80,7 +73,7 @@ def metrics_of(comparison: Comparison) -> list[Metric]:
     if comparison.metric == TRAIN:
         return [METRICS[TRAIN]]
     own = [metric for metric in further() if any(run.has(metric.name) for run in comparison.runs)]
-    return [*([METRICS[TOKEN]] if comparison.per_token else []), METRICS[BYTE], *own]
+    return [*([METRICS[TOKEN]] if comparison.metric != BYTE else []), METRICS[BYTE], *own]
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -90,72 +83,45 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
         curve = run.curve(comparison.metric)
         tokens = max((record.metrics[TOKENS] for record in run.records if TOKENS in record.metrics), default=0.0)
         best, final = run.best(comparison.metric), run.final(comparison.metric)
-
-        def figure(record: Record | None, key: str) -> float | None:
-            return record.metrics.get(key) if record else None
-
         row: dict[str, Any] = {
             "run": run.name,
             "model": run.model,
             "parameters": run.parameters,
             "tokens": int(tokens),
             "flops": run.flops_per_token * tokens if run.flops_per_token else None,
-            "seconds": round(curve[-1][1], 1) if curve else None,
+            "seconds": round(curve[-1][1], 1),
             "best_step": best.step if best else None,
         }
         for metric in metrics_of(comparison):
-            row[f"best_{metric.column}"] = figure(best, metric.name)
-            row[f"final_{metric.column}"] = figure(final, metric.name)
-        found.append({**row, "worth_of_states_bits_per_token": figure(best, WORTH)})
+            row[f"best_{metric.column}"] = best and best.metrics.get(metric.name)
+            row[f"final_{metric.column}"] = final and final.metrics.get(metric.name)
+        found.append({**row, "worth_of_states_bits_per_token": best and best.metrics.get(WORTH)})
     return found
 
 
-HEADINGS = {
-    "run": "run",
-    "model": "model",
-    "parameters": "parameters",
-    "tokens": "tokens",
-    "flops": "FLOPs",
-    "seconds": "wall\ntime",
-    "best_step": "best at\nstep",
-    "worth_of_states_bits_per_token": "worth of\nstates (bits)",
+COLUMNS: dict[str, tuple[str, Form]] = {
+    "run": ("run", None),
+    "model": ("model", None),
+    "parameters": ("parameters", short),
+    "tokens": ("tokens", short),
+    "flops": ("FLOPs", ".2e"),
+    "seconds": ("wall\ntime", duration),
+    "best_step": ("best at\nstep", ","),
+    "worth_of_states_bits_per_token": ("worth of\nstates (bits)", METRICS[WORTH].form),
 }
+"""Heading and form of each figure."""
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """The rows for a terminal; the best figure of a column is bold."""
     found = rows(comparison)
-    headings, metrics = dict(HEADINGS), {}
+    columns, best = dict(COLUMNS), {}
     for metric in metrics_of(comparison):
         heading = f"train {metric.unit}" if metric.name == TRAIN else metric.unit
-        headings |= {f"best_{metric.column}": f"{heading}\nbest", f"final_{metric.column}": f"{heading}\nlast"}
-        metrics |= {f"best_{metric.column}": metric, f"final_{metric.column}": metric}
-    table = Table()
-    for key in found[0]:
-        table.add_column(headings[key], justify="left" if key in ("run", "model") else "right")
-
-    def cell(key: str, value: Any) -> str | Text:
-        if value is None:
-            return "–"
-        if key in ("run", "model"):
-            return value
-        if key == "seconds":
-            return duration(value)
-        if key == "best_step":
-            return f"{value:,}"
-        if key == "flops":
-            return f"{value:.2e}"
-        if key in ("parameters", "tokens"):
-            return short(value)
-        if key not in metrics:
-            return f"{value:{METRICS[WORTH].form}}"
-        choose = max if metrics[key].better == "higher" else min
-        best = choose(row[key] for row in found if row[key] is not None)
-        return Text(f"{value:{metrics[key].form}}", "bold" if value == best and len(found) > 1 else "")
-
-    for row in found:
-        table.add_row(*(cell(key, value) for key, value in row.items()))
-    return table
+        for name, word in ((f"best_{metric.column}", "best"), (f"final_{metric.column}", "last")):
+            columns[name] = (f"{heading}\n{word}", metric.form)
+            best[name] = max if metric.better == "higher" else min
+    return table(found, {key: columns[key] for key in found[0]}, best if len(found) > 1 else {})
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
@@ -202,7 +168,6 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """comparison.csv and comparison.png."""
-    folder.mkdir(parents=True, exist_ok=True)
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),

@@ -21,7 +21,7 @@ from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.sweep_report import is_sweep, longest_gap, read_sweep
+from pipelines.reports.sweep_result import is_sweep, longest_gap, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
@@ -31,7 +31,7 @@ WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
 
 
 @dataclass(frozen=True)
-class Compared:
+class FinishedRun:
     """One run."""
 
     name: str
@@ -74,12 +74,12 @@ class Compared:
         return next((record for record in reversed(self.records) if key in record.metrics), None)
 
 
-def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[Compared]:
+def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
     """The runs of these folders and MLflow ids; of a sweep its best trial, or all that have a figure.
 
     Raises ValueError for what is neither, in a sentence.
     """
-    found: list[Compared] = []
+    found: list[FinishedRun] = []
     for name in names:
         place = Place.parse(name)
         if place.is_dir():
@@ -96,7 +96,7 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
     return found
 
 
-def run_of_folder(folder: Path | Place, name: str = "") -> Compared:
+def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     """A run, in a folder or a bucket. Raises UserError where there is none."""
     run = RunPlace.parse(folder)
     try:
@@ -120,7 +120,7 @@ def run_of_folder(folder: Path | Place, name: str = "") -> Compared:
     return _run(name or config["run"], model, vocab_size, tokenizer, text, records)
 
 
-def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
+def runs_of_sweep(folder: Path, every_trial: bool) -> list[FinishedRun]:
     sweep = read_sweep(folder)
     if not sweep.scored:
         raise UserError(f"{folder}: no trial of this sweep has a figure yet")
@@ -128,7 +128,7 @@ def runs_of_sweep(folder: Path, every_trial: bool) -> list[Compared]:
     return [run_of_folder(folder / "trials" / trial.id, f"{sweep.name}/{trial.id}") for trial in trials]
 
 
-def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[Compared]:
+def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
     keys = (TOKEN, BYTE, TRAIN, WORTH, TOKENS, *(metric.name for metric in further()))
     run = read_run(config, root, run_id, keys)
     if not run.children:
@@ -142,7 +142,7 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     return trials if every_trial else trials[:1]
 
 
-def run_of_mlflow(run: StoredRun) -> Compared:
+def run_of_mlflow(run: StoredRun) -> FinishedRun:
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
@@ -165,12 +165,12 @@ def _text(corpus: str, validate_tokens: Any) -> str:
 
 def _run(
     name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
-) -> Compared:
+) -> FinishedRun:
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
     with given_by_user(ValueError):  # a model that this version does not know
         cost = model_from_json(dict(model)).costs(vocab_size) if vocab_size else None
-    return Compared(
+    return FinishedRun(
         name=name,
         model=model["name"],
         parameters=cost.parameters if cost else None,

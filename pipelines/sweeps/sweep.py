@@ -29,7 +29,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_report import value_of
+from pipelines.reports.sweep_result import value_of
 from pipelines.tracking.metrics import METRICS
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]

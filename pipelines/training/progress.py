@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from data_prep.places import Place
+from pipelines.terminal.output import bar
 from pipelines.tracking.metrics import METRICS
 from pipelines.tracking.metrics_file import parse_record
 
@@ -54,23 +55,21 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
     console, began, latest = Console(), time.monotonic(), {}
     metrics, messages = Tail(run / "metrics.jsonl"), Tail(run / "logs" / "worker-0.log")
     messages.skip()
-    columns = ("training", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
-    with Progress(
-        *columns, TextColumn("{task.fields[figures]}"), console=console, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("training", total=steps, completed=first_step, figures="")
+    with bar("training", steps, *columns, console=console, stays=True) as update:
+        update(completed=first_step)
         while True:
             finishing = stop.is_set()
             for line in messages.lines():
-                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
             for record in filter(None, map(parse_record, metrics.lines())):
                 key = (record.step, tuple(record.metrics))
                 if record.step <= first_step or key in shown:
                     continue
                 shown.add(key)
                 latest |= record.metrics
-                bar.update(task, completed=record.step, figures=_figures(latest))
+                update(completed=record.step, figures=_figures(latest))
                 if not console.is_terminal:
                     left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
                     print(

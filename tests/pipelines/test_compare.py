@@ -14,23 +14,24 @@ import pytest
 from PIL import Image
 
 from pipelines.compare import main
-from pipelines.reports.comparison import compare, rows
-from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, Compared
+from pipelines.reports.comparison import compare, rows, write_comparison
+from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, FinishedRun
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
-from pipelines.reports.sweep_report import read_sweep, report_sweep, spans
+from pipelines.reports.sweep_report import report_sweep
+from pipelines.reports.sweep_result import read_sweep, spans
 from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 
 
-def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **figures: list[float]) -> Compared:
+def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **figures: list[float]) -> FinishedRun:
     """A run with a point every 100 steps, a second for each step, 10 tokens a step."""
     keys = {"token": TOKEN, "byte": BYTE, "train": TRAIN}
     records = []
     for i in range(max((len(values) for values in figures.values()), default=0)):
         metrics = {keys[key]: values[i] for key, values in figures.items()}
         records.append(Record(100 * (i + 1), 100_000 * i, {**metrics, "train/tokens": 1000.0 * (i + 1)}))
-    return Compared(name, "rec", 1_000_000, 6e6, tokenizer, text, tuple(records))
+    return FinishedRun(name, "rec", 1_000_000, 6e6, tokenizer, text, tuple(records))
 
 
 def test_the_table_has_best_and_last_and_what_they_cost() -> None:
@@ -62,11 +63,19 @@ def test_without_a_common_figure_there_is_one_sentence() -> None:
     assert "different text" in compare([run(token=[5.0]), run("b", text="code", token=[5.0])]).notes[0]
 
 
+def test_training_curves_are_drawn_where_nobody_validated(tmp_path: Path) -> None:
+    curve = [4 + 100 / step for step in range(10, 510, 10)]
+    table, picture = write_comparison(compare([run(train=curve), run("again", train=curve[:40])]), tmp_path / "out")
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    assert pixels.shape[1] > 1000 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+    assert [row["best_train_bits_per_token"] for row in csv.DictReader(table.open())] == ["4.2", "4.25"]
+
+
 def test_a_pause_is_no_wall_time() -> None:
     times = [*range(0, 100, 10), *range(5000, 5050, 10)]
     assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
     records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
-    assert Compared("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1][1] == 130.0
+    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1][1] == 130.0
 
 
 @pytest.mark.slow

@@ -17,16 +17,13 @@ from rich.table import Table
 
 from pipelines.evaluate import pass_progress
 from pipelines.reports.evaluation import (
-    comparison_rows,
-    comparison_table,
     cumulative_bits,
     documents_reaching,
+    evaluation_rows,
+    evaluation_table,
     plot_cumulative,
-    plot_curves,
-    running_mean,
     write_report,
 )
-from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.score import Evaluation, Score
 
 BIT = math.log(2)  # nats
@@ -63,7 +60,7 @@ def printed(table: Table) -> str:
 
 
 def test_rows_are_what_the_hand_computes() -> None:
-    rec, slide, unigram = comparison_rows([REC, SLIDE], unigram=5.5)
+    rec, slide, unigram = evaluation_rows([REC, SLIDE], unigram=5.5)
     assert rec["bits_per_token"] == pytest.approx(88 / 20)
     assert rec["bits_per_byte"] == pytest.approx(88 / 40)
     assert rec["word_perplexity"] == pytest.approx(2 ** (88 / 5))
@@ -77,7 +74,7 @@ def test_rows_are_what_the_hand_computes() -> None:
 
 
 def test_the_best_is_bold_and_the_reference_is_there() -> None:
-    text = printed(comparison_table([REC, SLIDE], unigram=5.5))
+    text = printed(evaluation_table([REC, SLIDE], unigram=5.5))
     assert "\x1b[1m2.2000" in text and "\x1b[1m2.4000" not in text and "2.4000" in text
     assert "2.6000 (+0.4000)" in text and "3.0000 (+0.8000)" in text
     assert "demo-rec (rec)" in text and "unigram" in text and "5.5000" in text
@@ -88,7 +85,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = replace(REC, name="run[v2][/s]", split="a[b]/test")
-    text = printed(comparison_table([odd, replace(SLIDE, split=odd.split)]))
+    text = printed(evaluation_table([odd, replace(SLIDE, split=odd.split)]))
     assert "run[v2][/s] (rec)" in text and "a[b]/test" in text and "\x1b[1m2.2000" in text
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with pass_progress("{run}[v2][/s]") as progress:
@@ -97,16 +94,16 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
 
 
 def test_what_stands_alone_or_on_other_data_has_no_best() -> None:
-    assert "\x1b[1m2.2000" not in printed(comparison_table([REC]))
-    text = printed(comparison_table([REC, replace(SLIDE, split="pg19/test")]))
+    assert "\x1b[1m2.2000" not in printed(evaluation_table([REC]))
+    text = printed(evaluation_table([REC, replace(SLIDE, split="pg19/test")]))
     assert "\x1b[1m2.2000" not in text and "pg19/test" in text and "python-source/test" in text
 
 
 def test_clipped_documents_have_no_bytes() -> None:
     clipped = replace(SLIDE, carried=score(6.0, 4.5, 3.0, byte=0))
-    row = comparison_rows([clipped])[0]
+    row = evaluation_rows([clipped])[0]
     assert row["bits_per_byte"] is None and row["bits_per_token"] == pytest.approx(96 / 20)
-    assert "–" in printed(comparison_table([clipped]))
+    assert "–" in printed(evaluation_table([clipped]))
 
 
 def test_curves_by_position_are_what_the_hand_computes() -> None:
@@ -115,13 +112,6 @@ def test_curves_by_position_are_what_the_hand_computes() -> None:
     assert bits.tolist() == pytest.approx([6.0, 5.0, 4.4])
     starts, documents = documents_reaching(REC.carried)
     assert starts.tolist() == [0, 4, 8] and documents.tolist() == [2, 2, 1]
-
-
-def test_the_running_mean_does_not_lag() -> None:
-    line = np.arange(20.0)
-    assert running_mean(line, 3).tolist() == pytest.approx(line.tolist())
-    assert running_mean(np.array([0.0, 3.0, 0.0, 0.0]), 1).tolist() == [0.0, 1.0, 1.0, 0.0]
-    assert running_mean(np.array([2.0]), 5).tolist() == [2.0]
 
 
 def colours(path: Path) -> int:
@@ -154,17 +144,3 @@ def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) 
     with pytest.raises(ValueError, match="at least one evaluation"):
         plot_cumulative([], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
-
-
-def test_training_curves(tmp_path: Path) -> None:
-    lines = b""
-    for step in range(10, 510, 10):
-        tokens = {"train/tokens": step * 100.0}
-        lines += Record(step, 0, {"train/bits_per_token": 4 + 100 / step, **tokens}).line()
-        if step % 100 == 0:
-            lines += Record(step, 0, {"validation/bits_per_token": 4.2 + 100 / step, **tokens}).line()
-    file = tmp_path / "metrics.jsonl"
-    file.write_bytes(lines)
-    assert colours(plot_curves({"rec": file, "again": file}, tmp_path / "curves.png", "Two runs")) > 20
-    with pytest.raises(ValueError, match=r"absent\.jsonl: no train/bits_per_token"):
-        plot_curves({"rec": tmp_path / "absent.jsonl"}, tmp_path / "never.png")

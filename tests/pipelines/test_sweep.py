@@ -18,7 +18,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_report import read_sweep
+from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.folder import open_folder

@@ -1,0 +1,36 @@
+"""The files of a report, written atomically: tables as CSV, figures as PNG."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.manifest import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # a second to import
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+"""Okabe and Ito's, which colour-blind readers tell apart."""
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """The columns are the keys of the first row."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+    return path
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
+    data = io.BytesIO()
+    figure.savefig(data, dpi=dpi, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data.getvalue())
+    return path

@@ -1,0 +1,158 @@
+"""A sweep as its folder has it: sweep.json, best.json, and below trials/ the trial.json and metrics.jsonl of each trial.
+
+    read_sweep(Path("runs/sweep")).scored[0].values        # of the best trial
+
+`pipelines.tune` writes these files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UserError
+from pipelines.tracking.metrics import about
+from pipelines.tracking.metrics_file import read_records
+
+
+@dataclass(frozen=True)
+class Point:
+    """The sweep's figure at one validation of a trial."""
+
+    step: int
+    tokens: float
+    time: float
+    """Seconds since the epoch."""
+    value: float
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial, as its trial.json and metrics.jsonl have it."""
+
+    id: str
+    values: Mapping[str, Any]
+    status: str
+    best: float | None
+    best_step: int | None
+    last: float | None
+    points: tuple[Point, ...]
+    spans: tuple[tuple[float, float], ...]
+    """When it ran, in seconds since the epoch; several where it was interrupted."""
+    reason: str = ""
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    exploited: Sequence[Mapping[str, Any]] = ()
+    baseline: bool = False
+
+    def at(self, tokens: float) -> float | None:
+        """Its figure at the last validation up to so many tokens."""
+        return next((point.value for point in reversed(self.points) if point.tokens <= tokens), None)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep as its folder has it."""
+
+    name: str
+    metric: str
+    fields: tuple[str, ...]
+    command: str
+    trials: tuple[TrialResult, ...]
+    winner: Mapping[str, Any] | None
+    """best.json, where there is one."""
+
+    @property
+    def unit(self) -> str:
+        return about(self.metric)
+
+    @property
+    def scored(self) -> list[TrialResult]:
+        """Trials with a figure, the best first."""
+        return sorted(
+            (t for t in self.trials if t.best is not None and t.status != "failed"), key=lambda t: (t.best, t.id)
+        )
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / "sweep.json").is_file()
+
+
+def read_sweep(folder: Path) -> SweepResult:
+    """Raises ValueError naming the file that is missing or damaged."""
+    sweep = _read(folder / "sweep.json", "is not the folder of a sweep: name one that pipelines.tune wrote")
+    try:
+        metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
+        trials = tuple(_trial(path.parent, metric) for path in sorted((folder / "trials").glob("*/trial.json")))
+        winner = _read(folder / "best.json", "") if (folder / "best.json").exists() else None
+        return SweepResult(str(sweep["name"]), metric, fields, str(sweep["command"]), trials, winner)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder}: sweep.json or a trial.json lacks {error}: was it written by pipelines.tune?"
+        ) from None
+
+
+def _read(path: Path, otherwise: str) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} {otherwise}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it holds no JSON object")
+    return values
+
+
+FURTHER = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
+
+
+def _trial(folder: Path, metric: str) -> TrialResult:
+    values = _read(folder / "trial.json", "is no trial")
+    records = read_records(folder / "metrics.jsonl")
+    points: dict[int, Point] = {}
+    for record in records:
+        if metric in record.metrics and "train/tokens" in record.metrics:
+            figure, tokens = record.metrics[metric], record.metrics["train/tokens"]
+            points.setdefault(record.step, Point(record.step, tokens, record.time / 1e3, figure))
+    best, last = values.get("best") or {}, values.get("last") or {}
+    return TrialResult(
+        id=str(values["id"]),
+        values=values["values"],
+        status=values["status"],
+        best=value_of(best, metric),
+        best_step=best.get("step"),
+        last=value_of(last, metric),
+        points=tuple(points[step] for step in sorted(points)),
+        spans=spans([record.time / 1e3 for record in records]),
+        **{name: values[name] for name in FURTHER if name in values},
+    )
+
+
+def value_of(figure: Mapping[str, Any], metric: str) -> float | None:
+    """Of a best or last figure in trial.json. Sweeps of earlier versions call each metric bits_per_token."""
+    return figure.get(metric, figure.get("bits_per_token"))
+
+
+def longest_gap(times: list[float]) -> float:
+    """Seconds between two figures of a run beyond which it did not run in between: it was interrupted, and went on later."""
+    gaps = sorted(after - before for before, after in pairwise(times))
+    return max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
+
+
+def spans(times: list[float]) -> tuple[tuple[float, float], ...]:
+    """Stretches of time without a long pause in them: an interrupted run has several."""
+    times = sorted(times)
+    found: list[list[float]] = []
+    longest = longest_gap(times)
+    for at in times:
+        if not found or at - found[-1][1] > longest:
+            found.append([at, at])
+        found[-1][1] = at
+    return tuple((began, ended) for began, ended in found)

@@ -1,0 +1,32 @@
+"""What a command prints: plain lines whatever is in them, and a bar where there is a terminal.
+
+out = lines()
+with bar("verifying", size, DownloadColumn(), console=out) as update:
+    update(advance=4096)
+    out.print("a line above the bar")
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+
+def lines() -> Console:
+    """Prints sentences as they are, each on one line; tables in 120 columns where there is no terminal."""
+    return Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
+
+
+@contextmanager
+def bar(
+    what: str, total: float | None, *columns: ProgressColumn, console: Console, stays: bool = False
+) -> Iterator[Callable[..., None]]:
+    """A bar while the block runs, on a terminal alone. Yields what moves it: `Progress.update` of rich, without the task."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=not stays, disable=not console.is_terminal) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total, figures=""))

@@ -1,0 +1,63 @@
+"""Tables of figures on a terminal.
+
+columns = {"run": ("run", None), "steps": ("steps", ","), "bits": ("bits", ".4f")}
+Console(markup=False).print(table(rows, columns, {"bits": min}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+Form = str | Callable[[Any], str] | None
+"""How a figure is written: a format, or a function; None for what is text, and stands to the left."""
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, tuple[str, Form]],
+    best: Mapping[str, Callable[[Iterable[Any]], Any]],
+    **style: Any,
+) -> Table:
+    """Heading and form of each column, by the key of the rows. What a row does not have is a dash.
+
+    Args:
+        best: min or max of the columns in which the best figure is bold.
+        style: options of rich's Table.
+    """
+    made = Table(**style)
+    for heading, form in columns.values():
+        made.add_column(heading, justify="left" if form is None else "right")
+    known = {key: [row[key] for row in rows if row.get(key) is not None] for key in columns}
+    bold = {key: choose(known[key]) for key, choose in best.items() if known[key]}
+    for row in rows:
+        made.add_row(*(_cell(row.get(key), form, bold.get(key)) for key, (_, form) in columns.items()))
+    return made
+
+
+def _cell(value: Any, form: Form, best: Any) -> str | Text:
+    if value is None:
+        return "–"
+    text = form(value) if callable(form) else format(value, form or "")
+    return Text(text, "bold" if value == best else "")
+
+
+def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Words in columns without rules between them, the first to the left."""
+    made = Table(box=None, pad_edge=False)
+    for column, heading in enumerate(headings):
+        made.add_column(heading, justify="right" if column else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def short(count: float) -> str:
+    """1234567 → 1.23M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}" if count < 100 * size else f"{count / size:.0f}{letter}"
+    return f"{count:.0f}"
