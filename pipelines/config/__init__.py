@@ -1,1 +1,1 @@
-"""What a run is."""
+"""What a run is: every frozen config class, its JSON, its fields by dotted names."""

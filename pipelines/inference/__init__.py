@@ -1,1 +1,1 @@
-"""Trained models."""
+"""A trained model: opened, handed to transformers, registered."""

@@ -1,1 +1,1 @@
-"""Figures and pages from finished runs."""
+"""Figures and pages from finished runs. No torch, no MLflow."""

@@ -1,1 +1,1 @@
-"""Talking to a person."""
+"""Talking to a person: the command line, errors, tables, progress."""

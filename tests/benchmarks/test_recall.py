@@ -12,7 +12,7 @@ import torch
 from benchmarks.recall import ANSWER, LINE, NAMES, TRAIN_LINES, RecallConfig, answer, ask, call, corpus, write_corpus
 from data_prep.store import SegmentStore
 from pipelines.presets import PRESETS
-from recur_models import RecConfig
+from recur_models import RecConfig, SlideConfig
 
 SMALL = RecallConfig(train_documents=60, test_documents=7, distances=(1, 4, 10))
 
@@ -49,7 +49,7 @@ def test_the_presets_fit_the_task() -> None:
     for name in ("recall-rec", "recall-slide"):
         assert PRESETS[name].model.block == LINE
     slide = PRESETS["recall-slide"].model
-    assert slide.layers < 10  # × window is what it sees, in windows
+    assert isinstance(slide, SlideConfig) and slide.layers < 10  # × window is what it sees, in windows
 
 
 def test_another_corpus_in_its_place_and_senseless_options_are_told_of(tmp_path: Path) -> None:
