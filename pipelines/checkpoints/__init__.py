@@ -1,1 +1,1 @@
-"""A run's bytes, on disk or in a bucket: checkpoints, their writer, which of them stay, the lock."""
+"""A run's bytes, on disk or in a bucket: format, writer, lock. Which checkpoints stay is decided here too."""

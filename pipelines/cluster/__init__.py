@@ -1,1 +1,1 @@
-"""Joining and starting Ray, the checks of machines, and the runs of Ray Train."""
+"""Starting and joining Ray, checks of machines, Ray Train."""

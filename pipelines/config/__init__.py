@@ -1,1 +1,1 @@
-"""What a run is: every frozen config class, its JSON, its fields by dotted names."""
+"""What a run is: config classes, JSON, fields by dotted names."""

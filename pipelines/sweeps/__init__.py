@@ -1,1 +1,1 @@
-"""A sweep: its plan, its scheduler, the workers of its trials, its run in MLflow."""
+"""A sweep: plan, scheduler, trial workers, its run in MLflow."""

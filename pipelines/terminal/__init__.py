@@ -1,1 +1,1 @@
-"""Talking to a person: the command line, errors, tables, progress."""
+"""Talking to a person: command line, errors, tables, progress."""

@@ -1,1 +1,1 @@
-"""What one worker does: the loop, the process group, scoring, optimizer, watchdog, stopping. No Ray, no MLflow."""
+"""What one worker does: loop, scoring, optimizer, watchdog. No Ray, no MLflow."""
