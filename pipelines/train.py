@@ -1,7 +1,7 @@
 """Train a model on a prepared corpus: on Ray Train workers, or in this process. Repeating the command resumes the run.
 
     python -m pipelines.train demo-rec
-    torchrun --nproc-per-node 2 -m pipelines.train demo-rec --num-workers 0
+    torchrun --nproc-per-node 2 -m -- pipelines.train demo-rec --num-workers 0 --run mine
     python -m pipelines.train small-rec --data.corpus text --data.store runs/store --run mine --num-workers 2
     python -m pipelines.train runs/sweep/best.json        # what a sweep found, or any run's config.json, in place of a preset
 

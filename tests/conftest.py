@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from data_prep.corpora import CORPORA
+from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster import ray_session as session
 from pipelines.prepare import PrepareConfig, commands
 from tests.s3_server import ENVIRONMENT, s3_server
@@ -23,6 +25,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the same in the processes that tests star
 
 SHARED = ("ray_session", "server", "s3_endpoint")
 """Fixtures of the whole session that are dear to make."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile our modules once, and not again in each of the hundreds of processes that tests start."""
+    if not hasattr(config, "workerinput"):  # not in xdist's own processes
+        for package in PACKAGES:
+            compileall.compile_dir(PACKAGE_ROOT.parent / package, quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -73,10 +73,10 @@ def config(plugin: ModuleType) -> ModelConfig:
     return plugin.GruConfig()
 
 
-def command(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command as it is typed."""
+def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m` and these words, as they are typed."""
     return subprocess.run(
-        [sys.executable, "-m", f"pipelines.{name}", *words],
+        [sys.executable, "-m", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -99,7 +99,9 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
         ours = psutil.Process().children(recursive=True)
         next(p for p in ours if "ray::RayTrainWorker" in " ".join(p.cmdline())).kill()
 
-    calmly = command("train", "gru-counting", *places, "--run", "calm", THROUGHLINE_PLUGINS="tests.plugin")
+    launcher = "torch.distributed.run --nproc-per-node 2 -m -- pipelines.train".split()  # starts sooner than Ray
+    words = ("gru-counting", *places, "--run", "calm", "--num-workers", "0")
+    calmly = python(*launcher, *words, THROUGHLINE_PLUGINS="tests.plugin")
     assert calmly.returncode == 0 and "perplexity " in calmly.stdout, calmly.stderr  # the console
     killer = threading.Thread(target=kill_one_worker, daemon=True)
     killer.start()
@@ -143,7 +145,9 @@ def test_a_command_imports_the_modules_that_the_environment_names(
 ) -> None:
     (tmp_path / "mine.py").write_text("from data_prep.corpora import CORPORA, Text\nCORPORA['mine'] = Text\n")
     monkeypatch.chdir(tmp_path)
-    known, unknown = (command("prepare", "--help", THROUGHLINE_PLUGINS=names) for names in ("mine", "mine, mien"))
+    known, unknown = (
+        python("pipelines.prepare", "--help", THROUGHLINE_PLUGINS=names) for names in ("mine", "mine, mien")
+    )
     assert known.returncode == 0 and "  mine\n" in known.stdout
     assert unknown.returncode == 2 and unknown.stderr.startswith(
         "error: THROUGHLINE_PLUGINS names mien, which cannot be"

@@ -199,7 +199,9 @@ def test_more_workers_than_there_is_room_for(config: TrainConfig, machines) -> N
 
 
 def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> None:
-    huge = replace(config, model=with_fields(PRESETS["pg19-scale-1.3B-rec"], {"model.d_model": 65536}).model, num_workers=1)
+    huge = replace(
+        config, model=with_fields(PRESETS["pg19-scale-1.3B-rec"], {"model.d_model": 65536}).model, num_workers=1
+    )
     huge = replace(huge, data=replace(huge.data, segment_length=4096, lanes=2))
     said = wrong(huge, machines(None))
     assert "of memory free, and 1 worker of" in said and "activations not counted" in said
