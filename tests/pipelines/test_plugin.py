@@ -99,7 +99,14 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
         ours = psutil.Process().children(recursive=True)
         next(p for p in ours if "ray::RayTrainWorker" in " ".join(p.cmdline())).kill()
 
-    launcher = "torch.distributed.run --nproc-per-node 2 -m -- pipelines.train".split()  # starts sooner than Ray
+    launcher = [
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "--",
+        "pipelines.train",
+    ]  # starts sooner than Ray
     words = ("gru-counting", *places, "--run", "calm", "--num-workers", "0")
     calmly = python(*launcher, *words, THROUGHLINE_PLUGINS="tests.plugin")
     assert calmly.returncode == 0 and "perplexity " in calmly.stdout, calmly.stderr  # the console
