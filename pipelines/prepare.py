@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,15 +118,14 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
 
 def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
-    start = time.perf_counter()
-    console = lines()
+    start, console, corpus = time.perf_counter(), lines(), config.corpus
     splits = [split for split in SPLITS if split in config.splits]
-    trains = isinstance(asked, Training)
-    sources = sources_of(config.corpus, [s for s in SPLITS if s in splits or (trains and s == "train")])
+    read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, Training))]
+    sources = sources_of(corpus, read)
     size = sum(source.bytes for split in splits for source in sources[split])
     count = sum(len(sources[split]) for split in splits)
     console.print(
-        f"{config.corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
+        f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
         f"tokenizer {config.tokenizer}; to {config.place}"
     )
     if config.workers:
@@ -134,16 +133,14 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
 
     listed = [source.bytes for some in sources.values() for source in some]
     with _progress(console, "scanned", len(listed), sum(listed)) as done:
-        scans = scan_splits(config.corpus, sources, config.workers, done)
+        scans = scan_splits(corpus, sources, config.workers, done)
     empty = [split for split in splits if not scans[split].documents]
     splits = [split for split in splits if split not in empty]
-    if not splits and config.splits == SPLITS:
-        raise StoreError(f"{config.corpus.name} holds no document with text: give another --source")
+    if empty and config.splits != SPLITS:
+        raise StoreError(f"split {empty[0]} of {corpus.name} holds no document with text: leave it out of --splits")
+    if not splits:
+        raise StoreError(f"{corpus.name} holds no document with text: give another --source")
     for split in empty:
-        if config.splits != SPLITS:
-            raise StoreError(
-                f"split {split} of {config.corpus.name} holds no document with text: leave it out of --splits"
-            )
         console.print(
             f"{split}: no document with text, left out; to have one, add documents, or name folders or files of the corpus "
             "train, validation and test where it takes its splits from them"
@@ -153,8 +150,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     for split in splits:
         check_type(tokenizer, scans[split])
     plans = {split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
-    manifests = {split: _finished(config, plan) for split, plan in plans.items()}
-    for sentence in _other_splits(config, plans, tokenizer, empty):
+    manifests, warnings = _standing(config, plans, tokenizer, empty)
+    for sentence in warnings:
         console.print(f"warning: {sentence}")
     for split in (*plans, *empty):
         if config.overwrite or split in empty:
@@ -162,27 +159,23 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     _save(tokenizer, config.place / "tokenizer")
     for split, plan in plans.items():
         text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
-        console.print(f"{split}: already prepared" if manifests[split] else f"{split}: {text} to write")
-    missing = {split: plan for split, plan in plans.items() if not manifests[split]}
-    if missing:
+        console.print(f"{split}: already prepared" if split in manifests else f"{split}: {text} to write")
+    if missing := {split: plan for split, plan in plans.items() if split not in manifests}:
         count = sum(len(plan.scan.documents) for plan in missing.values())
         with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
             for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")
-    made = {split: manifest for split, manifest in manifests.items() if manifest}
-    _summary(console, made, size, time.perf_counter() - start)
-    if not all(manifest.tokenizer.lossless for manifest in made.values()):
-        console.print(f"warning: tokenizer {tokenizer.name} is not lossless: some text does not survive a round trip")
-    corpus = config.corpus
+    manifests = {split: manifests[split] for split in splits}
+    _summary(console, manifests, size, time.perf_counter() - start)
     if isinstance(corpus, Remarks):
-        for split in made:
+        for split in splits:
             for remark in corpus.remarks(split, scans[split].documents):
                 console.print(f"{split}: {remark}")
     store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
-    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
-    console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / next(iter(made))))}")
-    return made
+    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {corpus.name}{store}")
+    console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / splits[0]))}")
+    return manifests
 
 
 def _tokenizer(
@@ -206,25 +199,52 @@ def _tokenizer(
     return trained
 
 
-def _finished(config: PrepareConfig, plan: SplitPlan) -> Manifest | None:
-    """The manifest of a split that this plan has already made; None where there is work to do.
+def _standing(
+    config: PrepareConfig, plans: Mapping[str, SplitPlan], tokenizer: Tokenizer, empty: Sequence[str]
+) -> tuple[dict[str, Manifest], list[str]]:
+    """The manifests of splits that these plans have already made, and a sentence on each other one that stays in the store.
 
-    Raises StoreError where the split was made from something else, or is damaged, and may not be overwritten.
+    Raises StoreError where a split may not be overwritten that was made from something else, is damaged, or is empty now; and
+    where one that stays was made with another tokenizer, for a corpus in a store has one.
     """
-    folder = config.place / plan.scan.split
-    if config.overwrite or not (folder / "manifest.json").is_file():
-        return None
-    manifest = SegmentStore.open(folder).manifest
-    if manifest.fingerprint != plan.fingerprint:
-        raise StoreError(
-            f"{folder} was prepared with another {_difference(manifest.inputs, plan.inputs)}: "
-            "give another --store, or --overwrite to replace it"
-        )
-    tidy_split(folder)  # a preparation was killed after its last write
-    return manifest
+    finished, sentences = {}, []
+    for split in sorted(SPLITS, key=lambda split: split not in plans):
+        folder = config.place / split
+        replaced = config.overwrite and (split in plans or split in empty)
+        if replaced or not (folder / "manifest.json").is_file():
+            continue
+        if split in empty:
+            raise StoreError(
+                f"{folder} was prepared from something else, and now {split} holds no document with text: "
+                "give another --store, or --overwrite to remove it"
+            )
+        made = SegmentStore.open(folder).manifest
+        if split in plans:
+            if made.fingerprint != plans[split].fingerprint:
+                raise StoreError(
+                    f"{folder} was prepared with another {_difference(made.inputs, plans[split].inputs)}: "
+                    "give another --store, or --overwrite to replace it"
+                )
+            tidy_split(folder)  # a preparation was killed after its last write
+            finished[split] = made
+            continue
+        if made.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise StoreError(
+                f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), and a store has one: "
+                "prepare all splits with --overwrite, or give another --store"
+            )
+        texts = np.array([int(document.xxh3, 16) for document in made.documents], np.uint64)
+        shared = {name: int(np.isin(plan.scan.documents.group.xxh3, texts).sum()) for name, plan in plans.items()}
+        both = " and ".join(f"{count:,} of {name}" for name, count in shared.items() if count)
+        if both or made.inputs["corpus"]["options"] != config.corpus.options():
+            what = f"it holds texts that stand in other splits too ({both})" if both else "with other corpus options"
+            sentences.append(
+                f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
+            )
+    return finished, sentences
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Which inputs differ, in words: `segment_length (512, now 1024)`."""
     words = []
     if old["corpus"] != new["corpus"]:
@@ -236,42 +256,6 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
         if old["parameters"].get(name) != value:
             words.append(f"{name} ({old['parameters'].get(name)}, now {value})")
     return " and ".join(words)
-
-
-def _other_splits(
-    config: PrepareConfig, plans: dict[str, SplitPlan], tokenizer: Tokenizer, empty: list[str]
-) -> list[str]:
-    """What is to be known of splits that stand in the store and are not prepared now, a sentence for each.
-
-    Raises StoreError where one was made with another tokenizer, for a corpus in a store has one, or where it was asked for and
-    is empty now, and may not be overwritten.
-    """
-    sentences = []
-    for split in SPLITS:
-        folder = config.place / split
-        if split in plans or (config.overwrite and split in empty) or not (folder / "manifest.json").is_file():
-            continue
-        if split in empty:
-            raise StoreError(
-                f"{folder} was prepared from something else, and now {split} holds no document with text: "
-                "give another --store, or --overwrite to remove it"
-            )
-        other = SegmentStore.open(folder).manifest
-        if other.tokenizer.fingerprint != tokenizer.fingerprint:
-            raise StoreError(
-                f"{folder} was prepared with another tokenizer ({other.tokenizer.name}), and a store has one: "
-                "prepare all splits with --overwrite, or give another --store"
-            )
-        texts = np.array([int(document.xxh3, 16) for document in other.documents], np.uint64)
-        shared = {name: int(np.isin(plan.scan.documents.group.xxh3, texts).sum()) for name, plan in plans.items()}
-        both = " and ".join(f"{count:,} of {name}" for name, count in shared.items() if count)
-        options = other.inputs["corpus"]["options"] != config.corpus.options()
-        if both or options:
-            what = f"it holds texts that stand in other splits too ({both})" if both else "with other corpus options"
-            sentences.append(
-                f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
-            )
-    return sentences
 
 
 def _save(tokenizer: Tokenizer, folder: Place) -> None:
@@ -320,6 +304,8 @@ def _summary(console: Console, manifests: dict[str, Manifest], size: int, second
     lossless = "lossless in samples" if info.lossless else "not lossless"
     console.print(f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document, {lossless}")
     console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
+    if not all(manifest.tokenizer.lossless for manifest in manifests.values()):
+        console.print(f"warning: tokenizer {info.name} is not lossless: some text does not survive a round trip")
 
 
 if __name__ == "__main__":
