@@ -173,7 +173,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
             for remark in corpus.remarks(split, scans[split].documents):
                 console.print(f"{split}: {remark}")
     store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
-    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {corpus.name}{store}")
+    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
     console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / splits[0]))}")
     return manifests
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import xxhash
@@ -32,7 +32,8 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines import PACKAGES
 
-if TYPE_CHECKING:  # which imports torch
+if TYPE_CHECKING:  # a machine that is asked imports neither
+    from pipelines.cluster.ray_session import Node
     from pipelines.config.run import TrainConfig
 
 T = TypeVar("T")
@@ -41,16 +42,6 @@ CLOCK_SECONDS = 2.0
 """By how much two clocks may differ."""
 NODE_BYTES = 1 << 30
 """What Ray's own folder needs on each machine."""
-
-
-class Node(Protocol):
-    """A machine on which functions can be called; ray_session.Node is one."""
-
-    name: str
-    address: str
-    resources: dict[str, float]
-
-    def begin(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]: ...
 
 
 @dataclass(frozen=True)
@@ -66,18 +57,12 @@ class Facts:
     """Bytes of the smallest GPU; 0 without one."""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a run asks of machines, in bytes: floors, counted from the model's sizes."""
+def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
+    """What a run asks of machines, in bytes, counted from the model's sizes; nothing is built, and activations come on top.
 
-    checkpoint: int
-    """One checkpoint: weights, optimizer, State of all lanes."""
-    worker: int
-    """Weights, gradients and optimizer of one worker, and its lanes' State."""
-
-
-def needs(config: TrainConfig, vocab_size: int) -> Needs:
-    """Counted as the model would be built: nothing is built."""
+    Returns those of one checkpoint (weights, optimizer, State of all lanes), and of one worker's memory (weights, gradients,
+    optimizer, and its lanes' State).
+    """
     import torch
 
     with torch.device("meta"):
@@ -85,8 +70,7 @@ def needs(config: TrainConfig, vocab_size: int) -> Needs:
     weights, lanes = 4 * config.model.costs(vocab_size).parameters, config.data.lanes
     # adafactor has a momentum; its rows and columns are small
     optimizer = weights * (2 if config.optim.name == "adamw" else 1)
-    worker = 2 * weights + optimizer + state * -(-lanes // max(config.workers[0], 1))
-    return Needs(weights + optimizer + state * lanes, worker)
+    return weights + optimizer + state * lanes, 2 * weights + optimizer + state * -(-lanes // max(config.workers[0], 1))
 
 
 def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> list[str]:
@@ -110,7 +94,7 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> l
     ]
     with contextlib.suppress(StoreError):  # the machines' own sentences tell of it
         vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
-        complaints += too_small(config, nodes, found, needs(config, vocab_size), room)
+        complaints += too_small(config, nodes, found, *needs(config, vocab_size), room)
     return complaints
 
 
@@ -205,33 +189,33 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
 
 
 def too_small(
-    config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], needs: Needs, room: bool
+    config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], checkpoint: int, worker: int, room: bool
 ) -> list[str]:
     """Room for the checkpoints that are kept, and memory for the workers that a machine would hold."""
     complaints, root = [], Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
     if root.is_local:
         free = nodes[0].begin(free_bytes, root.path)()
-        if free < kept * needs.checkpoint:
+        if free < kept * checkpoint:
             complaints.append(
-                f"{root} has {size(free)} free, and {kept} checkpoints of {size(needs.checkpoint)} need "
-                f"{size(kept * needs.checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
+                f"{root} has {size(free)} free, and {kept} checkpoints of {size(checkpoint)} need "
+                f"{size(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
     use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and any(facts.gpu_memory for facts in found))
     most = 0
     for node, facts in zip(nodes, found, strict=True):
         fits = config.placement.fits(node.resources, use_gpu)
         most += fits
-        if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < needs.worker:
+        if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < worker:
             complaints.append(
                 f"{told(node)} has GPUs of {size(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
-                f"{size(needs.worker)}, activations not counted: take a larger GPU or a smaller model"
+                f"{size(worker)}, activations not counted: take a larger GPU or a smaller model"
             )
         together = 1 if use_gpu else min(fits, config.workers[-1])
-        if fits and facts.memory < together * needs.worker:
+        if fits and facts.memory < together * worker:
             complaints.append(
                 f"{told(node)} has {size(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
-                f"{size(needs.worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
+                f"{size(worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
                 "that fewer stand on a machine, or take a smaller model"
             )
     if room and most < config.workers[0]:

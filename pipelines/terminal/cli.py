@@ -25,11 +25,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import tyro
 import xxhash
+from tyro import MISSING_NONPROP
 
 # Private in tyro, and better than reading the boxes that it prints: the version is pinned, and the tests have each kind.
 from tyro._errors import (
@@ -38,6 +40,7 @@ from tyro._errors import (
     InvalidChoice,
     MissingArgs,
     ParseErrorEvent,
+    UnrecognizedArgs,
     on_parse_error,
 )
 
@@ -84,7 +87,9 @@ def sentence(error: BaseException) -> str:
     return without_credentials(" ".join(str(error).split())) or type(error).__name__
 
 
-def parse(config: type[T], argv: Sequence[str], description: str, *, default: T | None = None, prog: str = "") -> T:
+def parse(
+    config: type[T], argv: Sequence[str], description: str, *, default: Any = MISSING_NONPROP, prog: str = ""
+) -> T:
     """Read a config from the words of the command line.
 
     Args:
@@ -97,33 +102,26 @@ def parse(config: type[T], argv: Sequence[str], description: str, *, default: T 
         SystemExit: after `--help`.
     """
 
-    def read(words: Sequence[str]) -> tuple[T, list[str]]:
-        defaults: dict[str, Any] = {} if default is None else {"default": default}
-        parsed = tyro.cli(
-            config, prog=prog or program(), description=description, args=words, return_unknown_args=True, **defaults
-        )
-        return cast("tuple[T, list[str]]", parsed)
+    def read(words: Sequence[str]) -> T:
+        return tyro.cli(config, prog=prog or program(), description=description, args=words, default=default)
 
     if any(word in ("-h", "--help") for word in argv):
         read(["--help"])
-    with on_parse_error(_refuse):
-        captured, unknown = read(argv)
-    if unknown:
-        raise UsageError(_unknown(unknown, read))
-    return captured
+    with on_parse_error(partial(_refuse, read)):
+        return read(argv)
 
 
-def _refuse(event: ParseErrorEvent) -> None:
+def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
     """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
+    if isinstance(event, UnrecognizedArgs):
+        raise UsageError(_unknown(event.tokens, read))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UsageError(event.message)
         told = f"{event.argument.display_name()}: {event.message}"
     elif isinstance(event, InvalidChoice):
-        told = (
-            f"invalid choice {event.value!r} for argument '{event.argument.display_name()}'. "
-            f"Expected one of {event.choices}"
-        )
+        named = f"{event.value!r} for argument '{event.argument.display_name()}'"
+        told = f"invalid choice {named}. Expected one of {event.choices}"
     elif isinstance(event, BadValue):
         wanted = f"Expected {event.argument.lowered.nargs} values"
         told = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
