@@ -83,13 +83,8 @@ class PipelineConfig:
 
     def located(self) -> PipelineConfig:
         """With what the preset says where nothing else was said."""
-        preset = PRESETS[self.preset]
-        return replace(
-            self,
-            corpus=self.corpus or preset.data.corpus,
-            store=self.store or preset.data.store,
-            root=self.root or preset.root,
-        )
+        data, root = PRESETS[self.preset].data, self.root or PRESETS[self.preset].root
+        return replace(self, corpus=self.corpus or data.corpus, store=self.store or data.store, root=root)
 
 
 @dataclass(frozen=True)
@@ -113,53 +108,37 @@ class Stage:
 
 def stages(config: PipelineConfig) -> list[Stage]:
     """The stages of a pipeline, in order."""
-    store = Place.parse(config.store) / config.corpus
+    store, root = Place.parse(config.store) / config.corpus, Place.parse(config.root)
     manifests = tuple(store / split / "manifest.json" for split in SPLITS)
-    options = ("--source", config.source) if config.source else ()
-    found = [
-        Stage(
-            "prepare",
-            "prepare",
-            (config.corpus, *options, "--tokenizer", config.tokenizer, "--store", config.store),
-            (Place.parse(config.source),) if config.source else (),
-            manifests[:1],
-        )
-    ]
+    source = ("--source", config.source) if config.source else ()
+    words = (config.corpus, *source, "--tokenizer", config.tokenizer, "--store", config.store)
+    found = [Stage("prepare", "prepare", words, tuple(map(Place.parse, source[1:])), manifests[:1])]
+    where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
-    trained: list[Place] = []
     for preset in (config.preset, *config.also):
         run = f"{config.name}-{preset}" if config.name else preset
-        where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
         what, reads = preset, manifests[:2]
         if config.tune:
             sweep = f"{run}-sweep"
-            best = Place.parse(config.root) / sweep / "best.json"
-            words = (config.tune, "--preset", preset, "--run", sweep, *where)
-            words += (*_options(config.set), *_options(config.tune_set))
+            best = root / sweep / "best.json"
+            words = (config.tune, "--preset", preset, "--run", sweep, *where, *_options(config.set + config.tune_set))
             found.append(Stage(f"tune {run}", "tune", words, reads, (best,)))
             what, reads = best.text, (*reads, best)
         words = (what, "--run", run, *where, *_options(config.set))
-        folder = Place.parse(config.root) / run / "checkpoints"
-        found.append(Stage(f"train {run}", "train", words, reads, (folder,)))
+        found.append(Stage(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
         runs.append(run)
-        trained.append(folder)
+    trained = tuple(root / run / "checkpoints" for run in runs)
     folders = tuple(_below(config.root, run) for run in runs)
+    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs))}")
+    words = (*folders, "--split", config.split, "--output", report)
     reads = (*trained, store / config.split / "manifest.json")
-    folder, place = _report(config, "-vs-".join(runs))
-    words = (*folders, "--split", config.split, "--output", folder)
-    found.append(Stage("evaluate", "evaluate", words, reads, (place,)))
+    found.append(Stage("evaluate", "evaluate", words, reads, (Place.parse(report),)))
     if runs[1:]:
-        folder, place = _report(config, "compare-" + "-vs-".join(runs))
+        report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
         tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
-        words = (*folders, "--root", config.root, "--output", folder, *tracking)
-        found.append(Stage("compare", "compare", words, tuple(trained), (place,)))
+        words = (*folders, "--root", config.root, "--output", report, *tracking)
+        found.append(Stage("compare", "compare", words, trained, (Place.parse(report),)))
     return found
-
-
-def _report(config: PipelineConfig, name: str) -> tuple[str, Place]:
-    """Where a report goes: as an option has it, and as a place."""
-    folder = _below(config.root, f"reports/{cli.file_name(name)}")
-    return folder, Place.parse(folder)
 
 
 def _below(root: str, name: str) -> str:
@@ -173,10 +152,9 @@ def mark(place: Place) -> str:
         newest = next(iter(RunPlace(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
     if place.is_dir():
-        entries = [
-            (file.name, file.bytes, file.place.changed()) for file in place.list(recursive=True) if not file.is_dir
-        ]
-        return xxhash.xxh3_64_hexdigest(json.dumps(sorted(entries)).encode())
+        files = [file for file in place.list(recursive=True) if not file.is_dir]
+        entries = sorted((file.name, file.bytes, file.place.changed()) for file in files)
+        return xxhash.xxh3_64_hexdigest(json.dumps(entries).encode())
     if not place.is_file():
         return ""
     if place.name.endswith((".json", ".csv")):
@@ -193,9 +171,7 @@ def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
     name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
     record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # none yet, or one that was cut short: the stages know what they have done
+    with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
         done = json.loads(record.read_bytes())
     for number, stage in enumerate(planned, 1):
         title = f"[{number}/{len(planned)}] {stage.name}"
@@ -216,15 +192,14 @@ def main(argv: list[str]) -> int:
 
 def attempt(stage: Stage, title: str, retries: int) -> int:
     """Run a stage, again where it failed; its last exit status."""
-    status = 0
-    for left in range(retries, -1, -1):
-        words = shlex.join(map(without_credentials, stage.words))
+    words = shlex.join(map(without_credentials, stage.words))
+    while True:
         print(f"{title}: python -m pipelines.{stage.module} {words}", flush=True)
         status = call(stage)
-        if status == 0 or status in FINAL or not left:
-            break
+        if status in (0, *FINAL) or not retries:
+            return status
+        retries -= 1
         print(f"{title}: {ended(status)}; trying again", file=sys.stderr, flush=True)
-    return status
 
 
 def call(stage: Stage) -> int:
@@ -242,8 +217,7 @@ def call(stage: Stage) -> int:
 
     with asking_signals_to(pass_on):
         status = process.wait()
-    if status < 0:
-        status = 128 - status
+    status = 128 - status if status < 0 else status
     return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
 
 
