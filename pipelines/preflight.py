@@ -40,10 +40,10 @@ def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
     complaints = []
     for port in ports:
         if port in listening:
-            owner = ""
-            with contextlib.suppress(psutil.Error, TypeError):
-                process = psutil.Process(listening[port])
-                owner = f" by {process.name()} (process {process.pid})"
+            owner, process = "", listening[port]
+            if process:  # whose it is may not be for us to know
+                with contextlib.suppress(psutil.Error):
+                    owner = f" by {psutil.Process(process).name()} (process {process})"
             complaints.append(f"port {port} of {machine} is taken{owner}: end that program, or choose another port")
     return complaints
 

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         at_once, use_gpu = room_for_trials(config)
         open_folder(sweep, command, baseline or {})
-        scheduler = SweepScheduler(sweep, domains, say=lambda line: print(line, flush=True))
+        scheduler = SweepScheduler(sweep, domains)
         if not sweep.trials:
             for line in plan(sweep, domains, baseline):
                 print(f"  note    {line}", flush=True)
@@ -96,9 +96,8 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     try:
         with stop.on_signals():
             while True:
-                for group in workers.busy:
-                    if group.job:
-                        scheduler.watch(group.job.trial)
+                for job in workers.busy:
+                    scheduler.watch(job.trial)
                 for job, outcome, said, seconds in workers.ended():
                     scheduler.ended(job.trial, outcome, said, seconds)
                     show(job.trial)

@@ -100,8 +100,7 @@ def train_once(
     scratch, ended = scratch_of(config), []
     scratch.make_folder()
     begun = scratch / f"begun-{attempt}"
-    arguments = {"config": config, "begun": begun, "on_trained": on_trained}
-    name = f"{config.run}-{attempt}"
+    arguments, name = {"config": config, "begun": begun, "on_trained": on_trained}, f"{config.run}-{attempt}"
 
     def run() -> None:
         ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))

@@ -52,10 +52,8 @@ if TYPE_CHECKING:
         @classmethod
         def from_json(cls, values: dict[str, Any]) -> ModelSettings: ...
 
-else:
-    ModelSettings = (
-        Any  # the command line then takes the class, with its fields and docstrings, of the preset's own model
-    )
+else:  # the command line then takes the class, with its fields and docstrings, of the preset's own model
+    ModelSettings = Any
 
 
 @dataclass(frozen=True)
@@ -143,14 +141,13 @@ class TrainConfig:
     def workers(self) -> range:
         """The numbers of workers that the run may have: no more than it has lanes. 0 is without Ray."""
         least, colon, most = str(self.num_workers).partition(":")
-        if not (least.isdecimal() and (most.isdecimal() if colon else True)):
-            raise UserError(f"num_workers is {self.num_workers}: write a number, or two with a colon, as in 1:4")
-        numbers = range(int(least), int(most or least) + 1)
-        if colon and (not numbers or numbers[0] < 1):
+        known = least.isdecimal() and (not colon or (most.isdecimal() and 1 <= int(least) <= int(most)))
+        if not known:
             raise UserError(
-                f"num_workers is {self.num_workers}: the first must be at least 1 and no more than the second"
+                f"num_workers is {self.num_workers}: write a number, or two as in 1:4, the first at least 1 and no more than "
+                "the second"
             )
-        return range(int(least), min(numbers[-1], self.data.lanes) + 1)
+        return range(int(least), min(int(most or least), self.data.lanes) + 1)
 
     def uses_gpu(self, gpus: float) -> bool:
         """Whether its workers train on GPUs, where there are so many."""

@@ -6,6 +6,7 @@ check(config, domains)
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +39,10 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if not argv or argv[0].startswith("-"):
         raise cli.UsageError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
-    preset = _option(argv, "--preset") or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named.add_argument("--preset", nargs="?")  # before all others: they are those of this preset
+    preset = named.parse_known_args(argv)[0].preset
+    preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
         raise cli.UsageError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     metric: Any = (
@@ -52,15 +56,6 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if numbers[0] < 2 or len(numbers) > 1:  # a trial's workers are its own throughout
         config = replace(config, train=replace(config.train, num_workers=max(1, numbers[0])))
     return replace(config, train=replace(config.train, run=name).located())
-
-
-def _option(argv: Sequence[str], name: str) -> str:
-    for i, word in enumerate(argv):
-        if word == name and i + 1 < len(argv):
-            return argv[i + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return ""
 
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:

@@ -57,9 +57,10 @@ def fits(sweep: Sweep, values: dict[str, Any]) -> bool:
     return True
 
 
-def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> None:
+def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
     trial = Trial(f"{len(sweep.trials):03d}", values, baseline=baseline)
     sweep.trials[trial.id] = trial
+    return trial
 
 
 def save_plan(sweep: Sweep) -> None:

@@ -20,7 +20,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.planning import MOST_DRAWS, fits
+from pipelines.sweeps.planning import MOST_DRAWS, add, fits
 from pipelines.sweeps.population import Exploit, choose, take_over
 from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from pipelines.tracking.metrics_file import parse_record
@@ -45,14 +45,14 @@ class Job:
 class SweepScheduler:
     """The decisions of one sweep."""
 
-    def __init__(self, sweep: Sweep, domains: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
+    def __init__(self, sweep: Sweep, domains: Mapping[str, Any]) -> None:
         config = sweep.config
-        self.sweep, self._domains, self._say = sweep, domains, say
+        self.sweep, self._domains = sweep, domains
         self._searcher = (
             Searcher(config.search, domains, config.train.seed) if config.search in ("optuna", "bohb") else None
         )
         name = config.scheduler if config.scheduler != "pbt" else "none"
-        self._rule = Rule(name, config.first_rung, config.whole, config.reduction)
+        self._rule = Rule(name, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: dict[str, dict[int, float]] = {}
@@ -136,17 +136,15 @@ class SweepScheduler:
 
     def _suggest(self) -> Trial:
         assert self._searcher
-        number, name = len(self.sweep.trials), f"{len(self.sweep.trials):03d}"
+        name = number = f"{len(self.sweep.trials):03d}"
         for attempt in range(MOST_DRAWS):
             values = self._searcher.suggest(name)
             if fits(self.sweep, values):
-                self.sweep.note(event="draw", name=name, trial=f"{number:03d}", values=values)
-                trial = Trial(f"{number:03d}", values)
-                self.sweep.trials[trial.id] = trial
-                return trial
+                self.sweep.note(event="draw", name=name, trial=number, values=values)
+                return add(self.sweep, values)
             self.sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
             self._searcher.complete(name, 0, None)
-            name = f"{number:03d}.{attempt + 1}"
+            name = f"{number}.{attempt + 1}"
         raise UserError(
             f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
         )
@@ -232,10 +230,8 @@ class SweepScheduler:
         stop = Stop(self.sweep.place(trial))
         asked = stop.asked()
         stop.clear()
-        if outcome == "finished":
-            self._end(trial, "finished", "")
-        elif outcome == "failed":
-            self._end(trial, "failed", said)
+        if outcome in ("finished", "failed"):
+            self._end(trial, outcome, said)
         elif outcome == "died" and not trial.reason and not asked:
             self._died(trial, said)
         elif trial.reason:
@@ -255,7 +251,7 @@ class SweepScheduler:
         if count > self._run(trial).max_failures:
             self._end(trial, "failed", said)
             return
-        self._say(f"trial {trial.id}: {said}: it goes on from its newest checkpoint")
+        print(f"trial {trial.id}: {said}: it goes on from its newest checkpoint", flush=True)
         trial.status = "pending"
         self.sweep.save(trial)
 
@@ -287,7 +283,7 @@ class SweepScheduler:
         for exploit in exploits:
             self._exploit(exploit, step)
             told = ", ".join(f"{key} {value}" for key, value in exploit.values.items())
-            self._say(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {told}")
+            print(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {told}", flush=True)
 
     def _exploit(self, exploit: Exploit, step: int) -> None:
         """Idempotent: a kill may have come in the middle of it."""

@@ -85,31 +85,15 @@ class SweepConfig:
         choices = [metric.name for metric in METRICS.values() if metric.better == "lower"]
         if self.metric not in choices:
             raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
-        least = {
-            "samples": 1,
-            "points": 1,
-            "reduction": 2,
-            "rung_tokens": 0,
-            "concurrent": 0,
-            "seconds": 0,
-            "tokens": 0,
-        }
-        for name, smallest in {**least, "trials": 0, "num_cpus": 0}.items():
-            if getattr(self, name) < smallest:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {smallest}")
-
-    @property
-    def folder(self) -> Path:
-        return RunPlace.of(self.train).folder
+        least = {"samples": 1, "points": 1, "reduction": 2}
+        for name in (*least, "rung_tokens", "concurrent", "seconds", "tokens", "trials", "num_cpus"):
+            if getattr(self, name) < least.get(name, 0):
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
 
     @property
     def whole(self) -> int:
         """Tokens of a trial, where all have the same."""
         return self.train.steps * self.train.tokens_per_step
-
-    @property
-    def first_rung(self) -> int:
-        return self.rung_tokens or max(1, self.whole // 9)
 
 
 @dataclass(frozen=True)
@@ -159,7 +143,7 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        return self.config.folder
+        return RunPlace.of(self.config.train).folder
 
     def run_of(self, trial: Trial) -> TrainConfig:
         """The trial as an ordinary run: of equal cost, with a checkpoint at every validation. Raises ValueError when its values

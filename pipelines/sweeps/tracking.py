@@ -98,11 +98,8 @@ class SweepTracking:
             "trial": trial.id,
             "trial.status": trial.status,
             "trial.reason": trial.reason,
+            "trial.exploited": "; ".join(f"from {each['from']} at step {each['step']}" for each in trial.exploited),
         }
-        if trial.exploited:
-            tags["trial.exploited"] = "; ".join(
-                f"from {each['from']} at step {each['step']}" for each in trial.exploited
-            )
         for key, value in tags.items():
             if value:
                 tracker.set_tag(key, value)

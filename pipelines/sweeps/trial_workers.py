@@ -86,8 +86,9 @@ class TrialWorkers:
         shutil.rmtree(folder, ignore_errors=True)
 
     @property
-    def busy(self) -> list[WorkerGroup]:
-        return [group for group in self._groups.values() if group.job]
+    def busy(self) -> list[Job]:
+        """What is being trained."""
+        return [group.job for group in self._groups.values() if group.job]
 
     def give(self, job: Job) -> None:
         """Have a trial trained, by workers that wait for one, or by new ones."""

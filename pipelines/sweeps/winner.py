@@ -6,6 +6,7 @@ conclude(sweep)                         # prints it all
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from dataclasses import replace
@@ -81,21 +82,13 @@ def print_table(sweep: Sweep, best: Trial | None) -> None:
     """All trials, the best first."""
     names = [name for name in sweep.fields if any(name in trial.values for trial in sweep.trials.values())]
     table = Table(title=f"{sweep.config.train.run}: {sweep.config.metric}")
-    for title in (
-        "trial",
-        *(name.rpartition(".")[2] for name in names),
-        "status",
-        "steps",
-        "tokens",
-        "best",
-        "at step",
-    ):
+    short = [name.rpartition(".")[2] for name in names]
+    for title in ("trial", *short, "status", "steps", "tokens", "best", "at step"):
         table.add_column(title, justify="left" if title in ("trial", "status") else "right", no_wrap=True)
 
-    def order(trial: Trial) -> tuple[float, str]:
-        return (trial.best.value if trial.best else float("inf")), trial.id
-
-    for trial in sorted(sweep.trials.values(), key=order):
+    for trial in sorted(
+        sweep.trials.values(), key=lambda trial: (trial.best.value if trial.best else math.inf, trial.id)
+    ):
         figures = (f"{trial.best.value:.4f}", str(trial.best.step)) if trial.best else ("–", "–")
         mark = " (preset)" if trial.baseline else ""
         values = (str(trial.values.get(name, "–")) for name in names)

@@ -53,8 +53,7 @@ class Here:
         self.sweep = Sweep(self.config, fields(domains))
         baseline = baseline_values(self.sweep, flat)
         open_folder(self.sweep, "command", baseline or {})
-        self.said: list[str] = []
-        self.scheduler = SweepScheduler(self.sweep, domains, say=self.said.append)
+        self.scheduler = SweepScheduler(self.sweep, domains)
         if not self.sweep.trials:
             plan(self.sweep, domains, baseline)
         save_plan(self.sweep)
