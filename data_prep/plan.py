@@ -208,6 +208,20 @@ class SplitPlan:
     def fingerprint(self) -> str:
         return digest(self.inputs)
 
+    def difference(self, made: Manifest) -> str:
+        """In what a split of another fingerprint differs, in words: `segment_length (512, now 1024)`."""
+        old, new, words = made.inputs, self.inputs, []
+        if old["corpus"] != new["corpus"]:
+            counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
+            same = old["corpus"]["options"] == new["corpus"]["options"]
+            words.append(f"text ({counts})" if same else "corpus options")
+        if old["tokenizer"] != new["tokenizer"]:
+            words.append(f"tokenizer ({old['tokenizer']['vocab_size']:,} ids, now {new['tokenizer']['vocab_size']:,})")
+        for name, value in new["parameters"].items():
+            if old["parameters"].get(name) != value:
+                words.append(f"{name} ({old['parameters'].get(name)}, now {value})")
+        return " and ".join(words)
+
     @cached_property
     def parts(self) -> tuple[range, ...]:
         """The documents of each part: consecutive ones, until it holds `part_bytes` of text, or a 32nd of a small split."""

@@ -222,7 +222,7 @@ def _standing(
         if split in plans:
             if made.fingerprint != plans[split].fingerprint:
                 raise StoreError(
-                    f"{folder} was prepared with another {_difference(made.inputs, plans[split].inputs)}: "
+                    f"{folder} was prepared with another {plans[split].difference(made)}: "
                     "give another --store, or --overwrite to replace it"
                 )
             tidy_split(folder)  # a preparation was killed after its last write
@@ -242,20 +242,6 @@ def _standing(
                 f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
             )
     return finished, sentences
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Which inputs differ, in words: `segment_length (512, now 1024)`."""
-    words = []
-    if old["corpus"] != new["corpus"]:
-        counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
-        words.append("corpus options" if old["corpus"]["options"] != new["corpus"]["options"] else f"text ({counts})")
-    if old["tokenizer"] != new["tokenizer"]:
-        words.append(f"tokenizer ({old['tokenizer']['vocab_size']:,} ids, now {new['tokenizer']['vocab_size']:,})")
-    for name, value in new["parameters"].items():
-        if old["parameters"].get(name) != value:
-            words.append(f"{name} ({old['parameters'].get(name)}, now {value})")
-    return " and ".join(words)
 
 
 def _save(tokenizer: Tokenizer, folder: Place) -> None:

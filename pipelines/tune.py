@@ -31,7 +31,6 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import flatten, to_json
 from pipelines.sweeps.capacity import room_for_trials
 from pipelines.sweeps.command import check, read_command
-from pipelines.sweeps.folder import open_folder
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial, write_json
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> int:
 
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         at_once, use_gpu = room_for_trials(config)
-        open_folder(sweep, command, baseline or {})
+        sweep.open_folder(command, baseline or {})
         scheduler = SweepScheduler(sweep, domains)
         if not sweep.trials:
             for line in plan(sweep, domains, baseline):

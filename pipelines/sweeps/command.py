@@ -18,9 +18,8 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweeps.folder import CHANGEABLE_OF_RUN
 from pipelines.sweeps.population import check_perturbable
-from pipelines.sweeps.sweep import SweepConfig
+from pipelines.sweeps.sweep import CHANGEABLE_OF_RUN, SweepConfig
 from pipelines.terminal import cli
 from tune_spaces import SPACES
 from tune_spaces.drawing import Searcher, fields

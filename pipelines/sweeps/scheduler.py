@@ -170,7 +170,9 @@ class SweepScheduler:
         """Read what the trial has recorded since; have it stopped when that is bad or the budget is spent."""
         run, new = self._run(trial), False
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
-            new |= self._moved(trial, run, record.step)
+            if record.step > trial.steps:
+                new, trial.steps, trial.tokens = True, record.step, record.step * run.tokens_per_step
+                trial.flops = trial.tokens * self.sweep.flops_per_token(run)
             value = record.metrics.get(self.sweep.config.metric)
             if value is not None and record.step not in self._seen.setdefault(trial.id, {}):
                 self._result(trial, run, record.step, value)
@@ -179,13 +181,6 @@ class SweepScheduler:
             self.sweep.save(trial)
         if not trial.reason and (spent := self.out_of_budget()):
             self._ask(trial, spent)
-
-    def _moved(self, trial: Trial, run: TrainConfig, step: int) -> bool:
-        if step <= trial.steps:
-            return False
-        trial.steps, trial.tokens = step, step * run.tokens_per_step
-        trial.flops = trial.tokens * self.sweep.flops_per_token(run)
-        return True
 
     def _result(self, trial: Trial, run: TrainConfig, step: int, value: float) -> None:
         tokens, name = step * run.tokens_per_step, self.sweep.config.scheduler

@@ -13,6 +13,7 @@ again puts both where they were.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -25,14 +26,21 @@ import tyro
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
-from pipelines.config.run import TrainConfig, flatten, to_json
+from pipelines.config.run import CHANGEABLE_ON_RESUME, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import value_of
+from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
+CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
+"""Fields of a sweep that may differ when it is resumed; of its run those below."""
+CHANGEABLE_OF_RUN = tuple(
+    name for name in CHANGEABLE_ON_RESUME if name not in ("data.store", "validate_every", "validate_tokens")
+)
 BUDGET = "the sweep's budget"
 """How the reason of a trial begins that a larger budget would continue."""
 
@@ -176,6 +184,34 @@ class Sweep:
 
     # Files
 
+    def open_folder(self, command: str, baseline: dict[str, Any]) -> None:
+        """Begin the sweep's folder, or go on in it. Raises UserError when it is another's."""
+        config, folder, path = self.config, self.folder, self.folder / "sweep.json"
+        run = flatten(to_json(config.train))
+        fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
+        names = (each.name for each in dataclasses.fields(config) if each.name not in CHANGEABLE)
+        ours = {name: getattr(config, name) for name in names} | {key: run[key] for key in fixed}
+        if path.exists():
+            try:
+                theirs = json.loads(path.read_text("utf-8"))["identity"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path} is damaged ({error}): choose another --run") from None
+            for key in [*ours, *(key for key in theirs if key not in ours)]:
+                if ours.get(key) != theirs.get(key):
+                    raise UserError(
+                        f"{cli.shown(folder)} holds another sweep, with {key}={theirs.get(key)}, and this command says "
+                        f"{ours.get(key)}: choose another --run"
+                    )
+            self._load_trials()
+            return
+        if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+            raise UserError(f"{cli.shown(folder)} holds something else than a sweep: choose another --run")
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {"name": config.train.run, "space": config.space, "preset": config.preset, "seed": config.train.seed}
+        values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
+        values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline, "identity": ours}
+        write_json(path, values)
+
     def place(self, trial: Trial) -> Path:
         return self.folder / "trials" / trial.id
 
@@ -211,7 +247,7 @@ class Sweep:
             except ValueError:
                 continue  # torn by a kill, and written again after it
 
-    def load_trials(self) -> None:
+    def _load_trials(self) -> None:
         """The trials of earlier starts."""
         for path in sorted((self.folder / "trials").glob("*/trial.json")):
             try:

@@ -21,7 +21,6 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import scheduler
 from pipelines.sweeps.command import check, read_command
-from pipelines.sweeps.folder import open_folder
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.population import choose
 from pipelines.sweeps.scheduler import Job, SweepScheduler
@@ -52,7 +51,7 @@ class Here:
         check(self.config, domains)
         self.sweep = Sweep(self.config, fields(domains))
         baseline = baseline_values(self.sweep, flat)
-        open_folder(self.sweep, "command", baseline or {})
+        self.sweep.open_folder("command", baseline or {})
         self.scheduler = SweepScheduler(self.sweep, domains)
         if not self.sweep.trials:
             plan(self.sweep, domains, baseline)
