@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from data_prep.errors import UserError
 from pipelines.cluster import ray_session, readiness
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -25,12 +26,18 @@ HERE = "--here"
 
 def main(argv: list[str]) -> int:
     if HERE in argv or not argv:
-        return tell(taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free")
-    config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    ray_session.start(num_cpus=config.workers[-1] or 1)
-    nodes = ray_session.nodes()
-    print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
-    return tell(readiness.check(config, nodes), f"{config.run} can be trained here")
+        complaints, otherwise = taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free"
+    else:
+        config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+        ray_session.start(num_cpus=config.workers[-1] or 1)
+        nodes = ray_session.nodes()
+        print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
+        complaints, otherwise = readiness.check(config, nodes), f"{config.run} can be trained here"
+    for complaint in complaints:
+        print(f"wrong: {complaint}", file=sys.stderr, flush=True)
+    if not complaints:
+        print(otherwise)
+    return 2 if complaints else 0
 
 
 def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
@@ -51,19 +58,11 @@ def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
 def ports_of(argv: list[str]) -> list[int]:
     words = [word for word in argv if word not in (HERE, "--ports")]
     if HERE not in argv or "--ports" not in argv or not words or not all(word.isdecimal() for word in words):
-        raise cli.UsageError(
+        raise UserError(
             f"name a preset, as for pipelines.train: {cli.program()} small-rec; or ports of this machine: "
             f"{cli.program()} {HERE} --ports 6379 8265"
         )
     return [int(word) for word in words]
-
-
-def tell(complaints: list[str], else_say: str) -> int:
-    for complaint in complaints:
-        print(f"wrong: {complaint}", file=sys.stderr, flush=True)
-    if not complaints:
-        print(else_say)
-    return 2 if complaints else 0
 
 
 if __name__ == "__main__":

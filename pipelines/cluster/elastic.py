@@ -3,10 +3,9 @@ checkpoint, as many as there is room for.
 
     train_on_ray(config, stop, on_trained)          # raises Stopped where it was asked to stop
 
-Ray Train's own `ScalingConfig(num_workers=(1, 4))` cannot take this over, as two raylets on one machine showed with Ray 2.60. Its
-ElasticScalingPolicy._count_possible_workers divides what machines *have* by what a worker takes, whatever else runs there and
-however workers are placed: after the death of one of two machines a run with strict-spread stood still for good, and a healthy run
-was ended for a CPU that another program had. And its FailureConfig starts a user's error again, and counts all deaths of a run.
+Ray Train's own `ScalingConfig(num_workers=(1, 4))` divides what machines *have* by what a worker takes, whatever else runs there
+and however workers are placed (Ray 2.60): after a death a run with strict-spread stood still for good, and a healthy one was ended
+for a CPU that another program had. And its FailureConfig starts a user's error again, and counts all deaths of a run.
 """
 
 from __future__ import annotations

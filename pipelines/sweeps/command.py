@@ -28,7 +28,7 @@ ABOUT = "Search over a preset: trials on Ray Train, several at once, bad ones st
 
 
 def read_command(argv: Sequence[str]) -> SweepConfig:
-    """The command line as a sweep. Raises UsageError."""
+    """The command line as a sweep. Raises UserError."""
     if argv and argv[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
         print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
@@ -36,14 +36,14 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
         print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
         sys.exit(0)
     if not argv or argv[0].startswith("-"):
-        raise cli.UsageError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
+        raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     named.add_argument("--preset", nargs="?")  # before all others: they are those of this preset
     preset = named.parse_known_args(argv)[0].preset
     preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
-        raise cli.UsageError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
+        raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     metric: Any = (
         "validation/bits_per_byte" if "data.store" in space or space == "rec-table-5" else "validation/bits_per_token"
     )

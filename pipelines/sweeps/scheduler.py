@@ -12,6 +12,7 @@ where it stood.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -55,7 +56,7 @@ class SweepScheduler:
         self._rule = Rule(name, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
-        self._seen: dict[str, dict[int, float]] = {}
+        self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
         self._saved: dict[str, float] = {}
@@ -79,10 +80,7 @@ class SweepScheduler:
                 trial = self.sweep.trials[event["trial"]]
                 self._rule.add(trial.id)
                 self._rule.result(trial.id, event["tokens"], event["value"])
-                self._seen.setdefault(trial.id, {})[event["step"]] = event["value"]
-                self._score(trial, event["step"], event["value"])
-                if self._searcher:
-                    self._searcher.result(trial.id, event["tokens"], event["value"])
+                self._score(trial, event["step"], event["tokens"], event["value"])
                 if event["decision"] == "stop":
                     decided[trial.id] = event["reason"]
             elif event["event"] == "end":
@@ -174,7 +172,7 @@ class SweepScheduler:
                 new, trial.steps, trial.tokens = True, record.step, record.step * run.tokens_per_step
                 trial.flops = trial.tokens * self.sweep.flops_per_token(run)
             value = record.metrics.get(self.sweep.config.metric)
-            if value is not None and record.step not in self._seen.setdefault(trial.id, {}):
+            if value is not None and record.step not in self._seen[trial.id]:
                 self._result(trial, run, record.step, value)
         if new and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
             self._saved[trial.id] = time.monotonic()
@@ -197,19 +195,18 @@ class SweepScheduler:
             reason=reason if stop else "",
             time=time.time(),
         )
-        self._seen[trial.id][step] = value
-        self._score(trial, step, value)
+        self._score(trial, step, tokens, value)
         self.sweep.save(trial)
-        if self._searcher:
-            self._searcher.result(trial.id, tokens, value)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             self._ask(trial, reason)
 
-    @staticmethod
-    def _score(trial: Trial, step: int, value: float) -> None:
+    def _score(self, trial: Trial, step: int, tokens: int, value: float) -> None:
+        self._seen[trial.id][step] = value
         trial.last = Figure(step, value)
         if trial.best is None or value < trial.best.value:
             trial.best = trial.last
+        if self._searcher:
+            self._searcher.result(trial.id, tokens, value)
 
     def _ask(self, trial: Trial, reason: str) -> None:
         trial.reason = reason
@@ -252,9 +249,9 @@ class SweepScheduler:
 
     def _end(self, trial: Trial, status: Any, reason: str) -> None:
         trial.status, trial.reason = status, reason
-        if self._searcher and not reason.startswith(BUDGET):
-            self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
         if not reason.startswith(BUDGET):
+            if self._searcher:
+                self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
             self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
         self.sweep.save(trial)
         self.on_end(trial)
@@ -263,7 +260,7 @@ class SweepScheduler:
         """When every trial has come as far: the worst go on from the best."""
         members = [trial for trial in self.sweep.trials.values() if trial.status != "failed"]
         step = self._generation + self.sweep.config.train.validate_every
-        figures = {trial.id: self._seen.get(trial.id, {}).get(step) for trial in members}
+        figures = {trial.id: self._seen[trial.id].get(step) for trial in members}
         late = [trial for trial in members if trial.id in self._busy or self._reached(trial) < step]
         if late or not members or step >= self._run(members[0]).steps or None in figures.values():
             return

@@ -78,8 +78,7 @@ class TrialWorkers:
     def __init__(self, folder: Path, config: TrainConfig, use_gpu: bool, reuse: bool) -> None:
         import ray
 
-        self._get, self._folder, self._use_gpu, self._reuse = ray.get, folder, use_gpu, reuse
-        self._workers_of_each, self._placement = config.workers[0], config.placement
+        self._get, self._folder, self._config, self._use_gpu, self._reuse = ray.get, folder, config, use_gpu, reuse
         self._exchange: Any = ray.remote(num_cpus=0)(JobExchange).remote()
         self._groups: dict[int, WorkerGroup] = {}
         self._numbers = itertools.count()
@@ -143,8 +142,8 @@ class TrialWorkers:
 
     def _run_workers(self, group: WorkerGroup) -> None:
         arguments, name = {"exchange": self._exchange, "group": group.number}, f"slot-{group.number}"
-        notes = Place.parse(self._folder)
-        group.error = run_workers(serve, arguments, self._workers_of_each, self._placement, self._use_gpu, notes, name)
+        workers, placement, notes = self._config.workers[0], self._config.placement, Place.parse(self._folder)
+        group.error = run_workers(serve, arguments, workers, placement, self._use_gpu, notes, name)
 
 
 def serve(arguments: dict[str, Any]) -> None:

@@ -51,10 +51,6 @@ from pipelines.terminal import home, plugins
 T = TypeVar("T")
 
 
-class UsageError(UserError):
-    """The command line does not say what the program can do."""
-
-
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
     try:
@@ -98,7 +94,7 @@ def parse(
         prog: what `--help` calls the program; by default `python -m` and the running module.
 
     Raises:
-        UsageError: an unknown option (naming the nearest), a value that does not parse, or a missing argument.
+        UserError: an unknown option (naming the nearest), a value that does not parse, or a missing argument.
         SystemExit: after `--help`.
     """
 
@@ -114,10 +110,10 @@ def parse(
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
     """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
     if isinstance(event, UnrecognizedArgs):
-        raise UsageError(_unknown(event.tokens, read))
+        raise UserError(_unknown(event.tokens, read))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
-            raise UsageError(event.message)
+            raise UserError(event.message)
         told = f"{event.argument.display_name()}: {event.message}"
     elif isinstance(event, InvalidChoice):
         named = f"{event.value!r} for argument '{event.argument.display_name()}'"
@@ -129,14 +125,14 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
         told = f"missing: {', '.join(missing.arg.display_name() for missing in event.missing_arguments)}"
     else:
         return
-    raise UsageError(f"{told}; --help lists the options")
+    raise UserError(f"{told}; --help lists the options")
 
 
 def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str, *, noun: str = "preset") -> T:
     """Read `PRESET [--dotted.field value]...`: the named value, with some of its fields replaced.
 
     Raises:
-        UsageError: no preset, an unknown one (naming the nearest), or what `parse` raises.
+        UserError: no preset, an unknown one (naming the nearest), or what `parse` raises.
         SystemExit: after `--help`; before a preset it lists them, after one it lists the fields.
     """
     name = argv[0] if argv else ""
@@ -147,9 +143,9 @@ def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str
         print(f"{program()} {placeholder} --help lists the options.")
         sys.exit(0)
     if not name or name.startswith("-"):
-        raise UsageError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
+        raise UserError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
     if name not in presets:
-        raise UsageError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
+        raise UserError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
     default = presets[name]
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
 

@@ -94,7 +94,7 @@ def test_positional() -> None:
     ],
 )
 def test_wrong_words(words: str, sentence: str) -> None:
-    with pytest.raises(cli.UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         train(words)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
 
