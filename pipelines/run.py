@@ -44,7 +44,7 @@ class PipelineConfig:
     """What is prepared, trained and compared."""
 
     preset: tyro.conf.Positional[str]
-    """What is trained: a name of pipelines/presets.py. Its run has the same name."""
+    """What is trained: a name of pipelines/presets/. Its run has the same name."""
     also: tuple[str, ...] = ()
     """Further presets, trained one after the other on the same data, and compared."""
     corpus: str = ""

@@ -18,7 +18,7 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweeps.population import check_perturbable
+from pipelines.sweeps.population import PERTURBABLE
 from pipelines.sweeps.sweep import CHANGEABLE_OF_RUN, SweepConfig
 from pipelines.terminal import cli
 from tune_spaces import SPACES
@@ -97,7 +97,11 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
             )
     if config.scheduler == "pbt":
-        check_perturbable(fields(domains))
+        if fixed := [name for name in fields(domains) if name not in PERTURBABLE]:
+            raise UserError(
+                f"pbt changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the middle of a run (a "
+                f"checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
+            )
         if config.search not in ("random", "grid"):
             raise UserError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
         if every >= run.steps:

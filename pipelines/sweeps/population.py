@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.checkpoints.retention import give_name
@@ -38,16 +37,6 @@ class Exploit:
     trial: str
     source: str
     values: dict[str, Any]
-
-
-def check_perturbable(fields: Sequence[str]) -> None:
-    """Raise ValueError unless all of these can change in the middle of a run."""
-    for field in fields:
-        if field not in PERTURBABLE:
-            raise UserError(
-                f"pbt changes the fields of a sweep while its trials run, and {field} cannot change in the middle of a run (a "
-                f"checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
-            )
 
 
 def choose(
