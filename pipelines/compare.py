@@ -21,7 +21,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.comparison import Comparison, compare, comparison_table, write_comparison
+from pipelines.reports.comparison import compare, comparison_table, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
@@ -61,11 +61,18 @@ def main(argv: list[str]) -> None:
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)
     target.publish(*(path.name for path in paths))
-    charts: list[Path] = []
-    for place in places:
-        if place.is_local and is_sweep(Path(place.path)):
-            charts += report_sweep(Path(place.path))
-    track(config, comparison, titles, root, target.folder, paths)
+    charts = [path for place in places if is_sweep(place) for path in report_sweep(Path(place.path))]
+    tracker = Tracker.start(  # a run of its own in MLflow
+        replace(config.tracking, system_metrics="off"),
+        root=root,
+        run_folder=target.folder,
+        run_name="compare " + " ".join(titles),
+        params={f"compared.{i}": run.name for i, run in enumerate(comparison.runs)},
+        tags={"stage": "compare", "metric": comparison.metric, "notes": "; ".join(comparison.notes)},
+    )
+    for path in paths:
+        tracker.log_artifact(path)
+    tracker.finish()
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
     for note in comparison.notes:
@@ -74,23 +81,6 @@ def main(argv: list[str]) -> None:
         print(f"  {cli.shown(path)}")
     if not target.is_local:
         print(f"  {output}")
-
-
-def track(
-    config: CompareConfig, comparison: Comparison, titles: list[str], root: Path, folder: Path, paths: list[Path]
-) -> None:
-    """The table and the curves as a run of their own in MLflow."""
-    tracker = Tracker.start(
-        replace(config.tracking, system_metrics="off"),
-        root=root,
-        run_folder=folder,
-        run_name="compare " + " ".join(titles),
-        params={f"compared.{i}": run.name for i, run in enumerate(comparison.runs)},
-        tags={"stage": "compare", "metric": comparison.metric, "notes": "; ".join(comparison.notes)},
-    )
-    for path in paths:
-        tracker.log_artifact(path)
-    tracker.finish()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from rich.console import Console
 
 from data_prep.errors import UserError
@@ -145,7 +144,7 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("tokens of a document")
     axes.set_ylabel("documents")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     median = length_quantiles(lengths)["median"]
     axes.axvline(median, color="black", linestyle="--", label=f"median {median:,}")
     share = axes.twinx()
@@ -157,7 +156,7 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
         label="share of all tokens in documents up to this length (right)",
     )
     share.set_ylim(0, 1.02)
-    share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    share.yaxis.set_major_formatter("{x:.0%}")
     handles = [handle for one in (axes, share) for handle in one.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     manifest = store.manifest

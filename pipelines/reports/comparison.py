@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
 from data_prep.errors import UserError
 from pipelines.reports.files import COLOURS, save_figure, write_csv
-from pipelines.reports.finished_runs import BYTE, TOKEN, TOKENS, TRAIN, WORTH, FinishedRun
+from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, WORTH, FinishedRun
+from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, Metric, about, further
@@ -41,7 +41,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)
     ]
     for run in runs:
-        if not any(run.has(key) for key in (TOKEN, BYTE, TRAIN)):
+        if not any(map(run.curve, (TOKEN, BYTE, TRAIN))):
             raise UserError(f"{run.name} has no figure to compare: it was never logged, train it first")
     notes, wanted = [], (TOKEN, BYTE, TRAIN)
     tokenizers = {run.tokenizer for run in runs}
@@ -53,14 +53,14 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
         notes.append(
             f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if it is that of the others"
         )
-    if len({run.text for run in runs}) > 1 and len(runs) > 1:
+    if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
-    metric = next((key for key in wanted if all(run.has(key) for run in runs)), None)
+    metric = next((key for key in wanted if all(run.curve(key) for run in runs)), None)
     if metric is None:
         lacking = "; ".join(
-            f"{run.name} has no {' and no '.join(key for key in wanted if not run.has(key))}"
+            f"{run.name} has no {' and no '.join(key for key in wanted if not run.curve(key))}"
             for run in runs
-            if not all(map(run.has, wanted))
+            if not all(map(run.curve, wanted))
         )
         raise UserError(f"there is no figure that all of the runs have and that can be compared: {lacking}")
     if metric == TRAIN:
@@ -72,89 +72,82 @@ def metrics_of(comparison: Comparison) -> list[Metric]:
     """Whose best and last figures stand in the table."""
     if comparison.metric == TRAIN:
         return [METRICS[TRAIN]]
-    own = [metric for metric in further() if any(run.has(metric.name) for run in comparison.runs)]
+    own = [metric for metric in further() if any(run.curve(metric.name) for run in comparison.runs)]
     return [*([METRICS[TOKEN]] if comparison.metric != BYTE else []), METRICS[BYTE], *own]
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row for each run, in their order. What is not known is None."""
-    found = []
+    made = []
     for run in comparison.runs:
-        curve = run.curve(comparison.metric)
-        tokens = max((record.metrics[TOKENS] for record in run.records if TOKENS in record.metrics), default=0.0)
-        best, final = run.best(comparison.metric), run.final(comparison.metric)
+        tokens = max(record.metrics[TOKENS] for record in run.with_figure(TOKENS))
+        found = run.with_figure(comparison.metric)
+        best, final = min(found, key=lambda record: record.metrics[comparison.metric]), found[-1]
         row: dict[str, Any] = {
             "run": run.name,
             "model": run.model,
             "parameters": run.parameters,
             "tokens": int(tokens),
             "flops": run.flops_per_token * tokens if run.flops_per_token else None,
-            "seconds": round(curve[-1][1], 1),
-            "best_step": best.step if best else None,
+            "seconds": round(run.curve(comparison.metric)[-1].time, 1),
+            "best_step": best.step,
         }
         for metric in metrics_of(comparison):
-            row[f"best_{metric.column}"] = best and best.metrics.get(metric.name)
-            row[f"final_{metric.column}"] = final and final.metrics.get(metric.name)
-        found.append({**row, "worth_of_states_bits_per_token": best and best.metrics.get(WORTH)})
-    return found
-
-
-COLUMNS: dict[str, tuple[str, Form]] = {
-    "run": ("run", None),
-    "model": ("model", None),
-    "parameters": ("parameters", short),
-    "tokens": ("tokens", short),
-    "flops": ("FLOPs", ".2e"),
-    "seconds": ("wall\ntime", duration),
-    "best_step": ("best at\nstep", ","),
-    "worth_of_states_bits_per_token": ("worth of\nstates (bits)", METRICS[WORTH].form),
-}
-"""Heading and form of each figure."""
+            row[f"best_{metric.column}"] = best.metrics.get(metric.name)
+            row[f"final_{metric.column}"] = final.metrics.get(metric.name)
+        made.append({**row, "worth_of_states_bits_per_token": best.metrics.get(WORTH)})
+    return made
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """The rows for a terminal; the best figure of a column is bold."""
-    found = rows(comparison)
-    columns, best = dict(COLUMNS), {}
+    columns: dict[str, tuple[str, Form]] = {
+        "run": ("run", None),
+        "model": ("model", None),
+        "parameters": ("parameters", short),
+        "tokens": ("tokens", short),
+        "flops": ("FLOPs", ".2e"),
+        "seconds": ("wall\ntime", duration),
+        "best_step": ("best at\nstep", ","),
+    }
+    best = {}
     for metric in metrics_of(comparison):
         heading = f"train {metric.unit}" if metric.name == TRAIN else metric.unit
         for name, word in ((f"best_{metric.column}", "best"), (f"final_{metric.column}", "last")):
             columns[name] = (f"{heading}\n{word}", metric.form)
             best[name] = max if metric.better == "higher" else min
-    return table(found, {key: columns[key] for key in found[0]}, best if len(found) > 1 else {})
+    columns["worth_of_states_bits_per_token"] = ("worth of\nstates (bits)", METRICS[WORTH].form)
+    return table(rows(comparison), columns, best if len(comparison.runs) > 1 else {})
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
     """The figure over tokens, over FLOPs and over wall time; the best point of each run is filled."""
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    longest = max((curve[-1][1] for run in comparison.runs if (curve := run.curve(comparison.metric))), default=0.0)
+    longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
     size, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
-    places: tuple[tuple[str, Any], ...] = (
-        ("tokens read in training", lambda run, tokens, seconds: tokens),
-        ("FLOPs of training (needed ones)", lambda run, tokens, seconds: (run.flops_per_token or 0.0) * tokens),
-        (f"wall time ({unit}, pauses left out)", lambda run, tokens, seconds: seconds / size),
-    )
-    unknown = [run.name for run in comparison.runs if run.flops_per_token is None]
-    for panel, (label, place) in enumerate(places):
-        axes = panels[panel]
-        for number, run in enumerate(comparison.runs):
-            if panel == 1 and run.flops_per_token is None:
-                continue
-            curve = run.curve(comparison.metric)
-            at, bits = [place(run, tokens, seconds) for tokens, seconds, _ in curve], [bits for *_, bits in curve]
-            colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-            few = len(curve) <= 60
-            axes.plot(
-                at, bits, style, color=colour, linewidth=1.5, marker="o" if few else "", markersize=3, label=run.name
-            )
-            least = bits.index(min(bits))
-            axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
-        axes.set_xlabel(label + (f"\nnot known of {', '.join(unknown)}" if panel == 1 and unknown else ""))
+    for number, run in enumerate(comparison.runs):
+        curve, flops = run.curve(comparison.metric), run.flops_per_token
+        bits = [point.value for point in curve]
+        least, marker = bits.index(min(bits)), "o" if len(curve) <= 60 else ""
+        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        costs = (
+            [point.tokens for point in curve],
+            [point.tokens * flops for point in curve] if flops else None,
+            [point.time / size for point in curve],
+        )
+        for axes, at in zip(panels, costs, strict=True):
+            if at is not None:
+                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=run.name)
+                axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
+    unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
+    flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
+    labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")
+    for axes, label in zip(panels, labels, strict=True):
+        axes.set_xlabel(label)
         axes.set_xlim(0, None)
         axes.grid(alpha=0.25)
-        if panel == 0:
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    panels[0].xaxis.set_major_formatter(lambda value, _: short(value))
     panels[0].set_ylabel(about(comparison.metric))
     handles, labels = panels[0].get_legend_handles_labels()
     if len(labels) <= 4:

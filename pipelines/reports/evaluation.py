@@ -12,17 +12,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
-from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.terminal.tables import Form, short, table
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
-LOWER_IS_BETTER = ("bits_per_token", "bits_per_byte", "word_perplexity")
 
 
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
@@ -40,35 +36,27 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
     What does not apply is None: cleared figures of a model without that State, bytes and words of clipped documents.
     """
-    rows = [
-        {
+    rows = []
+    for e in evaluations:
+        row = {
             "name": e.name,
             "model": e.model,
             "split": e.split,
             "parameters": e.parameters,
             "steps": e.step,
             "train_tokens": e.train_tokens,
-            "bits_per_token": _number(e.carried.bits_per_token),
-            "bits_per_byte": _number(e.carried.bits_per_byte),
-            "word_perplexity": _number(e.carried.word_perplexity),
-            **{metric.column: _number(metric.of(e.carried)) for metric in further() if metric.of},
-            **_cleared("states_cleared", e.cleared_states, e.carried),
-            **_cleared("all_cleared", e.cleared_all, e.carried),
+            "bits_per_token": e.carried.bits_per_token,
+            "bits_per_byte": e.carried.bits_per_byte,
+            "word_perplexity": e.carried.word_perplexity,
+            **{metric.column: metric.of(e.carried) for metric in further() if metric.of},
         }
-        for e in evaluations
-    ]
+        for what, cleared in (("states_cleared", e.cleared_states), ("all_cleared", e.cleared_all)):
+            bits = cleared.bits_per_byte if cleared else math.nan
+            row |= {f"{what}_bits_per_byte": bits, f"{what}_difference": bits - e.carried.bits_per_byte}
+        rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
     if unigram is not None:
         rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "bits_per_byte": unigram})
     return rows
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _cleared(what: str, cleared: Score | None, carried: Score) -> dict[str, float | None]:
-    bits = cleared.bits_per_byte if cleared else math.nan
-    return {f"{what}_bits_per_byte": _number(bits), f"{what}_difference": _number(bits - carried.bits_per_byte)}
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
@@ -94,48 +82,44 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
     }
-    best: dict[str, Any] = dict.fromkeys(LOWER_IS_BETTER, min) if len(splits) == 1 and len(evaluations) > 1 else {}
-    title = splits.pop() if len(splits) == 1 else None
-    return table(rows, columns, best, title=title, title_justify="left", title_style="bold")
+    one = len(splits) == 1
+    best = ("bits_per_token", "bits_per_byte", "word_perplexity") if one and len(evaluations) > 1 else ()
+    title = splits.pop() if one else None
+    return table(rows, columns, dict.fromkeys(best, min), title=title, title_justify="left", title_style="bold")
 
 
-def cumulative_bits(score: Score) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [P] (the ends of the buckets, in tokens) and bits per token averaged over all tokens up to there [P]."""
-    tokens = np.fromiter(accumulate(score.bucket_tokens), dtype=np.float64)
-    nats = np.fromiter(accumulate(score.bucket_nats), dtype=np.float64)
-    return score.bucket * np.arange(1, len(tokens) + 1), nats / math.log(2) / tokens
-
-
-def documents_reaching(score: Score) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of the buckets [P] in tokens, and the documents that have tokens there [P] (of the bucket's tokens, the mean)."""
-    tokens = np.asarray(score.bucket_tokens, dtype=np.float64)
-    return score.bucket * np.arange(len(tokens)), tokens / score.bucket
+def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
+    tokens in the bucket [P] (of its tokens, the mean).
+    """
+    tokens, nats = np.asarray(score.bucket_tokens, dtype=np.float64), np.cumsum(score.bucket_nats)
+    ends = score.bucket * np.arange(1, len(tokens) + 1)
+    return ends, nats / math.log(2) / np.cumsum(tokens), tokens / score.bucket
 
 
 def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     """Figure 6 of the block-recurrent paper: cumulative bits per token against position in the document, State carried (solid) and
     cleared at each segment (recurrent states: dashed; all of it: dotted), and how many documents reach that position.
     """
-    if not evaluations:
-        raise UserError(f"{path.name} needs at least one evaluation")
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
-    styles: dict[str, Literal["-", "--", ":"]] = {
-        "State carried": "-",
-        "recurrent states cleared": "--",
-        "all State cleared": ":",
-    }
     handles, used = [], {}
     for number, e in enumerate(evaluations):
         colour = COLOURS[number % len(COLOURS)]
         label = f"{e.name}: {short(e.parameters)} parameters, step {e.step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
-        for (what, style), score in zip(styles.items(), (e.carried, e.cleared_states, e.cleared_all), strict=True):
+        scores: list[tuple[str, Any, Score | None]] = [
+            ("State carried", "-", e.carried),
+            ("recurrent states cleared", "--", e.cleared_states),
+            ("all State cleared", ":", e.cleared_all),
+        ]
+        for what, style, score in scores:
             if score is not None:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
-                axes.plot(*cumulative_bits(score), style, color=colour, linewidth=1.6 if score is e.carried else 1.2)
+                positions, bits, _ = by_position(score)
+                axes.plot(positions, bits, style, color=colour, linewidth=1.6 if score is e.carried else 1.2)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document (tokens)")
     axes.set_ylabel("bits per token, mean up to the position")
     splits = ", ".join(dict.fromkeys(e.split for e in evaluations))
@@ -144,11 +128,9 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
     reach = axes.twinx()
     longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
-    positions, documents = documents_reaching(longest)
+    positions, _, documents = by_position(longest)
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
-    reach.fill_between(
-        positions + longest.bucket, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0
-    )
+    reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
     reach.set_ylim(0, None)
     reach.set_ylabel("documents that reach the position", color=DOCUMENTS_COLOUR)
     reach.tick_params(axis="y", colors=DOCUMENTS_COLOUR)
@@ -161,11 +143,7 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
     """Write report.json (every figure, by position too), table.csv and cumulative.png, each atomically. Returns their paths."""
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
-    values = {
-        "unigram_bits_per_byte": unigram,
-        "table": rows,
-        "evaluations": [asdict(evaluation) for evaluation in evaluations],
-    }
+    values = {"unigram_bits_per_byte": unigram, "table": rows, "evaluations": [asdict(e) for e in evaluations]}
     table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
     return [report, table, plot]

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,13 @@ from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.sweep_result import is_sweep, longest_gap, read_sweep
+from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
-WORTH, TOKENS = "validation/worth_of_states_bits", "train/tokens"
+WORTH = "validation/worth_of_states_bits"
 
 
 @dataclass(frozen=True)
@@ -46,32 +48,19 @@ class FinishedRun:
     records: tuple[Record, ...]
     """By step."""
 
-    def curve(self, key: str) -> list[tuple[float, float, float]]:
-        """(tokens, seconds, figure) at each of the figure's points."""
+    def curve(self, key: str) -> list[Point]:
+        """The figure's points, in seconds since the run's first record, its pauses left out."""
+        longest = longest_gap([record.time / 1e3 for record in self.records])
         seconds, clock = {}, 0.0
-        times = [record.time / 1e3 for record in self.records]
-        longest = longest_gap(times)
         for before, record in pairwise(self.records):
             gap = (record.time - before.time) / 1e3
             clock += gap if 0 < gap <= longest else 0.0
             seconds[record.step] = clock
-        points: dict[int, tuple[float, float, float]] = {}
-        for record in self.records:
-            if key in record.metrics and TOKENS in record.metrics:
-                point = (record.metrics[TOKENS], seconds.get(record.step, 0.0), record.metrics[key])
-                points.setdefault(record.step, point)
-        return list(points.values())
+        return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 
-    def has(self, key: str) -> bool:
-        return any(key in record.metrics and TOKENS in record.metrics for record in self.records)
-
-    def best(self, key: str) -> Record | None:
-        """The record with the lowest figure, the earliest of equals."""
-        found = [record for record in self.records if key in record.metrics]
-        return min(found, key=lambda record: (record.metrics[key], record.step), default=None)
-
-    def final(self, key: str) -> Record | None:
-        return next((record for record in reversed(self.records) if key in record.metrics), None)
+    def with_figure(self, key: str) -> list[Record]:
+        """The records that have it, by step."""
+        return [record for record in self.records if key in record.metrics]
 
 
 def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
@@ -83,10 +72,8 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
     for name in names:
         place = Place.parse(name)
         if place.is_dir():
-            path = Path(place.path)
-            sweep = place.is_local and is_sweep(path)
-            found += runs_of_sweep(path, every_trial) if sweep else [run_of_folder(place)]
-        elif len(name) == 32 and all(c in "0123456789abcdef" for c in name):
+            found += runs_of_sweep(Path(place.path), every_trial) if is_sweep(place) else [run_of_folder(place)]
+        elif re.fullmatch("[0-9a-f]{32}", name):
             found += runs_of_mlflow(name, config, root, every_trial)
         else:
             raise UserError(
@@ -104,16 +91,13 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
         model, data = config["model"], config["data"]
     except (FileNotFoundError, KeyError, ValueError, TypeError):
         raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
-    vocab_size, tokenizer = 0, ""
-    saved = run.complete_checkpoints()
-    if saved:
+    vocab_size, tokenizer = 0, ""  # what depends on them is left open where there is neither a checkpoint nor the store
+    if saved := run.complete_checkpoints():
         vocab_size, tokenizer = saved[0].meta["vocab_size"], saved[0].meta["tokenizer"]
     else:
-        try:
-            manifest = SegmentStore.open(data["store"], data["corpus"], "train").manifest
-            vocab_size, tokenizer = manifest.tokenizer.vocab_size, manifest.tokenizer.fingerprint
-        except (ValueError, OSError):
-            pass  # neither a checkpoint nor the store: what depends on the vocabulary is left open
+        with suppress(ValueError, OSError):
+            of = SegmentStore.open(data["store"], data["corpus"], "train").manifest.tokenizer
+            vocab_size, tokenizer = of.vocab_size, of.fingerprint
     text = _text(data["corpus"], config.get("validate_tokens"))
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
@@ -135,8 +119,8 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
         return [run_of_mlflow(run)]
     metric = run.params.get("metric", TOKEN)
     below = [run_of_mlflow(read_run(config, root, child, (*keys, metric))) for child in run.children]
-    scored = {child.name: best.metrics[metric] for child in below if (best := child.best(metric))}
-    trials = sorted((child for child in below if child.name in scored), key=lambda child: scored[child.name])
+    scored = [child for child in below if child.with_figure(metric)]
+    trials = sorted(scored, key=lambda child: min(record.metrics[metric] for record in child.with_figure(metric)))
     if not trials:
         raise UserError(f"no run below {run.name} ({run_id}) has a figure {metric}")
     return trials if every_trial else trials[:1]

@@ -30,14 +30,10 @@ def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float]
     if len(set(texts)) < 2 or len(values) < 3:
         return None
     if Scale(values).numeric and len(set(texts)) > 2 and None not in values:
-        places = ranks(np.array(values, dtype=np.float64))
-        design = np.stack([np.ones(len(values)), places, places**2], axis=1)
+        design = np.vander(ranks(np.array(values, dtype=np.float64)), 3)
     else:
-        names = sorted(set(texts))
-        design = np.array([[float(text == name) for name in names] for text in texts])
-    basis = np.linalg.svd(design, full_matrices=False)
-    strong = basis.S / basis.S[0] > 1e-9
-    directions = basis.U[:, strong]
+        design = np.array(texts)[:, None] == np.unique(texts)
+    directions = np.linalg.qr(design.astype(np.float64)).Q
     centred = ranks(figures) - (len(values) - 1) / 2
     total = float(centred @ centred)
     if total == 0:
@@ -64,51 +60,47 @@ def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | Non
         return dict.fromkeys(sweep.fields), 0, 0.0
     reached = min(trial.points[-1].tokens for trial in trials)
     reached = max(reached, max(trial.points[0].tokens for trial in trials))
-    compared = [(trial, figure) for trial in trials if (figure := trial.at(reached)) is not None]
-    figures = np.array([figure for _, figure in compared])
-    shares = {name: explained([trial.values.get(name) for trial, _ in compared], figures) for name in sweep.fields}
-    return shares, len(compared), reached
+    figures = np.array([trial.at(reached) for trial in trials])
+    shares = {name: explained([trial.values.get(name) for trial in trials], figures) for name in sweep.fields}
+    return shares, len(trials), reached
 
 
 class Scale:
     """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        present = [value for value in values if value is not None]
+        self.values, present = values, [value for value in values if value is not None]
         self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
-        self.names = sorted({text_of(value) for value in values}) if not self.numeric else []
-        low, high = (min(present), max(present)) if self.numeric else (0.0, 1.0)
-        self.log = self.numeric and low > 0 and high / low >= 4
-        self._low, self._high = (math.log(low), math.log(high)) if self.log else (float(low), float(high))
+        self.names = [] if self.numeric else sorted({text_of(value) for value in values})
+        self.log = self.numeric and min(present) > 0 and max(present) / min(present) >= 4
+        ends = [self._number(value) for value in (present if self.numeric else self.names)]
+        self._low, self._high = min(ends), max(ends)
 
     def __call__(self, value: Any) -> float | None:
         """None for a number that the trial does not have."""
-        if not self.numeric:
-            return self._even(self.names.index(text_of(value)))
-        if value is None:
+        if value is None and self.numeric:
             return None
-        at = math.log(value) if self.log else float(value)
-        return 0.5 if self._high == self._low else (at - self._low) / (self._high - self._low)
+        return 0.5 if self._high == self._low else (self._number(value) - self._low) / (self._high - self._low)
 
-    def beside(self, values: Sequence[Any], index: int) -> float | None:
-        """The place of a value, a little beside it where several trials share it, so that no line hides another."""
-        place = self(values[index])
-        same = [i for i, value in enumerate(values) if text_of(value) == text_of(values[index])]
+    def _number(self, value: Any) -> float:
+        if not self.numeric:
+            return self.names.index(text_of(value))
+        return math.log(value) if self.log else value
+
+    def beside(self, index: int) -> float | None:
+        """The place of a trial's value, a little beside it where several trials share it, so that no line hides another."""
+        place = self(self.values[index])
+        same = [i for i, value in enumerate(self.values) if text_of(value) == text_of(self.values[index])]
         apart = min(0.008, 0.05 / len(same))
         return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
 
-    def ticks(self, values: Sequence[Any]) -> list[tuple[float, str]]:
+    def ticks(self) -> list[tuple[float, str]]:
         """Places and labels: the values themselves where they are few, else five along the axis."""
-        if not self.numeric:
-            return [(self._even(i), name) for i, name in enumerate(self.names)]
-        distinct = sorted({value for value in values if value is not None})
-        if len(distinct) > 6:
+        distinct = sorted({value for value in self.values if value is not None}) if self.numeric else self.names
+        if self.numeric and len(distinct) > 6:
             spread = np.linspace(self._low, self._high, 5)
             distinct = [math.exp(at) if self.log else float(at) for at in spread]
         return [(self(value) or 0.0, text_of(value)) for value in distinct]
-
-    def _even(self, index: int) -> float:
-        return 0.5 if len(self.names) == 1 else index / (len(self.names) - 1)
 
 
 def text_of(value: Any) -> str:

@@ -21,7 +21,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.reports.importance import Scale, importances, text_of
@@ -42,15 +42,13 @@ ENDED, UNDER_WAY = "trained to its end", "stopped early, or under way"
 def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     """Parallel coordinates: a line for each trial through its values, and through its best figure on the last axis."""
     trials = sweep.scored[::-1]  # the best is drawn last, on top
-    columns = [(name, [trial.values.get(name) for trial in trials]) for name in sweep.fields]
-    figure = Figure(figsize=(max(7.0, 1.9 * (len(columns) + 1) + 1.5), 5), layout="constrained")
+    scales = [Scale([trial.values.get(name) for trial in trials]) for name in sweep.fields]
+    figure = Figure(figsize=(max(7.0, 1.9 * (len(scales) + 1) + 1.5), 5), layout="constrained")
     axes = figure.add_subplot()
     bits = [trial.best or 0.0 for trial in trials]
-    shade = _shades(bits)
-    scales = [Scale(values) for _, values in columns]
-    low, high = min(bits), max(bits)
+    shade, low, high = _shades(bits), min(bits), max(bits)
     for number, trial in enumerate(trials):
-        heights = [scale.beside(values, number) for scale, (_, values) in zip(scales, columns, strict=True)]
+        heights = [scale.beside(number) for scale in scales]
         heights.append(0.5 if high == low else (bits[number] - low) / (high - low))
         at = [i for i, height in enumerate(heights) if height is not None]
         first = trial is sweep.scored[0]
@@ -64,18 +62,17 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
             marker="o",
             markersize=6 if first else 3.5,
         )
-    for column, (scale, (_, values)) in enumerate(zip(scales, columns, strict=True)):
-        _rule(axes, column, scale.ticks(values))
+    for column, scale in enumerate(scales):
+        _rule(axes, column, scale.ticks())
     spread = [(0.5, f"{low:.4f}")] if high == low else [(i / 4, f"{low + i / 4 * (high - low):.4f}") for i in range(5)]
-    _rule(axes, len(columns), spread)
+    _rule(axes, len(scales), spread)
     names = [_wrapped(name) + ("\n(log)" if s.log else "") for s, name in zip(scales, sweep.fields, strict=True)]
-    axes.set_xticks(range(len(columns) + 1), [*names, f"best\n{_wrapped(sweep.unit, ' ')}"], fontsize=9)
+    axes.set_xticks(range(len(scales) + 1), [*names, f"best\n{_wrapped(sweep.unit, ' ')}"], fontsize=9)
     axes.tick_params(axis="x", length=0, pad=8)
     axes.set_yticks([])
-    axes.set_xlim(-0.25, len(columns) + 0.45)
+    axes.set_xlim(-0.25, len(scales) + 0.45)
     axes.set_ylim(-0.05, 1.05)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set_title(
         f"{sweep.name}: {_count(trials)}, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
     )
@@ -113,9 +110,8 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
     panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     shade = _shades([trial.best or 0.0 for trial in trials])
     for axes, name in zip(panels, fields, strict=False):
-        values = [trial.values.get(name) for trial in trials]
-        scale = Scale(values)
-        for trial, value in zip(trials[::-1], values[::-1], strict=True):
+        scale = Scale([trial.values.get(name) for trial in trials])
+        for trial, value in zip(trials[::-1], scale.values[::-1], strict=True):
             if value is None and scale.numeric:
                 continue
             at = value if scale.numeric else scale.names.index(text_of(value))
@@ -131,9 +127,10 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
             )
         if scale.log:
             axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-        if scale.log or (scale.numeric and len({*values}) <= 6):
-            axes.set_xticks(_few(values), [text_of(value) for value in _few(values)])
+            axes.xaxis.set_minor_formatter("")
+        if scale.log or (scale.numeric and len({*scale.values}) <= 6):
+            few = _few(scale.values)
+            axes.set_xticks(few, [text_of(value) for value in few])
         elif not scale.numeric:
             axes.set_xticks(range(len(scale.names)), scale.names)
             axes.set_xlim(-0.5, len(scale.names) - 0.5)
@@ -142,8 +139,8 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         axes.grid(alpha=0.25)
     for axes in panels[len(fields) :]:
         axes.set_visible(False)
-    for row in range(down):
-        panels[row * across].set_ylabel(f"best {sweep.unit}", fontsize=9)
+    for axes in panels[::across]:
+        axes.set_ylabel(f"best {sweep.unit}", fontsize=9)
     figure.suptitle(f"{sweep.name}: best figure against each swept field, lower is better", fontsize=11)
     handles = [
         _key("*", f"the best, trial {trials[0].id}", markersize=12),
@@ -187,7 +184,7 @@ def plot_importance(sweep: SweepResult, path: Path) -> Path:
     axes.set_yticks(range(len(fields)), fields, fontsize=9)
     axes.set_ylim(-0.6, len(fields) - 0.4)
     axes.set_xlim(0, 1.08)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.xaxis.set_major_formatter("{x:.0%}")
     axes.set_xlabel(
         f"share of the order of {count} trials that the field alone explains, at {short(tokens)} tokens", fontsize=9
     )
@@ -228,7 +225,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
                 trial.id, (tokens[-1], bits[-1]), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center"
             )
     axes.set_ylim(low, high)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set_xlabel("tokens read in training")
     axes.set_ylabel(sweep.unit)
     axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)

@@ -15,19 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
+from data_prep.places import Place
 from pipelines.tracking.metrics import about
-from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.metrics_file import Record, read_records
+
+TOKENS = "train/tokens"
 
 
 @dataclass(frozen=True)
 class Point:
-    """The sweep's figure at one validation of a trial."""
+    """A run's figure at one step."""
 
     step: int
     tokens: float
     time: float
-    """Seconds since the epoch."""
+    """Seconds: of a trial since the epoch, of a run that is compared since its first figure."""
     value: float
+
+
+def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
+    """A figure by step; the first of a step counts."""
+    found: dict[int, Point] = {}
+    for record in sorted(records, key=lambda record: record.step):
+        if key in record.metrics and TOKENS in record.metrics:
+            point = Point(record.step, record.metrics[TOKENS], record.time / 1e3, record.metrics[key])
+            found.setdefault(record.step, point)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -51,9 +64,9 @@ class TrialResult:
     exploited: Sequence[Mapping[str, Any]] = ()
     baseline: bool = False
 
-    def at(self, tokens: float) -> float | None:
-        """Its figure at the last validation up to so many tokens."""
-        return next((point.value for point in reversed(self.points) if point.tokens <= tokens), None)
+    def at(self, tokens: float) -> float:
+        """Its figure at the last validation up to so many tokens, which must not be before its first."""
+        return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,8 @@ class SweepResult:
         )
 
 
-def is_sweep(folder: Path) -> bool:
-    return (folder / "sweep.json").is_file()
+def is_sweep(place: Place) -> bool:
+    return place.is_local and (place / "sweep.json").is_file()
 
 
 def read_sweep(folder: Path) -> SweepResult:
@@ -116,11 +129,6 @@ FURTHER = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseli
 def _trial(folder: Path, metric: str) -> TrialResult:
     values = _read(folder / "trial.json", "is no trial")
     records = read_records(folder / "metrics.jsonl")
-    points: dict[int, Point] = {}
-    for record in records:
-        if metric in record.metrics and "train/tokens" in record.metrics:
-            figure, tokens = record.metrics[metric], record.metrics["train/tokens"]
-            points.setdefault(record.step, Point(record.step, tokens, record.time / 1e3, figure))
     best, last = values.get("best") or {}, values.get("last") or {}
     return TrialResult(
         id=str(values["id"]),
@@ -129,7 +137,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         best=value_of(best, metric),
         best_step=best.get("step"),
         last=value_of(last, metric),
-        points=tuple(points[step] for step in sorted(points)),
+        points=points_of(records, metric),
         spans=spans([record.time / 1e3 for record in records]),
         **{name: values[name] for name in FURTHER if name in values},
     )

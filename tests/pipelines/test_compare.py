@@ -75,7 +75,7 @@ def test_a_pause_is_no_wall_time() -> None:
     times = [*range(0, 100, 10), *range(5000, 5050, 10)]
     assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
     records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
-    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1][1] == 130.0
+    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1].time == 130.0
 
 
 @pytest.mark.slow
