@@ -35,11 +35,8 @@ class ExportConfig:
 def main(argv: list[str]) -> None:
     config = cli.parse(ExportConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     checkpoint = find_checkpoint(config.run)
-    from transformers.utils.logging import disable_progress_bar  # seconds, and not before there is something to export
+    from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
 
-    from pipelines.inference.to_transformers import export
-
-    disable_progress_bar()
     export(checkpoint, config.output, config.store)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
     print(f"  continue a text    python -m pipelines.generate {config.output} --prompt Once")

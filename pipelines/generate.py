@@ -120,23 +120,19 @@ class TextStream:
         """The text that is certain with this token: all but the last few, where these may be a character's beginning."""
         self._waiting.append(token)
         for held in range(min(INCOMPLETE, len(self._waiting)) + 1):
-            text = self._text(len(self._waiting) - held)
+            certain = self._waiting[: len(self._waiting) - held]
+            text = self._text(certain)
             if held == INCOMPLETE or not text.endswith("\ufffd"):
-                return self._take(len(self._waiting) - held, text)
+                self._before, self._waiting = (self._before + certain)[-CONTEXT:], self._waiting[len(certain) :]
+                return text
         return ""
 
     def end(self) -> str:
         """What is left."""
-        return self._take(len(self._waiting), self._text(len(self._waiting)))
+        return self._text(self._waiting)
 
-    def _text(self, count: int) -> str:
-        shown = len(self._tokenizer.decode(self._before))
-        return self._tokenizer.decode(self._before + self._waiting[:count])[shown:]
-
-    def _take(self, count: int, text: str) -> str:
-        self._before = (self._before + self._waiting[:count])[-CONTEXT:]
-        self._waiting = self._waiting[count:]
-        return text
+    def _text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(self._before + ids)[len(self._tokenizer.decode(self._before)) :]
 
 
 def prompt_of(config: GenerateConfig) -> str:

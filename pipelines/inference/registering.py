@@ -70,11 +70,7 @@ def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
-    from transformers.utils.logging import disable_progress_bar  # transformers: seconds
-
-    from pipelines.inference.to_transformers import export
-
-    disable_progress_bar()
+    from pipelines.inference.to_transformers import export  # transformers: seconds
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
     export(checkpoint, folder)

@@ -17,6 +17,7 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -83,9 +84,12 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     """
     if output.exists():
         raise UserError(f"{output} exists already: remove it, or choose another --output")
-    tokenizer, model = tokenizer_of(checkpoint, store), model_of(checkpoint)
-    names = {"model": checkpoint.meta["config"]["model"], "vocab_size": checkpoint.meta["vocab_size"]}
-    wrapped = ThroughlineForCausalLM(ThroughlineConfig(**names, bos_token_id=bod_id(tokenizer)))
+    disable_progress_bar()
+    tokenizer, model, meta = tokenizer_of(checkpoint, store), model_of(checkpoint), checkpoint.meta
+    config, first = meta["config"], bod_id(tokenizer)
+    wrapped = ThroughlineForCausalLM(
+        ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
+    )
     wrapped.model.load_state_dict(model.state_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.tmp")
@@ -93,7 +97,15 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     try:
         wrapped.save_pretrained(unfinished)
         save_tokenizer(tokenizer, unfinished)
-        (unfinished / "README.md").write_text(card(checkpoint, model), "utf-8")
+        card = CARD.format(
+            run=config["run"],
+            step=checkpoint.step,
+            model=config["model"]["name"],
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            corpus=config["data"]["corpus"],
+            tokens=meta["tokens"],
+        )
+        (unfinished / "README.md").write_text(card, "utf-8")
         check_tokenizer(unfinished, tokenizer, [*SAMPLES, *corpus_sample(checkpoint, tokenizer, store)])
         check_model(unfinished, model)
         for path in unfinished.iterdir():
@@ -175,16 +187,3 @@ def check_model(folder: Path, model: RecurrentModel) -> None:
         logits, expected = exported(tokens_BT, use_cache=False).logits, model(tokens_BT)[0]
         if not (same and torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)):
             raise ValueError(f"{folder} does not give the logits of the checkpoint: report this as a bug")
-
-
-def card(checkpoint: Checkpoint, model: RecurrentModel) -> str:
-    """README.md of the folder."""
-    config = checkpoint.meta["config"]
-    return CARD.format(
-        run=config["run"],
-        step=checkpoint.step,
-        model=config["model"]["name"],
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        corpus=config["data"]["corpus"],
-        tokens=checkpoint.meta["tokens"],
-    )
