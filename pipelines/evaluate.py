@@ -114,8 +114,7 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
     model = model_of(checkpoint).to(device)
     data = meta["config"]["data"]
 
-    def score(clearing: Clear) -> Score:
-        label = {"nothing": "State carried", "states": "states cleared", "everything": "all State cleared"}[clearing]
+    def score(clearing: Clear, label: str) -> Score:
         with pass_progress(f"{subject.name}, {label}") as progress:
             return score_split(
                 model,
@@ -136,9 +135,9 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
         checkpoint=str(checkpoint.folder),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         store_fingerprint=store.manifest.fingerprint,
-        carried=score("nothing"),
-        cleared_states=score("states") if has_states(model) else None,
-        cleared_all=score("everything") if model.initial_state(0) else None,
+        carried=score("nothing", "State carried"),
+        cleared_states=score("states", "states cleared") if has_states(model) else None,
+        cleared_all=score("everything", "all State cleared") if model.initial_state(0) else None,
     )
 
 
@@ -175,11 +174,9 @@ def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentS
         train = SegmentStore.open(place, corpus, "train")
     except StoreError:
         train = None
-    override = "--allow-other-store"
-    check_fits(
-        checkpoint, train or store, allow_other_store=config.allow_other_store or train is None, override=override
-    )
-    check_fits(checkpoint, store, allow_other_store=True, override=override)
+    for split, may_differ in ((train, config.allow_other_store), (store, True)):
+        if split:
+            check_fits(checkpoint, split, allow_other_store=may_differ, override="--allow-other-store")
     return store, train
 
 
@@ -198,8 +195,8 @@ def main(argv: list[str]) -> None:
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train else None
     Console(width=max(Console().width, 120), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
-        if (remark := remark_on(evaluation)) is not None:
-            print(remark, flush=True)
+        if evaluation.cleared_states:
+            print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
@@ -228,8 +225,9 @@ def output_for(config: EvaluateConfig, subjects: list[Subject]) -> Place:
     return chosen
 
 
-def writable(place: Place) -> bool:
+def writable(file: Path | Place) -> bool:
     """Whether a file or folder can be written or made, as far as the system says so beforehand."""
+    place = Place.parse(file)
     path = Path(place.path)
     while place.is_local and not path.exists():
         path = path.parent
@@ -246,23 +244,19 @@ def unique_names(found: list[Checkpoint]) -> list[str]:
     return [step if steps.count(step) == 1 else f"{step}.{steps[: i + 1].count(step)}" for i, step in enumerate(steps)]
 
 
-def remark_on(evaluation: Evaluation) -> str | None:
-    """What a reader should know of the figures: whether a recurrent model's states are worth anything yet."""
-    if evaluation.cleared_states is None:
-        return None
-    worth = evaluation.cleared_states.bits_per_byte - evaluation.carried.bits_per_byte
+def remark_on(carried: Score, cleared: Score) -> str:
+    """What a reader should know of the figures: whether a model's recurrent states are worth anything yet."""
+    worth = cleared.bits_per_byte - carried.bits_per_byte
     if worth > 0:
+        return f"clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
+    if not carried.shows_worth:
         return (
-            f"{evaluation.name}: clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
-        )
-    if not evaluation.carried.shows_worth:
-        return (
-            f"{evaluation.name}: what its recurrent states are worth does not show: most tokens are in the first segment of "
-            "their document; try a shorter --segment-length"
+            "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
+            "shorter --segment-length"
         )
     return (
-        f"{evaluation.name}: clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use them yet. "
-        "Minutes of training are few; RESULTS.md shows a longer run"
+        f"clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use them yet. Minutes of training "
+        "are few; RESULTS.md shows a longer run"
     )
 
 
@@ -275,28 +269,24 @@ def track(
         if (run := subject.run) is None:
             continue
         run.fetch(*RECORDS)
-        if not all(writable(Place.parse(path)) for path in (run.folder, run.folder / "metrics.jsonl")):
+        if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
             print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
         root = root_of(run.folder, subject.checkpoint.meta["config"]["run"])
         home = root if subject is subjects[0] else home
         tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        tracker.log(
-            {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}, evaluation.step
-        )
+        figures = {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}
+        tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first, tracking = evaluations[0], tracking_of(subjects[0], config.tracking)
     tracking = tracking.located() if subjects[0].run is None else tracking  # its run's database is not beside it
     tracker = Tracker.start(
-        tracking if tracking.uri or writable(Place.parse(home)) else replace(tracking, backend="none"),
+        tracking if tracking.uri or writable(home) else replace(tracking, backend="none"),
         root=home,
         run_folder=paths[0].parent,
         run_name=("evaluate " + " ".join(evaluation.name for evaluation in evaluations))[:MOST_LETTERS],
-        params={
-            f"{re.sub(NO_PARAM, '-', evaluation.name)[: MOST_LETTERS - 20]}.checkpoint": evaluation.checkpoint
-            for evaluation in evaluations
-        },
+        params={f"{re.sub(NO_PARAM, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},
         tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
         dataset=DatasetInfo(
             name=first.split,

@@ -64,9 +64,13 @@ def main(argv: list[str]) -> None:
     plot_lengths(store, path)
     console.print(f"lengths of the documents: {cli.shown(path)}")
     console.print(f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens")
-    console.print(plain_table(("documents begin", "fill", "padding"), fill_rows(store.lengths, config)))
+    rows = []
+    for block in sorted({*config.block, config.segment_length}, reverse=True):
+        share = fill(store.lengths, config.lanes, config.segment_length, block)
+        rows.append((f"at every block of {block:,}", f"{share:.2%}", f"{1 - share:.2%}"))
+    rows = [*rows[1:], ("at a segment's start alone", *rows[0][1:])]
+    console.print(plain_table(("documents begin", "fill", "padding"), rows))
     if config.documents:
-        console.print(f"\nthe first lane, in blocks of {config.block[0] if config.block else config.segment_length}")
         show_sample(console, store, config)
 
 
@@ -88,18 +92,10 @@ def describe(console: Console, store: SegmentStore) -> None:
     console.print(f"  tokens of a document: {lengths}")
 
 
-def fill_rows(lengths: np.ndarray, config: InspectConfig) -> list[tuple[str, str, str]]:
-    """For each block at which documents may begin, the share of the slots that hold a target, and of those that do not."""
-    rows = []
-    for block in sorted({*config.block, config.segment_length}, reverse=True):
-        share = fill(lengths, config.lanes, config.segment_length, block)
-        rows.append((f"at every block of {block:,}", f"{share:.2%}", f"{1 - share:.2%}"))
-    return [*rows[1:], ("at a segment's start alone", *rows[0][1:])]
-
-
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
     """Where documents begin on the first lane, and how the one before each ends."""
     block = config.block[0] if config.block else config.segment_length
+    console.print(f"\nthe first lane, in blocks of {block}")
     starts = left_out = 0
     for run in passages(store, config.lanes, config.segment_length, block, config.sample_tokens):
         if run.offset and run.offset + run.tokens < run.of:
@@ -110,10 +106,10 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
         left_out = 0
         starts += run.offset == 0
         title = printable(run.title).replace("\n", " ")[:80]
-        verb = "begins" if run.offset == 0 else "ends"
+        mark, verb = ("▶", "begins") if run.offset == 0 else ("…", "ends")
         console.print(
-            f"{'▶' if run.offset == 0 else '…'} step {run.step}, slot {run.column:,}: document {run.document:,}, {title!r}, "
-            f"{verb} ({run.tokens:,} of its {run.of:,} tokens here)"
+            f"{mark} step {run.step}, slot {run.column:,}: document {run.document:,}, {title!r}, {verb} ({run.tokens:,} of its "
+            f"{run.of:,} tokens here)"
         )
         console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
         if starts >= config.documents:
@@ -136,7 +132,7 @@ def default_png(store: SegmentStore) -> Path:
 
 def plot_lengths(store: SegmentStore, path: Path) -> None:
     """Histogram of the documents' lengths, in documents and in tokens, over a logarithmic axis."""
-    lengths = store.lengths[store.lengths > 0]
+    lengths = np.sort(store.lengths[store.lengths > 0])
     edges = np.geomspace(lengths.min() * 0.95, lengths.max() * 1.05, min(40, 8 + len(lengths)))
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -148,17 +144,11 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     median = length_quantiles(lengths)["median"]
     axes.axvline(median, color="black", linestyle="--", label=f"median {median:,}")
     share = axes.twinx()
-    ordered = np.sort(lengths)
-    share.plot(
-        ordered,
-        np.cumsum(ordered) / ordered.sum(),
-        color=COLOURS[1],
-        label="share of all tokens in documents up to this length (right)",
-    )
+    label = "share of all tokens in documents up to this length (right)"
+    share.plot(lengths, np.cumsum(lengths) / lengths.sum(), color=COLOURS[1], label=label)
     share.set_ylim(0, 1.02)
     share.yaxis.set_major_formatter("{x:.0%}")
-    handles = [handle for one in (axes, share) for handle in one.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     manifest = store.manifest
     counts = f"{len(store.lengths):,} documents, {manifest.totals.tokens:,} tokens"
     axes.set_title(f"{manifest.corpus}, {manifest.split}: {counts} ({manifest.tokenizer.name})")

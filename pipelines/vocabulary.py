@@ -30,12 +30,17 @@ from pipelines.config.run import TrackingConfig
 from pipelines.reports.files import write_csv
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, lines
-from pipelines.terminal.tables import plain_table
+from pipelines.terminal.tables import Form, table
 from pipelines.tracking import Tracker
 
-COLUMNS = ("tokenizer", "size", "tokens", "tokens/word", "bytes/token", "lossless")
-FIGURES = ("size", "tokens", "lossless", "tokens_per_word", "bytes_per_token")
-"""Of each tokenizer, in MLflow."""
+COLUMNS: dict[str, tuple[str, Form]] = {
+    "size": ("size", ","),
+    "tokens": ("tokens", ","),
+    "tokens_per_word": ("tokens/word", ".4f"),
+    "bytes_per_token": ("bytes/token", ".3f"),
+    "lossless": ("lossless", lambda value: "yes" if value else "no"),
+}
+"""Heading and form of each tokenizer's figures, in MLflow too."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +65,11 @@ class VocabularyConfig:
             raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
 
 
-def commands() -> dict[str, VocabularyConfig]:
-    """What the command line offers for each corpus."""
-    return {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
-
-
 def main(argv: list[str]) -> None:
-    config = cli.parse_preset(commands(), argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
+    corpora = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
+    config = cli.parse_preset(corpora, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = sources_of(config.corpus, (config.split,))[config.split]
-    if not sources:
-        raise UserError(f"split {config.split} of {config.corpus.name} holds no document: choose another --split")
     console = lines()
     tokenizers = trained(asked, config, console)
     documents = (item for item in config.corpus.read(sources) if not isinstance(item, Skipped))
@@ -82,9 +81,12 @@ def main(argv: list[str]) -> None:
     console.print(
         f"{config.corpus.name}, {config.split}: {first.documents:,} documents, {first.bytes:,} bytes, {first.words:,} words"
     )
-    console.print(plain_table((*COLUMNS, *["MB/s"] * config.speed), [cells(row, config.speed) for row in rows]))
-    path = track(config, tokenizers, rows)
-    console.print(f"table: {cli.shown(path)}")
+    columns = {"name": ("tokenizer", None), **COLUMNS}
+    if config.speed:
+        columns["megabytes_per_second"] = ("MB/s", ".1f")
+    shown = [{key: getattr(row, key) for key in columns} for row in rows]
+    console.print(table(shown, columns, {}, box=None, pad_edge=False))
+    console.print(f"table: {cli.shown(track(config, tokenizers, rows))}")
 
 
 def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
@@ -92,25 +94,18 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
     scan: SplitScan | None = None
     made: list[Tokenizer] = []
     for one in asked:
-        if isinstance(one, Training):
-            if scan is None:
-                scan = scan_splits(config.corpus, sources_of(config.corpus, ("train",)), 0, lambda *_: None)["train"]
-            sample = sample_documents(scan)
-            console.print(f"training {one.spec} on {sum(d.bytes for d in sample) / 1e6:,.1f} MB of the train split")
-            tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
-            if sentence := shortfall(one, tokenizer):
-                console.print(f"warning: {sentence}")
-            made.append(tokenizer)
-        else:
+        if not isinstance(one, Training):
             made.append(one)
+            continue
+        if scan is None:
+            scan = scan_splits(config.corpus, sources_of(config.corpus, ("train",)), 0, lambda *_: None)["train"]
+        sample = sample_documents(scan)
+        console.print(f"training {one.spec} on {sum(d.bytes for d in sample) / 1e6:,.1f} MB of the train split")
+        tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
+        if sentence := shortfall(one, tokenizer):
+            console.print(f"warning: {sentence}")
+        made.append(tokenizer)
     return made
-
-
-def cells(row: VocabularyRow, speed: bool) -> list[str]:
-    """A row of the table that is printed."""
-    figures = [f"{row.size:,}", f"{row.tokens:,}", f"{row.tokens_per_word:.4f}", f"{row.bytes_per_token:.3f}"]
-    rate = [f"{row.megabytes_per_second:.1f}"] if speed else []
-    return [row.name, *figures, "yes" if row.lossless else "no", *rate]
 
 
 def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
@@ -118,20 +113,16 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
     root = Path(config.root).expanduser().absolute()
     folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
-    table = [
+    figures = [
         {
             "tokenizer": row.name,
-            "size": row.size,
-            "words": row.words,
-            "bytes": row.bytes,
-            "tokens": row.tokens,
-            "tokens_per_word": f"{row.tokens_per_word:.6f}",
-            "bytes_per_token": f"{row.bytes_per_token:.6f}",
+            **{key: getattr(row, key) for key in ("size", "words", "bytes", "tokens")},
+            **{key: f"{getattr(row, key):.6f}" for key in ("tokens_per_word", "bytes_per_token")},
             "lossless": row.lossless,
         }
         for row in rows
     ]
-    path = write_csv(table, folder / "vocabulary.csv")
+    path = write_csv(figures, folder / "vocabulary.csv")
     tracker = Tracker.start(
         config.tracking,
         root=root,
@@ -140,11 +131,9 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
         params={"corpus": config.corpus.name, "split": config.split, "tokenizers": " ".join(row.name for row in rows)},
         tags={"stage": "vocabulary"},
     )
-    metrics: dict[str, float] = {}
-    for row in rows:
-        name = re.sub(r"[^\w./ -]", "-", row.name)
-        metrics |= {f"{figure}/{name}": float(getattr(row, figure)) for figure in FIGURES}
-    tracker.log(metrics, step=0)
+    names = [re.sub(r"[^\w./ -]", "-", row.name) for row in rows]
+    pairs = [(row, name, figure) for row, name in zip(rows, names, strict=True) for figure in COLUMNS]
+    tracker.log({f"{figure}/{name}": getattr(row, figure) for row, name, figure in pairs}, step=0)
     tracker.log_artifact(path)
     tracker.finish()
     return path

@@ -149,13 +149,12 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         axes.grid(alpha=0.25)
     panels[0].xaxis.set_major_formatter(lambda value, _: short(value))
     panels[0].set_ylabel(about(comparison.metric))
-    handles, labels = panels[0].get_legend_handles_labels()
-    if len(labels) <= 4:
-        panels[0].legend(handles, labels, fontsize=9, framealpha=0.9)
+    if len(comparison.runs) <= 4:
+        panels[0].legend(fontsize=9, framealpha=0.9)
     else:
-        figure.legend(handles, labels, fontsize=8, loc="outside right upper", frameon=False)
-    best = "; the large points are the best ones, lower is better"
-    figure.suptitle(f"{about(comparison.metric)} by what it cost{best}", fontsize=11)
+        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
+    title = f"{about(comparison.metric)} by what it cost; the large points are the best ones, lower is better"
+    figure.suptitle(title, fontsize=11)
     return save_figure(figure, path)
 
 
