@@ -205,8 +205,12 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
     trials = [trial for trial in sweep.scored if trial.points][::-1]
-    shade = _shades([trial.best or 0.0 for trial in sweep.scored])
-    low, high = _shown([p.value for trial in trials for p in trial.points], [t.best or 0.0 for t in trials])
+    best = [trial.best or 0.0 for trial in sweep.scored]
+    values = [point.value for trial in trials for point in trial.points] or best
+    shade, low = _shades(best), min(values)
+    high = min(max(values), max(*best, float(np.quantile(values, 0.9))))  # what lies above would press these together
+    room = 0.05 * ((high - low) or 1.0)
+    low, high = low - room, high + room
     longest = max((trial.points[-1].tokens for trial in trials), default=0.0)
     named: list[tuple[float, float]] = []
     for trial in trials:
@@ -214,10 +218,9 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
         colour = SHADES(shade(trial.best or 0.0))
         tokens, bits = [p.tokens for p in trial.points], [p.value for p in trial.points]
         axes.plot(tokens, bits, "-o", color=colour, linewidth=3 if first else 1.3, markersize=5 if first else 3)
-        if trial.status in ("stopped", "failed"):
-            axes.plot(tokens[-1], bits[-1], "x", color=STATUS_COLOURS[trial.status], markersize=9, markeredgewidth=2.2)
-        steps = {each.get("step") for each in trial.exploited}
-        copied = [p for p in trial.points if p.step in steps]
+        if trial.status == "stopped":
+            axes.plot(tokens[-1], bits[-1], "x", color=STATUS_COLOURS["stopped"], markersize=9, markeredgewidth=2.2)
+        copied = trial.copied
         axes.plot([p.tokens for p in copied], [p.value for p in copied], "v", color=COLOURS[3], markersize=9)
         if not any(abs(tokens[-1] - x) < 0.05 * longest and abs(bits[-1] - y) < 0.02 * (high - low) for x, y in named):
             named.append((tokens[-1], bits[-1]))
@@ -231,23 +234,11 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
     axes.grid(alpha=0.25)
     handles = [_key("x", "stopped early", STATUS_COLOURS["stopped"], markeredgewidth=2)]
-    if any(trial.status == "failed" for trial in trials):
-        handles.append(_key("x", "failed", STATUS_COLOURS["failed"]))
     if any(trial.exploited for trial in trials):
         handles.append(_key("v", "goes on from a copy of a better one", COLOURS[3]))
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
     _colour_bar(figure, axes, shade, f"best {sweep.unit}")
     return save_figure(figure, path)
-
-
-def _shown(values: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
-    """Limits that hold all the best figures, and of the rest what does not press these together."""
-    if not values:
-        return 0.0, 1.0
-    low = min(values)
-    high = min(max(values), max(max(best), float(np.quantile(values, 0.9))))
-    room = 0.05 * ((high - low) or 1.0)
-    return low - room, high + room
 
 
 def plot_timeline(sweep: SweepResult, path: Path) -> Path:
@@ -265,10 +256,8 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
         for start, stop in trial.spans:
             width = max((stop - start) / size, whole / 300)
             axes.barh(row, width, left=(start - began) / size, height=0.62, color=colour)
-        for each in trial.exploited:
-            at = next((p.time for p in trial.points if p.step == each.get("step")), None)
-            if at is not None:
-                axes.plot((at - began) / size, row, "v", color=COLOURS[3], markersize=7, markeredgecolor="white")
+        for point in trial.copied:
+            axes.plot((point.time - began) / size, row, "v", color=COLOURS[3], markersize=7, markeredgecolor="white")
         end = (trial.spans[-1][1] - began) / size if trial.spans else 0.0
         best = f", {trial.best:.4f}" if trial.best is not None else ""
         told = f"{short(trial.tokens)} tokens{best}" if trial.status != "failed" else f"failed: {trial.reason[:60]}"
@@ -302,9 +291,8 @@ def _key(marker: str, label: str, colour: str = "0.3", **style: Any) -> Line2D:
 
 def _shades(values: Sequence[float]) -> Normalize:
     """From a trial's figure to the colour map: the worst half shares its lightest end, so that the best can be told apart."""
-    low, high = min(values), max(values)
-    top = max(float(np.quantile(values, 0.8)), low + 1e-9)
-    return Normalize(low, max(min(high, top) + 0.15 * (top - low), low + 1e-9), clip=True)
+    low, top = min(values), float(np.quantile(values, 0.8))
+    return Normalize(low, max(top + 0.15 * (top - low), low + 1e-9), clip=True)
 
 
 def _colour_bar(figure: Figure, axes: Axes, shade: Normalize, label: str) -> None:

@@ -2,15 +2,7 @@
 
     paths = report_sweep(Path("runs/sweep"), tracker)      # into runs/sweep/report, and to the sweep's run in MLflow
 
-    trials.csv       one row for each trial: status, reason, steps, tokens, FLOPs, seconds, best and last figure, the swept fields
-    parallel.png     parallel coordinates: each trial a line through its values, coloured by its best figure
-    fields.png       best figure against each swept field
-    importance.png   how much of the trials' order each field explains, against what chance would
-    curves.png       the figure over tokens, and where trials were stopped
-    timeline.png     when each trial ran, and how it ended
-    winner.txt       the command that trains the winner
-
-docs/mlflow.md says how each is read. sweep_result.py reads the folder.
+docs/mlflow.md lists the files, and says how each is read. sweep_result.py reads the folder.
 """
 
 from __future__ import annotations
@@ -33,10 +25,11 @@ LEAST_SECONDS = 60.0
 
 def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
     """The table of trials, the best first, those without a figure last."""
-    order = {trial.id: rank for rank, trial in enumerate(sweep.scored, 1)}
-    rows = [
+    scored = sweep.scored
+    others = [trial for trial in sweep.trials if trial not in scored]
+    return [
         {
-            "rank": order.get(trial.id),
+            "rank": rank,
             "trial": trial.id,
             "status": trial.status,
             "best": trial.best,
@@ -51,9 +44,8 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "exploited": "; ".join(f"from {each.get('from')} at step {each.get('step')}" for each in trial.exploited),
             "reason": trial.reason,
         }
-        for trial in sweep.trials
+        for rank, trial in [*enumerate(scored, 1), *((None, trial) for trial in others)]
     ]
-    return sorted(rows, key=lambda row: (row["rank"] or len(rows) + 1, row["trial"]))
 
 
 def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = True) -> list[Path]:
@@ -84,13 +76,14 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
             figures.plot_curves(sweep, place / "curves.png"),
         ]
     paths.append(figures.plot_timeline(sweep, place / "timeline.png"))
-    if sweep.winner and (command := sweep.winner.get("command")):
+    winner = sweep.winner or {}
+    if command := winner.get("command"):
         write_atomically(place / "winner.txt", f"{command}\n".encode())
         paths.append(place / "winner.txt")
     if tracker is not None:
         for path in paths:
             tracker.log_artifact(path, "sweep")
-        if sweep.winner and sweep.winner.get("command"):
-            tracker.set_tag("winner.command", sweep.winner["command"])
-            tracker.set_tag("winner.trial", str(sweep.winner.get("trial", "")))
+        if command:
+            tracker.set_tag("winner.command", command)
+            tracker.set_tag("winner.trial", str(winner.get("trial", "")))
     return paths

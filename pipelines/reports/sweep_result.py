@@ -68,6 +68,12 @@ class TrialResult:
         """Its figure at the last validation up to so many tokens, which must not be before its first."""
         return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
+    @property
+    def copied(self) -> list[Point]:
+        """The points from which it went on as a copy of a better trial."""
+        steps = {each.get("step") for each in self.exploited}
+        return [point for point in self.points if point.step in steps]
+
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -76,7 +82,6 @@ class SweepResult:
     name: str
     metric: str
     fields: tuple[str, ...]
-    command: str
     trials: tuple[TrialResult, ...]
     winner: Mapping[str, Any] | None
     """best.json, where there is one."""
@@ -99,23 +104,23 @@ def is_sweep(place: Place) -> bool:
 
 def read_sweep(folder: Path) -> SweepResult:
     """Raises ValueError naming the file that is missing or damaged."""
-    sweep = _read(folder / "sweep.json", "is not the folder of a sweep: name one that pipelines.tune wrote")
+    if not is_sweep(Place.parse(folder)):
+        raise UserError(f"{folder} is not the folder of a sweep: name one that pipelines.tune wrote")
+    sweep = _read(folder / "sweep.json")
     try:
         metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
         trials = tuple(_trial(path.parent, metric) for path in sorted((folder / "trials").glob("*/trial.json")))
-        winner = _read(folder / "best.json", "") if (folder / "best.json").exists() else None
-        return SweepResult(str(sweep["name"]), metric, fields, str(sweep["command"]), trials, winner)
+        winner = _read(folder / "best.json") if (folder / "best.json").exists() else None
+        return SweepResult(str(sweep["name"]), metric, fields, trials, winner)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder}: sweep.json or a trial.json lacks {error}: was it written by pipelines.tune?"
         ) from None
 
 
-def _read(path: Path, otherwise: str) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} {otherwise}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
@@ -123,12 +128,10 @@ def _read(path: Path, otherwise: str) -> dict[str, Any]:
     return values
 
 
-FURTHER = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
-
-
 def _trial(folder: Path, metric: str) -> TrialResult:
-    values = _read(folder / "trial.json", "is no trial")
+    values = _read(folder / "trial.json")
     records = read_records(folder / "metrics.jsonl")
+    further = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
     best, last = values.get("best") or {}, values.get("last") or {}
     return TrialResult(
         id=str(values["id"]),
@@ -139,7 +142,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         last=value_of(last, metric),
         points=points_of(records, metric),
         spans=spans([record.time / 1e3 for record in records]),
-        **{name: values[name] for name in FURTHER if name in values},
+        **{name: values[name] for name in further if name in values},
     )
 
 
