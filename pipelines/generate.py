@@ -135,19 +135,12 @@ class TextStream:
         return self._tokenizer.decode(self._before + ids)[len(self._tokenizer.decode(self._before)) :]
 
 
-def prompt_of(config: GenerateConfig) -> str:
-    """The text to continue. Raises ValueError or OSError where the file cannot be read as text."""
-    if config.file is None:
-        return config.prompt
-    try:
-        return config.file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(GenerateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    prompt = prompt_of(config)
+    try:
+        prompt = config.file.read_bytes().decode() if config.file else config.prompt
+    except UnicodeDecodeError as error:
+        raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
     trained = load(config.run, config.store)
     prompt_ids = trained.tokenizer.encode(prompt).tolist()
     seed = secrets.randbits(31) if config.seed is None else config.seed

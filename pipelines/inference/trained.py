@@ -72,9 +72,7 @@ def load(path: str | Path, store: str = "") -> Trained:
         from recur_models.hf import ThroughlineForCausalLM
 
         disable_progress_bar()
-        with given_by_user(
-            ValueError, OSError, KeyError, SafetensorError
-        ):  # transformers' own, of a folder that is not whole
+        with given_by_user(ValueError, OSError, KeyError, SafetensorError):  # of a folder that is not whole
             wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
             return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
     checkpoint = find_checkpoint(path)

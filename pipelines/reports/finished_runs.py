@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -98,10 +98,10 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
         with suppress(ValueError, OSError):
             of = SegmentStore.open(data["store"], data["corpus"], "train").manifest.tokenizer
             vocab_size, tokenizer = of.vocab_size, of.fingerprint
-    text = _text(data["corpus"], config.get("validate_tokens"))
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
-    return _run(name or config["run"], model, vocab_size, tokenizer, text, records)
+    read = config.get("validate_tokens")
+    return _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
 
 
 def runs_of_sweep(folder: Path, every_trial: bool) -> list[FinishedRun]:
@@ -130,9 +130,9 @@ def run_of_mlflow(run: StoredRun) -> FinishedRun:
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
-    text = _text(run.params.get("data.corpus", ""), _value(run.params.get("validate_tokens", "None")))
+    corpus, read = run.params.get("data.corpus", ""), _value(run.params.get("validate_tokens", "None"))
     vocab_size, tokenizer = int(run.tags.get("vocab_size", 0)), run.tags.get("tokenizer_fingerprint", "")
-    return _run(run.name, model, vocab_size, tokenizer, text, run.records)
+    return _run(run.name, model, vocab_size, tokenizer, corpus, read, run.records)
 
 
 def _value(text: str) -> Any:
@@ -143,23 +143,19 @@ def _value(text: str) -> Any:
         return text
 
 
-def _text(corpus: str, validate_tokens: Any) -> str:
-    return f"{corpus}, {validate_tokens:,} tokens" if validate_tokens else f"{corpus}, all of it"
-
-
 def _run(
-    name: str, model: Mapping[str, Any], vocab_size: int, tokenizer: str, text: str, records: Sequence[Record]
+    name: str, model: dict[str, Any], vocab_size: int, tokenizer: str, corpus: str, read: Any, records: Sequence[Record]
 ) -> FinishedRun:
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
     with given_by_user(ValueError):  # a model that this version does not know
-        cost = model_from_json(dict(model)).costs(vocab_size) if vocab_size else None
+        cost = model_from_json(model).costs(vocab_size) if vocab_size else None
     return FinishedRun(
         name=name,
         model=model["name"],
         parameters=cost.parameters if cost else None,
         flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,
-        text=text,
+        text=f"{corpus}, {read:,} tokens" if read else f"{corpus}, all of it",
         records=tuple(sorted(records, key=lambda record: (record.step, record.time))),
     )
