@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.tracking.metrics import about
@@ -160,10 +162,5 @@ def longest_gap(times: list[float]) -> float:
 def spans(times: list[float]) -> tuple[tuple[float, float], ...]:
     """Stretches of time without a long pause in them: an interrupted run has several."""
     times = sorted(times)
-    found: list[list[float]] = []
-    longest = longest_gap(times)
-    for at in times:
-        if not found or at - found[-1][1] > longest:
-            found.append([at, at])
-        found[-1][1] = at
-    return tuple((began, ended) for began, ended in found)
+    pauses = np.flatnonzero(np.diff(times) > longest_gap(times)) + 1
+    return tuple((float(part[0]), float(part[-1])) for part in np.split(times, pauses) if len(part))
