@@ -39,7 +39,7 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 def main(argv: list[str]) -> int:
     config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     run = RunPlace.parse(config.run)
-    if not run.exists():
+    if not run.place.is_dir():
         near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)
         hint = f": did you mean {cli.shown((run.place.parent / near[0]).recorded)}?" if near else ""
         raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
@@ -49,15 +49,19 @@ def main(argv: list[str]) -> int:
             found[step_of(name)] = run.open_checkpoint(name)
         except CheckpointError as error:
             complaints.append(str(error))
-    rows = [COLUMNS]
+    rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
     first = next(iter(best(found)), None)
     for name in names:
         step = step_of(name)
         marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
-        rows.append(row(name, found.get(step), ", ".join(marks)))
-    rows += [(left.name, "unfinished", *[""] * (len(COLUMNS) - 2)) for left in run.unfinished()]
+        rows.append(
+            (name, "whole", *figures(found[step]), ", ".join(marks)) if step in found else (name, "damaged", *blank)
+        )
+    rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if len(rows) > 1:
-        print(table(rows))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        line = "  ".join(f"{{:{'>' if i > 1 else '<'}{width}}}" for i, width in enumerate(widths))
+        print(*(line.format(*row) for row in rows), sep="\n")
     if found:
         newest = found[max(found)]
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
@@ -71,9 +75,8 @@ def main(argv: list[str]) -> int:
     return 2 if complaints else 0
 
 
-def row(name: str, checkpoint: Checkpoint | None, marks: str) -> tuple[str, ...]:
-    if checkpoint is None:
-        return (name, "damaged", *[""] * (len(COLUMNS) - 2))
+def figures(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the columns from `step` to `validation` say of it."""
     meta = checkpoint.meta
     megabytes = sum(file["bytes"] for file in meta["files"].values()) / 1e6
     validation = meta.get("validation")
@@ -81,17 +84,7 @@ def row(name: str, checkpoint: Checkpoint | None, marks: str) -> tuple[str, ...]
     if validation and validation["step"] != checkpoint.step:
         told += f" at {validation['step']:,}"
     numbers = (f"{checkpoint.step:,}", f"{meta['tokens']:,}", str(meta["world"]), str(meta["lanes"]))
-    return (name, "whole", *numbers, f"{megabytes:,.1f}", told, marks)
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in rows
-    )
+    return (*numbers, f"{megabytes:,.1f}", told)
 
 
 def unfit_code(checkpoint: Checkpoint) -> list[str]:

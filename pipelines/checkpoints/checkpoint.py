@@ -71,25 +71,22 @@ class Checkpoint:
     def open_unverified(cls, folder: Path) -> Checkpoint:
         """The same without reading the tensors: checkpoint.json, that each file is there, and its size."""
         meta = read_meta(Place.parse(folder))
-        for name in sorted(path.name for path in folder.iterdir()):
-            if name.endswith(PICKLES):
-                raise PickledError(
-                    f"{folder / name} may hold pickled objects, which run code when they are read, and is no part of a "
-                    "checkpoint: find out who put it there, and remove it"
-                )
+        for path in sorted(folder.iterdir()):
+            if path.name.endswith(PICKLES):
+                check_is_no_pickle(path)
         for name, expected in meta["files"].items():
             if name != Path(name).name:
                 raise CheckpointError(f"{folder}/checkpoint.json names {name}, which is not a file of its folder")
             try:
                 size = (folder / name).stat().st_size
-                check_is_safetensors(folder / name)
+                check_is_no_pickle(folder / name)
             except OSError:
                 raise CheckpointError(f"{folder} is incomplete: {name} is missing or unreadable") from None
             if size != expected["bytes"]:
                 raise CheckpointError(f"{folder / name} is damaged: it has {size} bytes, not {expected['bytes']}")
         checkpoint = cls(folder, meta)
         covered = 0
-        for first, last in checkpoint._ranges():
+        for first, last, _ in checkpoint._ranges():
             covered = last if first == covered else -1
         if covered != meta["lanes"] or {"model.safetensors", "optimizer.safetensors"} - meta["files"].keys():
             raise CheckpointError(f"{folder} is incomplete: its files do not cover its {meta['lanes']} lanes")
@@ -106,16 +103,16 @@ class Checkpoint:
         """What belongs to these global lanes (State and more), gathered from whichever files hold it; and what the process
         that owned just these lanes had saved of its own (generators), or None when the lanes were divided in another way.
         """
-        if self._file(start, stop) in self.meta["files"]:
-            tensors = _load(self.folder / self._file(start, stop))
-            return _under("lanes/", tensors), _under("process/", tensors)
         import torch
 
         parts: dict[str, list[Tensor]] = {}
-        for first, last in self._ranges():
+        for first, last, path in self._ranges():
             rows = slice(max(start, first) - first, min(stop, last) - first)
             if rows.start < rows.stop:
-                for name, value in _under("lanes/", _load(self.folder / self._file(first, last))).items():
+                tensors = _load(path)
+                if (first, last) == (start, stop):
+                    return _under("lanes/", tensors), _under("process/", tensors)
+                for name, value in _under("lanes/", tensors).items():
                     parts.setdefault(name, []).append(value[rows])
         return {name: torch.cat(values) for name, values in parts.items()}, None
 
@@ -123,16 +120,12 @@ class Checkpoint:
         """The sum over all processes of something that each had saved of its own."""
         import torch
 
-        files = [self.folder / self._file(first, last) for first, last in self._ranges()]
-        return torch.stack([_under("process/", _load(file))[name] for file in files]).sum(0)
+        return torch.stack([_load(path)[f"process/{name}"] for *_, path in self._ranges()]).sum(0)
 
-    def _ranges(self) -> list[tuple[int, int]]:
-        """The ranges of lanes that the processes owned, in order."""
+    def _ranges(self) -> list[tuple[int, int, Path]]:
+        """The ranges of lanes that the processes owned, in order, and their files."""
         found = [re.fullmatch(r"lanes-(\d+)-(\d+)-of-\d+\.safetensors", name) for name in self.meta["files"]]
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
-
-    def _file(self, start: int, stop: int) -> str:
-        return lanes_file(start, stop, self.meta["lanes"])
+        return sorted((int(match[1]), int(match[2]), self.folder / match[0]) for match in found if match)
 
 
 def lanes_file(start: int, stop: int, lanes: int) -> str:
@@ -192,17 +185,15 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
-def check_is_safetensors(path: Path) -> None:
-    """Raise PickledError, or CheckpointError, unless the file begins as safetensors does: a length, then JSON."""
+def check_is_no_pickle(path: Path) -> None:
+    """Raise PickledError for a pickle by its name or its beginning, which is not that of safetensors (a length, then JSON)."""
     with open(path, "rb") as file:
         head = file.read(9)
-    if head[8:9] == b"{":
-        return
-    if head.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+    begins = head.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) and head[8:] != b"{"
+    if begins or path.name.endswith(PICKLES):
         raise PickledError(
-            f"{path} is no safetensors but a pickle, which runs code when it is read: find out who put it there, and remove it"
+            f"{path} may hold pickled objects, which run code when they are read: find out who put it there, and remove it"
         )
-    raise CheckpointError(f"{path} is damaged: it does not begin as safetensors does")
 
 
 def digest_json(values: Mapping[str, Any]) -> str:

@@ -84,9 +84,6 @@ class RunPlace:
     def checkpoints(self) -> Place:
         return self.place / "checkpoints"
 
-    def exists(self) -> bool:
-        return self.place.is_dir()
-
     # Files
 
     def publish(self, *names: str) -> None:
@@ -167,24 +164,17 @@ class RunPlace:
         """What is being written, or a killed start has left of its saves."""
         names = self.checkpoint_names()
         beginning = ".step-" if self.is_local else "step-"
-        return [
-            file.place
-            for file in self.checkpoints.list()
-            if file.is_dir and file.name.startswith(beginning) and file.name not in names
-        ]
+        found = [file for file in self.checkpoints.list() if file.is_dir and file.name.startswith(beginning)]
+        return [file.place for file in found if file.name not in names]
 
     def complete_checkpoints(self) -> list[Checkpoint]:
         """Those that are complete by their records, the newest first; those of a bucket are not here to be opened."""
         found = []
         for name in self.checkpoint_names():
-            folder = self.folder / "checkpoints" / name
+            folder, place = self.folder / "checkpoints" / name, self.checkpoints / name
             with contextlib.suppress(CheckpointError):
-                here = self.is_local
-                found.append(
-                    Checkpoint.open_unverified(folder)
-                    if here
-                    else Checkpoint(folder, read_meta(self.checkpoints / name))
-                )
+                local = self.is_local
+                found.append(Checkpoint.open_unverified(folder) if local else Checkpoint(folder, read_meta(place)))
         return found
 
     def newest_step(self) -> int:

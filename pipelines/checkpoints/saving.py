@@ -78,10 +78,7 @@ class Saver:
         lanes: int,
         on_disk: Callable[[int, Mapping[str, Any], str], None] | None = None,
     ) -> None:
-        """
-        Args:
-            on_disk: told, by rank 0's thread, of each checkpoint that is complete: its step, its checkpoint.json, and where it is.
-        """
+        """``on_disk`` is told, by rank 0's thread, of each complete checkpoint: its step, its checkpoint.json, and where it is."""
         self._run, self._config, self._world, self._lanes, self._on_disk = run, config, world, lanes, on_disk
         self._token = world.first(secrets.token_hex(4))  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
@@ -103,12 +100,8 @@ class Saver:
         per_process: Mapping[str, Tensor],
         meta: Mapping[str, Any],
     ) -> None:
-        """Copy what belongs to the checkpoint of a step, and have it written.
-
-        Args:
-            per_lane: of own lanes (first dimension: lane).
-            per_process: what is this process's own.
-            meta: what JSON holds of the rest; rank 0's counts.
+        """Copy what belongs to the checkpoint of a step, and have it written: ``per_lane`` of own lanes (first dimension: lane),
+        ``per_process`` what is this process's own, ``meta`` what JSON holds of the rest, which rank 0 says.
 
         Raises SaveError when the one before could not be written and `on_failure` is "stop".
         """
@@ -187,7 +180,7 @@ class Saver:
                     staged.rmdir()
             if self._world.rank > 0:
                 for name, note in notes.items():
-                    _write_note(together, name, note)
+                    _note(together, name).write_atomically(json.dumps(note).encode())
             else:
                 self._own_files_done.set()
                 values["files"] = notes | self._notes_of_the_others(together)
@@ -218,11 +211,10 @@ class Saver:
                 kind = SaveError if self._give_up.is_set() else Unwritable
                 raise kind(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
             for name in missing:
-                note = _read_note(folder, name)
-                if note and "failed" in note:
-                    raise (Unwritable if note["users"] else SaveError)(note["failed"])
-                if note:
-                    notes[name] = note
+                with contextlib.suppress(FileNotFoundError):
+                    notes[name] = note = json.loads(_note(folder, name).read_bytes())
+                    if "failed" in note:
+                        raise (Unwritable if note["users"] else SaveError)(note["failed"])
             self._give_up.wait(0.01 if folder.is_local else 0.2)
         return notes
 
@@ -259,7 +251,8 @@ class Saver:
             name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
             (self._staged(step) / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
-                _write_note(self._together(step), name, {"failed": str(told), "users": is_users(error)})
+                note = {"failed": str(told), "users": is_users(error)}
+                _note(self._together(step), name).write_atomically(json.dumps(note).encode())
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
             print(f"warning: {self._error}", file=sys.stderr, flush=True)
 
@@ -274,12 +267,6 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "xxh3": Place.parse(path).xxh3()}
 
 
-def _write_note(folder: Place, name: str, note: Mapping[str, Any]) -> None:
-    (folder / f".{name}.note").write_atomically(json.dumps(note).encode())
-
-
-def _read_note(folder: Place, name: str) -> dict[str, Any] | None:
-    try:
-        return json.loads((folder / f".{name}.note").read_bytes())
-    except FileNotFoundError:
-        return None
+def _note(folder: Place, name: str) -> Place:
+    """Where the size and checksum of another rank's file are told, or why there is none."""
+    return folder / f".{name}.note"

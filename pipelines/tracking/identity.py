@@ -1,4 +1,4 @@
-"""What a run says of itself to MLflow: its name, params and tags, what it reads, the commit of the code, and the user."""
+"""What a run says of itself to MLflow: what it reads, the commit of the code, and the user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import getpass
 import os
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pipelines import PACKAGE_ROOT
 
@@ -24,18 +23,6 @@ class DatasetInfo:
     documents: int
     tokens: int
     context: Literal["training", "evaluation"] = "training"
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a run is called and described by."""
-
-    name: str
-    params: Mapping[str, Any]
-    tags: Mapping[str, str]
-    dataset: DatasetInfo | None
-    run_id: str | None = None
-    """What the run's checkpoint says of it, for a folder without mlflow_run.json (one that was copied)."""
 
 
 def git_commit() -> str | None:

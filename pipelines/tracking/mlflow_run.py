@@ -15,7 +15,7 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
-from pipelines.tracking.identity import Identity
+from pipelines.tracking.identity import DatasetInfo
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import LoggedModels
 
@@ -33,8 +33,14 @@ class MlflowRun:
     config: TrackingConfig
     root: Path
     folder: Path
-    identity: Identity | None
-    """None: a run that exists and to which something is added."""
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    dataset: DatasetInfo | None = None
+    told_id: str | None = None
+    """What the run's checkpoint says of it, for a folder without mlflow_run.json (one that was copied)."""
+    attached: bool = False
+    """Whether it is a run that exists, to which something is added."""
     run_id: str = ""
     client: Any = None
     models: LoggedModels = field(init=False)
@@ -55,29 +61,25 @@ class MlflowRun:
             make_database(self.root / "mlflow.db")
         self.client = MlflowClient(tracking_uri=tracking_uri(self.config, self.root))
         saved = saved_run(self.folder)
-        run_id = self._find_or_make(saved, self.identity) if self.identity else saved["run_id"]
-        name, params = (self.identity.name, self.identity.params) if self.identity else (self.folder.name, {})
-        own = {key: value for key, value in params.items() if key.startswith("model.")}
-        self.models = LoggedModels(self.client, is_server(self.config), run_id, name, own)
+        run_id = saved["run_id"] if self.attached else self._find_or_make(saved)
+        own = {key: value for key, value in self.params.items() if key.startswith("model.")}
+        self.models = LoggedModels(self.client, is_server(self.config), run_id, self.name, own)
         self.run_id = run_id
 
     def describe(self) -> None:
         """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        if (identity := self.identity) is None:
+        if self.attached:
             return
         if self._found:
             self.client.update_run(self.run_id, status="RUNNING")
-        params = [
-            Param(key, without_credentials(value)[:PARAM_LENGTH])
-            for key, value in identity.params.items()
-            if key not in self._params
-        ]
-        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in identity.tags.items()]
+        lacking = [(key, value) for key, value in self.params.items() if key not in self._params]
+        params = [Param(key, without_credentials(value)[:PARAM_LENGTH]) for key, value in lacking]
+        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in self.tags.items()]
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
-        if (data := identity.dataset) is not None:
+        if (data := self.dataset) is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
             source = json.dumps({"uri": without_credentials(data.source)})
             entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
@@ -113,7 +115,7 @@ class MlflowRun:
 
     def end(self, status: Status) -> None:
         self.models.look_again()
-        if self.identity is not None:
+        if not self.attached:
             if self._monitor is not None:
                 self._monitor.finish()
             self._monitor = None
@@ -125,19 +127,19 @@ class MlflowRun:
             self._monitor.finish()
             self._start_monitor(resume=True)
 
-    def _find_or_make(self, saved: Mapping[str, str], identity: Identity) -> str:
+    def _find_or_make(self, saved: Mapping[str, str]) -> str:
         key, noted = saved.get("key", ""), saved.get("run_id")
         if key and not noted:  # begun, and perhaps made
             found = self.client.search_runs([self._experiment()], f"tags.`{RUN_KEY}` = '{key}'", max_results=1)
-            run = found[0] if found else None
+            run = next(iter(found), None)
         else:
-            run = self._existing(noted or identity.run_id)
+            run = self._existing(noted or self.told_id)
         self._found = run is not None
         if run is None:
             if not key or noted:  # none yet, or of a store that no longer has it
                 key = uuid.uuid4().hex
                 self._save(key=key)
-            run = self.client.create_run(self._experiment(), run_name=identity.name, tags={RUN_KEY: key})
+            run = self.client.create_run(self._experiment(), run_name=self.name, tags={RUN_KEY: key})
         if run.info.run_id != noted:
             self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
         self._params = run.data.params

@@ -14,7 +14,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import first_cause
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
-from pipelines.tracking.identity import DatasetInfo, Identity, git_commit, user_name
+from pipelines.tracking.identity import DatasetInfo, git_commit, user_name
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import TAG_LENGTH, MlflowRun, Status, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
@@ -87,8 +87,8 @@ class Tracker:
             return cls(config, run_folder, None, [])
         described = {"mlflow.source.git.commit": git_commit(), "mlflow.user": user_name(), **tags}
         own_tags = {key: value for key, value in described.items() if value}
-        identity = Identity(run_name, params, own_tags, dataset, run_id)
-        tracker = cls(config, run_folder, MlflowRun(config, root, run_folder, identity), kept)
+        run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, run_id)
+        tracker = cls(config, run_folder, run, kept)
         seconds = START_SECONDS[is_server(config)]
         if config.on_failure == "stop":
             if not tracker._first_try.wait(seconds):
@@ -105,7 +105,8 @@ class Tracker:
         Where that run was never in MLflow, its metrics.jsonl alone gets them.
         """
         tracked = config.backend == "mlflow" and saved_run(run_folder).get("run_id")
-        return cls(config, run_folder, MlflowRun(config, root, run_folder, None) if tracked else None, [])
+        run = MlflowRun(config, root, run_folder, run_folder.name, attached=True) if tracked else None
+        return cls(config, run_folder, run, [])
 
     @property
     def run_id(self) -> str | None:

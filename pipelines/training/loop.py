@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -37,27 +38,32 @@ FIGURES = 2
 train/mfu was by a measured rate, and a limited validation read the beginnings of all documents."""
 
 
-class Diverged(UserError):
-    """The loss is no longer a number."""
+@dataclass(frozen=True)
+class Run:
+    """What a run reads, opened and checked."""
+
+    train_store: SegmentStore
+    validation_store: SegmentStore | None
+    resume: Checkpoint | None
+    warnings: list[str]
+    """What is missing or was passed over, a sentence each."""
 
 
 def train(
     config: TrainConfig,
+    run: Run,
     world: World,
-    *,
-    train_store: SegmentStore,
-    validation_store: SegmentStore | None,
-    resume: Checkpoint | None,
     tracker: Tracker | None,
     asked_to_stop: Callable[[], bool],
     saver: Saver,
     heart: Heartbeat,
 ) -> None:
-    """Train up to ``config.steps``, from ``resume`` if there is one.
+    """Train up to ``config.steps``, from the run's checkpoint if there is one.
 
     ``tracker`` is rank 0's, which sends its figures; the other ranks have none. ``asked_to_stop`` says whether this process was:
     all then save the same step, and raise Stopped.
     """
+    train_store, resume = run.train_store, run.resume
     start, stop = world.lanes(config.data.lanes)
     schedule = TrainingLanes(
         train_store.lengths,
@@ -102,7 +108,8 @@ def train(
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
             logged = first_step
-    wrapped, autocast = world.wrap(model), autocast_for(config, world)
+    wrapped, dtype = world.wrap(model), precision(config, world)
+    autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {}), first_step
     model.train()
 
@@ -151,13 +158,9 @@ def train(
                     print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
             nats, timed, logged = torch.zeros_like(nats), done, done
 
-        if (
-            validation_store is not None
-            and config.validate_every
-            and (done % config.validate_every == 0 or done == config.steps)
-        ):
+        if run.validation_store and (done % config.validate_every == 0 or done == config.steps):
             with speed.paused():
-                figures = validate(model, validation_store, config, world, autocast, lambda *_: heart.beat())
+                figures = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
             worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
             validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
             if tracker:
@@ -205,7 +208,6 @@ def validate(
     """Bits per token and byte on the validation split, with a State of its own; where the model has recurrent states, also with
     these cleared at every segment: what the loss suffers then is what the recurrence is worth, if that can be seen at all.
     """
-
     score = partial(
         score_split,
         model,
@@ -226,18 +228,10 @@ def validate(
     return figures
 
 
-def autocast_for(config: TrainConfig, world: World) -> Callable[[], AbstractContextManager[object]]:
-    """The autocast context of a run: bfloat16 on a GPU unless told otherwise, nothing on a CPU."""
-    if precision(config, world) == torch.float32:
-        return nullcontext
-    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
-
-
 def precision(config: TrainConfig, world: World) -> torch.dtype:
-    """What matrix products are computed in."""
-    automatic = "bfloat16" if world.device.type == "cuda" else "float32"
-    wanted = automatic if config.precision == "auto" else config.precision
-    return torch.float32 if wanted == "float32" else torch.bfloat16
+    """What matrix products are computed in: bfloat16 on a GPU unless told otherwise, float32 on a CPU."""
+    automatic = config.precision == "auto" and world.device.type == "cuda"
+    return torch.bfloat16 if automatic or config.precision == "bfloat16" else torch.float32
 
 
 def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[str, float]:
@@ -304,8 +298,8 @@ def restore_lanes(
 
 
 def check_finite(value: float, step: int) -> None:
-    """Raise Diverged when the loss, or its gradient, is no number any more: such weights are neither trained on nor saved."""
+    """Raise UserError when the loss, or its gradient, is no number any more: such weights are neither trained on nor saved."""
     if not math.isfinite(value):
-        raise Diverged(
+        raise UserError(
             f"the loss became {value} by step {step}: lower optim.lr or optim.clip; the last checkpoint is intact"
         )

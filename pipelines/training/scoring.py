@@ -84,12 +84,7 @@ def score_split(
         if progress:
             progress(step + 1, schedule.steps)
     model.train(was_training)
-    sums = (
-        world.sum(torch.from_numpy(np.concatenate([nats_P, tokens_P.astype(np.float64)])).to(world.device))
-        .cpu()
-        .numpy()
-    )
-    nats_P, tokens_P = sums[:buckets], sums[buckets:].astype(np.int64)
+    nats_P, tokens_P = world.sum(torch.from_numpy(np.stack([nats_P, tokens_P])).to(world.device)).cpu().numpy()
     read = schedule.lengths > 0
     whole = bool((schedule.lengths == store.lengths).all())
     documents = store.manifest.documents
@@ -101,7 +96,7 @@ def score_split(
         documents=int(read.sum()),
         bucket=model.block,
         bucket_nats=tuple(nats_P.tolist()),
-        bucket_tokens=tuple(tokens_P.tolist()),
+        bucket_tokens=tuple(tokens_P.astype(np.int64).tolist()),
         bytes_in_proportion=sum(
             document.bytes * length / document.tokens
             for document, length in zip(documents, schedule.lengths.tolist(), strict=True)

@@ -82,13 +82,9 @@ def fastest_tokens_per_second(model: ModelSettings, vocab_size: int, rate: float
 
 
 class Speed:
-    """The clock of a loop. What is done inside `paused` is left out of it."""
+    """The clock of a loop; what is done inside `paused` is left out. ``fastest``: tokens/s at which each share would be 1."""
 
     def __init__(self, device: torch.device, fastest: dict[str, float]) -> None:
-        """
-        Args:
-            fastest: tokens/s at which each of these shares would be 1.
-        """
         self._device, self._fastest, self._since = device, fastest, time.perf_counter()
 
     def figures(self, tokens: int) -> dict[str, float]:

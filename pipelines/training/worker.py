@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
@@ -25,23 +24,13 @@ from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.training import loop
+from pipelines.training.loop import Run
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 
 ZOMBIE_SECONDS = 60.0
 """How long a start waits for a process of an earlier one to end."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run reads, opened and checked."""
-
-    train_store: SegmentStore
-    validation_store: SegmentStore | None
-    resume: Checkpoint | None
-    warnings: list[str]
-    """What is missing or was passed over, a sentence each."""
 
 
 def open_run(config: TrainConfig, world: World | None = None) -> Run:
@@ -67,8 +56,16 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
             "prepare both again"
         )
-    place = RunPlace.of(config)
-    resume, complaints = newest_for_all(place, world or World.alone())
+    place, world = RunPlace.of(config), world or World.alone()
+    resume, complaints = place.newest() if world.rank == 0 else (None, [])
+    name = world.first(resume.folder.name if resume else "")
+    if world.rank > 0 and name:
+        try:
+            resume = place.open_checkpoint(name)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"rank 0 goes on from {name}, but {error}: is {place.place} shared by all workers?"
+            ) from None
     if resume is not None:
         check_resumable(resume.meta["config"], config, place.place)
         check_fits(
@@ -76,20 +73,6 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
         )
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     return Run(train_store, validation_store, resume, warnings)
-
-
-def newest_for_all(run: RunPlace, world: World) -> tuple[Checkpoint | None, list[str]]:
-    """The newest good checkpoint by rank 0's reading, and what it has passed over."""
-    found, complaints = run.newest() if world.rank == 0 else (None, [])
-    name = world.first(found.folder.name if found else "")
-    if world.rank == 0 or not name:
-        return found, complaints
-    try:
-        return run.open_checkpoint(name), []
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"rank 0 goes on from {name}, but {error}: is {run.place} shared by all workers?"
-        ) from None
 
 
 def train_as_worker(
@@ -113,17 +96,7 @@ def train_as_worker(
             saver = Saver(place, config.checkpoint, world, config.data.lanes, on_disk)
             try:
                 with Heartbeat(place, world, config.hang_seconds) as heart:
-                    loop.train(
-                        config,
-                        world,
-                        train_store=run.train_store,
-                        validation_store=run.validation_store,
-                        resume=run.resume,
-                        tracker=tracker,
-                        asked_to_stop=asked_to_stop,
-                        saver=saver,
-                        heart=heart,
-                    )
+                    loop.train(config, run, world, tracker, asked_to_stop, saver, heart)
             finally:
                 saver.abandon()
             if tracker:

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-LONGEST_NAME = 64
-
 
 @dataclass(frozen=True)
 class World:
@@ -66,10 +64,10 @@ class World:
 
     def first(self, text: str) -> str:
         """What rank 0 says, on every process: a name, or nothing."""
-        letters = torch.tensor(list(text.encode().ljust(LONGEST_NAME)), dtype=torch.uint8)
+        said = [text]
         if self.size > 1:
-            dist.broadcast(letters, 0, group=self.control)
-        return bytes(letters.tolist()).decode().rstrip()
+            dist.broadcast_object_list(said, 0, group=self.control)
+        return said[0]
 
 
 def join_torchrun(device: torch.device) -> None:

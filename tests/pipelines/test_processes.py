@@ -213,7 +213,7 @@ def test_processes_without_gpus_speak_gloo_on_a_machine_that_has_some(words: lis
 def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int) -> None:
     """What each of another number of processes restores is, lane for lane and bit for bit, what was saved."""
     whole: dict[str, torch.Tensor] = {}
-    for start, stop in checkpoint._ranges():
+    for start, stop, _ in checkpoint._ranges():
         for name, value in checkpoint.lanes(start, stop)[0].items():
             whole[name] = torch.cat([whole[name], value]) if name in whole else value
     assert len(whole) > 1 and all(len(value) == 4 for value in whole.values())
