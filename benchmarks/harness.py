@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
 
         longest, short = max(map(len, ids)), config.blocks * trained.model.block
         carried, _ = harness(folder, exported, "rolling", 1, add_bos_token=False, max_length=longest)
-        score = score_split(trained.model, store, lanes=1, segment_length=data["segment_length"], world=World.current())
+        score = score_split(trained.model, store, lanes=1, segment_length=data["segment_length"], world=World.alone())
         passed = verdict("bits per byte, whole documents", carried["bits_per_byte"], score.bits_per_byte)
         windows, _ = harness(folder, exported, "rolling", 3, add_bos_token=False, max_length=short)
         ours = sum(windowed_nats(trained, text, short) for text in ids) / math.log(2) / size

@@ -10,8 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.config.run import TrackingConfig
 from pipelines.terminal import cli
-from pipelines.tracking import UI_ENVIRONMENT, ui_command
+from pipelines.tracking.client import tracking_uri
+
+ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Without these MLflow calls home, and starts seven workers that nothing of ours uses."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,18 @@ def main(argv: list[str]) -> None:
         raise FileNotFoundError(
             f"{config.root} holds no mlflow.db: train something first (make demo), or name the --root of your runs"
         )
+    at = f"http://127.0.0.1:{config.port}"
     print(
-        f"MLflow on the runs below {config.root}: http://127.0.0.1:{config.port} (choose “Model training” at the left; Ctrl-C ends)"
+        f"MLflow on the runs below {config.root}: {at} (choose “Model training” at the left; Ctrl-C ends)", flush=True
     )
-    sys.stdout.flush()
-    os.execve(sys.executable, ui_command(config.root, config.port), {**os.environ, **UI_ENVIRONMENT})
+    os.execve(sys.executable, command(config.root, config.port), {**os.environ, **ENVIRONMENT})
+
+
+def command(root: Path, port: int) -> list[str]:
+    """What serves MLflow's pages on the runs below ``root``, to this machine alone."""
+    words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
+    words += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
+    return [*words, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
 
 
 if __name__ == "__main__":

@@ -139,9 +139,7 @@ def name_of(step: int, token: str = "") -> str:
 
 
 def step_of(name: str) -> int:
-    match = NAME.fullmatch(name)
-    assert match, name
-    return int(match[1])
+    return int(name.removeprefix("step-").partition(".")[0])
 
 
 def read_meta(folder: Place) -> dict[str, Any]:

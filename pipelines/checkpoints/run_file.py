@@ -15,27 +15,29 @@ from data_prep.errors import UserError, given_by_user
 from pipelines.config.run import TrainConfig, to_json
 from recur_models import model_from_json
 
-PARTS: dict[str, Any] = {
-    field.name: field.default_factory
-    for field in dataclasses.fields(TrainConfig)
-    if dataclasses.is_dataclass(field.default_factory)
-}
-"""The parts of a run that are configs of their own, but for its model."""
-
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
-    """The presets, and the file that the command line names in place of one: a sweep's best.json, or a run's config.json."""
+    """The presets, and the file that the command line names in place of one: a sweep's best.json, or a run's config.json.
+
+    Raises UserError naming what this version does not know.
+    """
     if not argv or not argv[0].endswith(".json"):
         return presets
     path = Path(argv[0])
     try:
         values = json.loads(path.read_text("utf-8"))
         values = values.get("config", values)
-        name = str(values["run"])
+        given = _tuples({**values, "run": str(values["run"])})
+        with given_by_user(ValueError):
+            given["model"] = model_from_json(dict(values["model"]))
+            for field in dataclasses.fields(TrainConfig):
+                if dataclasses.is_dataclass(part := field.default_factory):
+                    given[field.name] = part(**_tuples(values.get(field.name, {})))
+            return {**presets, argv[0]: TrainConfig(**given)}
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a run's config: it is damaged, or something else ({error})") from None
-    run = read_run(values, str(path))
-    return {**presets, argv[0]: dataclasses.replace(run, run=name)}
+        raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
 
 
 def as_preset(config: TrainConfig) -> dict[str, Any]:
@@ -45,15 +47,6 @@ def as_preset(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def read_run(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """A run from the JSON that `to_json` makes of it. Raises UserError naming what this version does not know."""
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    try:
-        with given_by_user(ValueError):
-            given["model"] = model_from_json(dict(values["model"]))
-            for name, kind in PARTS.items():
-                part = {key: tuple(v) if isinstance(v, list) else v for key, v in dict(values.get(name, {})).items()}
-                given[name] = kind(**part)
-            return TrainConfig(**given)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where} is not a run's config of this version ({error}): name another file") from None
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where JSON has lists, a config has tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -96,8 +96,7 @@ class RunPlace:
                 with contextlib.suppress(FileNotFoundError):
                     state = (path.stat().st_size, path.stat().st_mtime_ns)
                     if _published.get(path) != state:
-                        with open(path, "rb") as file, (self.place / name).writing() as stream:
-                            shutil.copyfileobj(file, stream, CHUNK)
+                        copy(Place.parse(path), self.place / name)
                         _published[path] = state
 
     def fetch(self, *names: str) -> None:
@@ -112,7 +111,7 @@ class RunPlace:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                download(self.place / name, path)
+                copy(self.place / name, Place.parse(path))
             except FileNotFoundError:
                 if name != "metrics.jsonl" or not self.checkpoint_names():
                     path.unlink(missing_ok=True)
@@ -221,7 +220,7 @@ class RunPlace:
             for file in (self.checkpoints / name).list():
                 if not file.is_dir and not file.name.startswith(".") and not file.name.endswith(TEMPORARY):
                     folder.mkdir(exist_ok=True)
-                    download(file.place, folder / file.name)
+                    copy(file.place, Place.parse(folder / file.name))
             return Checkpoint.open(folder)
 
 
@@ -249,9 +248,7 @@ def upload(path: Path, place: Place) -> None:
         shutil.copyfileobj(file, stream, CHUNK)
 
 
-def download(place: Place, path: Path) -> None:
-    """Copy a file from a place; another process may do so at the same time. Raises FileNotFoundError."""
-    staged = Place.parse(path).staged()
-    with place.open_stream() as stream, staged.open_output() as file:
-        shutil.copyfileobj(stream, file, CHUNK)
-    os.replace(staged.path, path)
+def copy(source: Place, target: Place) -> None:
+    """Copy a file in the place of what stands there; another process may do so at the same time. Raises FileNotFoundError."""
+    with source.open_stream() as file, target.writing() as stream:
+        shutil.copyfileobj(file, stream, CHUNK)

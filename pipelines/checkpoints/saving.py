@@ -5,13 +5,10 @@
     saver.close()                                                                # returns when it is on the disk
 
 Each process has such a thread. It writes the file of its own lanes, and beside it a note of its size and checksum, where no other
-start of the run writes. The thread of rank 0 writes the weights, waits for the notes of all the others, and writes checkpoint.json,
-which makes it a checkpoint. The threads need no collective: these belong to the loop. One save at a time: the next one waits for
-it.
-
-In a bucket this is `checkpoints/step-00000200.<token>/`. In a folder it is `.step-00000200.<token>.tmp`, which is then renamed to
-`step-00000200`: a name that can be known before it is there, and one that has lost its checkpoint.json is told from one that was
-never finished.
+start of the run writes: in a bucket into `checkpoints/step-00000200.<token>/`, in a folder into `.step-00000200.<token>.tmp`, which
+is then renamed to `step-00000200`. The thread of rank 0 writes the weights, waits for the notes of all the others, and writes
+checkpoint.json, which makes it a checkpoint. The threads need no collective: these belong to the loop. One save at a time: the
+next one waits for it.
 """
 
 from __future__ import annotations

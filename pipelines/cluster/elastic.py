@@ -30,7 +30,7 @@ from pipelines.cluster.ray_train import cause_of, first_line, run_workers
 from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
-from pipelines.training.progress import messages_into, worker_log
+from pipelines.training.progress import messages_into_log
 from pipelines.training.stopping import RayLost, Stop, Stopped
 from pipelines.training.watchdog import hang_file
 from pipelines.training.worker import train_as_worker
@@ -138,7 +138,7 @@ def worker() -> Callable[[dict[str, Any]], None]:
         asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
         if world.rank == 0:
             arguments["begun"].write_atomically(b"")
-        with messages_into(worker_log(run.folder, world.rank)), contextlib.suppress(Stopped):
+        with messages_into_log(run.folder, world.rank), contextlib.suppress(Stopped):
             train_as_worker(config, world, lambda: any([each() for each in asked]), arguments["on_trained"])
 
     return train

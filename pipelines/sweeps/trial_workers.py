@@ -25,7 +25,7 @@ from pipelines.cluster.ray_train import first_line, run_workers
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.scheduler import Job, Outcome
 from pipelines.terminal import cli
-from pipelines.training.progress import messages_into, worker_log
+from pipelines.training.progress import messages_into_log
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
@@ -173,7 +173,7 @@ def train_trial(config: TrainConfig, until: int, world: World) -> tuple[Outcome,
     asked = Stop(RunPlace.of(config).folder).asked
     if until < config.steps:
         asked = StopAfter(asked, until - RunPlace.of(config).newest_step())
-    with messages_into(worker_log(RunPlace.of(config).folder, world.rank)):
+    with messages_into_log(RunPlace.of(config).folder, world.rank):
         try:
             train_as_worker(config, world, asked)
         except Stopped:

@@ -10,19 +10,9 @@ sends what MLflow lacks of metrics.jsonl and nothing that it has: after any numb
 step that was sent before the kill keeps its first value.)
 """
 
-from pipelines.tracking.client import UI_ENVIRONMENT, TrackingError, ui_command
+from pipelines.tracking.client import TrackingError
 from pipelines.tracking.identity import DatasetInfo
-from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
 
-__all__ = [
-    "RUN_KEY",
-    "UI_ENVIRONMENT",
-    "DatasetInfo",
-    "StoredRun",
-    "Tracker",
-    "TrackingError",
-    "read_run",
-    "ui_command",
-]
+__all__ = ["DatasetInfo", "StoredRun", "Tracker", "TrackingError", "read_run"]

@@ -1,10 +1,9 @@
-"""How MLflow is reached: its address, its import, its sqlite file, its pages."""
+"""How MLflow is reached: its address, its import, its sqlite file."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import uuid
 from pathlib import Path
 
@@ -67,14 +66,3 @@ def make_database(path: Path) -> None:
             os.rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-UI_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""For the process of `ui_command`: without these it calls home, and starts seven workers that nothing of ours uses."""
-
-
-def ui_command(root: Path, port: int = 5000) -> list[str]:
-    """The command that serves MLflow's pages on the runs below ``root``, to this machine alone."""
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
-    command += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
-    return [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

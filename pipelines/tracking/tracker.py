@@ -47,7 +47,7 @@ class Tracker:
     def __init__(self, config: TrackingConfig, run_folder: Path, run: MlflowRun | None, kept: list[Record]) -> None:
         self._config, self._run = config, run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
-        self._waiting: list[Record | Callable[[], None]] = [*kept]
+        self._waiting: list[Record | Callable[[MlflowRun], object]] = [*kept]
         """What MLflow may lack, the oldest first: records of the file, and calls, which a repeated command makes anew."""
         self._woken, self._first_try, self._abandoned = (threading.Event() for _ in range(3))
         self._closing = False
@@ -59,7 +59,7 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if run:
             self._where = without_credentials(tracking_uri(config, run.root))
-            self._waiting.insert(0, run.describe)
+            self._waiting.insert(0, MlflowRun.describe)
             load_mlflow()  # here, not in the thread: importing in two threads at once can deadlock
             self._thread.start()
 
@@ -125,8 +125,7 @@ class Tracker:
         """
         record = Record(step, time.time_ns() // 1_000_000, {key: float(value) for key, value in metrics.items()})
         self._file.append(record)
-        if self._run:
-            self._put(record, at_once=time.monotonic() > self._due)
+        self._put(record, at_once=time.monotonic() > self._due)
         if self._error:
             raise self._error
 
@@ -134,32 +133,29 @@ class Tracker:
         """Keep a file (a figure, a table) with the run, below ``folder``. It must stay as it is until it is sent."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file to log")
-        if run := self._run:
-            self._put(lambda: run.client.log_artifact(run.run_id, str(path), folder or None))
+        self._put(lambda run: run.client.log_artifact(run.run_id, str(path), folder or None))
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """Make the checkpoint of a step a model in MLflow, with the validation figures that were logged for that step."""
-        if (run := self._run) and self._config.models != "none":
-            self._put(lambda: run.log_checkpoint(step, tags))
+        if self._config.models != "none":
+            self._put(lambda run: run.log_checkpoint(step, tags))
 
     def register(self, step: int, folder: Path, name: str) -> None:
         """Upload a folder as the files of a step's model, which `log_checkpoint` has made, and register that as the best one called
         ``name``. The folder is removed when that is done.
         """
-        if run := self._run:
-            self._upload_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            self._put(lambda: run.register(step, folder, name))
+        self._upload_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self._put(lambda run: run.register(step, folder, name))
 
     def set_tag(self, key: str, value: str) -> None:
-        if run := self._run:
-            self._put(lambda: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))
+        self._put(lambda run: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))
 
     def finish(self, status: Status = "FINISHED") -> bool:
         """Send what is left and end the run; whether all was sent. When MLflow stays silent, one line says how much was not."""
         self._file.close()
-        if (run := self._run) is None or self._closing:
+        if self._run is None or self._closing:
             return True
-        self._waiting.append(lambda: run.end(status))
+        self._waiting.append(lambda run: run.end(status))
         self._closing = True
         self._woken.set()
         patience, began = 0.0 if self._error else self._config.patience, time.monotonic()
@@ -173,7 +169,7 @@ class Tracker:
         if not left:
             return True
         records = sum(isinstance(item, Record) for item in left)
-        others = len(left) - records - 1 - left.count(run.describe)  # less the end itself
+        others = len(left) - records - 1 - left.count(MlflowRun.describe)  # less the end itself
         self._say(
             f"does not answer: {records} records"
             + (f" and {others} files or tags" if others > 0 else "")
@@ -192,7 +188,7 @@ class Tracker:
         while left > 0 and not self._abandoned.is_set():
             batch = self._oldest()
             try:
-                self._run.send(batch) if isinstance(batch[0], Record) else batch[0]()
+                self._run.send(batch) if isinstance(batch[0], Record) else batch[0](self._run)
             except Exception as error:
                 if not is_final(error):
                     raise
@@ -206,10 +202,11 @@ class Tracker:
 
     # The thread
 
-    def _put(self, item: Record | Callable[[], None], at_once: bool = True) -> None:
-        self._waiting.append(item)
-        if at_once:
-            self._woken.set()
+    def _put(self, item: Record | Callable[[MlflowRun], object], at_once: bool = True) -> None:
+        if self._run:
+            self._waiting.append(item)
+            if at_once:
+                self._woken.set()
 
     def _work(self) -> None:
         pause = SHORTEST_PAUSE

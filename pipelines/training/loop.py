@@ -243,11 +243,8 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[s
     dtype = precision(config, world)
     peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
     rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
-    return {
-        name: fastest_tokens_per_second(config.model, vocab_size, rate, devices=world.size)
-        for name, rate in rates.items()
-        if rate
-    }
+    model, size = config.model, world.size
+    return {name: fastest_tokens_per_second(model, vocab_size, rate, size) for name, rate in rates.items() if rate}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, resume: Checkpoint) -> None:

@@ -24,14 +24,10 @@ POLL_SECONDS = 0.5
 BUCKET_SECONDS = 3.0
 
 
-def worker_log(run_folder: Path, rank: int) -> Path:
-    """Where a worker's messages go."""
-    return run_folder / "logs" / f"worker-{rank}.log"
-
-
 @contextmanager
-def messages_into(path: Path) -> Iterator[None]:
-    """Send what this process prints to the end of a file, line by line."""
+def messages_into_log(run_folder: Path, rank: int) -> Iterator[None]:
+    """Send what this process prints to the end of its log in the run's folder, line by line."""
+    path = run_folder / "logs" / f"worker-{rank}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
     with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
@@ -54,7 +50,8 @@ def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
 def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> None:
     console, began, latest = Console(), time.monotonic(), {}
     metrics, messages = Tail(run / "metrics.jsonl"), Tail(run / "logs" / "worker-0.log")
-    messages.skip()
+    with contextlib.suppress(OSError):
+        messages.seen = messages.place.size()  # what is there already was shown before
     columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
     with bar("training", steps, *columns, console=console, stays=True) as update:
@@ -85,11 +82,6 @@ class Tail:
 
     def __init__(self, place: Place):
         self.place, self.seen = place, 0
-
-    def skip(self) -> None:
-        """Leave out what is there already."""
-        with contextlib.suppress(OSError):
-            self.seen = self.place.size()
 
     def lines(self) -> list[str]:
         """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""

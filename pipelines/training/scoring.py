@@ -1,6 +1,6 @@
 """One pass of a model over one split: every token of every document once, State carried, nats summed.
 
-    score = score_split(model, store, lanes=8, segment_length=1024, world=World.current())
+    score = score_split(model, store, lanes=8, segment_length=1024, world=World.alone())
     score.bits_per_token, score.bits_per_byte, score.word_perplexity
 
 Validation inside the loop and `pipelines.evaluate` both call it. Letters: B lanes · T tokens · K blocks · W tokens of a block.

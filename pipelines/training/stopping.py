@@ -1,7 +1,7 @@
 """Asking a run to save and leave: SIGTERM (what a preempted machine sends), Ctrl-C, or a file `stop` in the run's folder.
 
     with Stop(RunPlace.of(config).folder).on_signals() as stop:
-        loop.train(..., stop=stop.asked)        # after the step at hand it saves, waits for the disk, and raises Stopped
+        train_as_worker(config, world, stop.asked)      # after the step at hand it saves, waits for the disk, and raises Stopped
 
     touch runs/mine/stop                        # the same from anywhere: another machine, a script
 

@@ -39,23 +39,17 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     Raises a ValueError in one sentence when they do not fit the config.
     """
     data = config.data
+    shown = f"{without_credentials(data.store)}/{data.corpus}"
     train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
     validation_store, warnings = None, []
     if config.validate_every:
         try:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
         except MissingSplit:
-            warnings.append(
-                f"{without_credentials(data.store)}/{data.corpus} has no validation split: the run goes on without validation"
-            )
-    if (
-        validation_store
-        and validation_store.manifest.tokenizer.fingerprint != train_store.manifest.tokenizer.fingerprint
-    ):
-        raise UserError(
-            f"{without_credentials(data.store)}/{data.corpus}: train and validation were made with different tokenizers: "
-            "prepare both again"
-        )
+            warnings.append(f"{shown} has no validation split: the run goes on without validation")
+    tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
+    if len(tokenizers) > 1:
+        raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
     place, world = RunPlace.of(config), world or World.alone()
     resume, complaints = place.newest() if world.rank == 0 else (None, [])
     name = world.first(resume.folder.name if resume else "")
@@ -68,9 +62,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             ) from None
     if resume is not None:
         check_resumable(resume.meta["config"], config, place.place)
-        check_fits(
-            resume, train_store, allow_other_store="store" in config.allow_change, override="--allow-change store"
-        )
+        other = "store" in config.allow_change
+        check_fits(resume, train_store, allow_other_store=other, override="--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     return Run(train_store, validation_store, resume, warnings)
 

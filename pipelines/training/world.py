@@ -29,9 +29,8 @@ class World:
         return cls(0, 1, torch.device("cpu"))
 
     @classmethod
-    def current(cls, device: torch.device | None = None) -> World:
+    def current(cls, device: torch.device) -> World:
         """The process group that is up (Ray Train, torchrun), else one process alone."""
-        device = device or torch.device("cpu")
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1, device)
         control = None if dist.get_backend() == "gloo" else cast("dist.ProcessGroup", dist.new_group(backend="gloo"))

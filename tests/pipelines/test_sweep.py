@@ -13,7 +13,7 @@ import pytest
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_file import as_preset, presets_with, read_run
+from pipelines.checkpoints.run_file import as_preset, presets_with
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import flatten, to_json
@@ -393,8 +393,9 @@ def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: 
     )
     assert cli.parse_preset(PRESETS, [name, *options(other, preset)], "") == other
     file = tmp_path / "some.json"
-    file.write_text(json.dumps(as_preset(other)))
-    assert presets_with(PRESETS, [str(file)])[str(file)] == other == read_run(to_json(other), "here")
+    for values in (as_preset(other), to_json(other), {"config": to_json(other), "trial": "003"}):
+        file.write_text(json.dumps(values))
+        assert presets_with(PRESETS, [str(file)])[str(file)] == other
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -20,15 +20,11 @@ import pytest
 
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.tracking import (
-    RUN_KEY,
-    DatasetInfo,
-    Tracker,
-    TrackingError,
-    ui_command,
-)
+from pipelines.tracking import DatasetInfo, Tracker, TrackingError
 from pipelines.tracking.identity import git_commit
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
+from pipelines.tracking.mlflow_run import RUN_KEY
+from pipelines.ui import command
 from tests.mlflow_server import Server, free_port, wait_until
 
 DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
@@ -293,7 +289,7 @@ def test_sqlite_is_the_default_and_waits_for_its_lock(
     assert sorted(os.listdir(tmp_path)) == ["all runs"]  # nothing into the working directory
     told = capfd.readouterr()
     assert told.out == told.err == ""
-    assert f"sqlite:///{root}/mlflow.db" in ui_command(root)
+    assert f"sqlite:///{root}/mlflow.db" in command(root, 5000)
 
 
 def test_without_mlflow_the_record_alone_is_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
-from pipelines.checkpoints.run_file import read_run
+from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import with_fields
@@ -208,7 +208,7 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
             split,
             lanes=4,
             segment_length=segment_length,
-            world=World.current(),
+            world=World.alone(),
             clearing=clearing,  # pyright: ignore
         )
         return np.array(score.bucket_nats)
@@ -235,8 +235,8 @@ def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) 
     model = load(train())
     split = SegmentStore.open(store, "text", "train")
     totals = split.manifest.totals
-    one = score_split(model, split, lanes=1, segment_length=16, world=World.current())
-    many = score_split(model, split, lanes=5, segment_length=64, world=World.current())
+    one = score_split(model, split, lanes=1, segment_length=16, world=World.alone())
+    many = score_split(model, split, lanes=5, segment_length=64, world=World.alone())
     for score in (one, many):
         assert (score.tokens, score.words, score.bytes) == (totals.tokens, totals.words, totals.bytes)
         assert score.documents == totals.documents and sum(score.bucket_tokens) == totals.tokens
@@ -393,8 +393,9 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
         ({"name": "lstm"}, "model 'lstm' is unknown"),
         ({"name": "rec", "odd": 1}, "no field 'odd'"),
     ):
+        (tmp_path / "run.json").write_text(json.dumps({**values, "model": model}))
         with pytest.raises(UserError, match=sentence):
-            read_run({**values, "model": model}, "there")
+            presets_with(PRESETS, [str(tmp_path / "run.json")])
 
 
 def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
