@@ -123,7 +123,7 @@ def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
     data: dict[str, Any] = checkpoint.meta["config"]["data"]
     try:
         split = SegmentStore.open(place or data["store"], data["corpus"], "train")
-        check_fits(checkpoint, split, allow_other_store=False, override="--allow-change store when training")
+        check_fits(checkpoint, split, "--allow-change store when training")
     except (ValueError, OSError) as error:
         return [cli.sentence(error)]
     return []

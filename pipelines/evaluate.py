@@ -176,7 +176,7 @@ def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentS
         train = None
     for split, may_differ in ((train, config.allow_other_store), (store, True)):
         if split:
-            check_fits(checkpoint, split, allow_other_store=may_differ, override="--allow-other-store")
+            check_fits(checkpoint, split, "" if may_differ else "--allow-other-store")
     return store, train
 
 

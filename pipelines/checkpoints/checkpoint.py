@@ -97,7 +97,12 @@ class Checkpoint:
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state_dict."""
-        return _unflatten_optimizer(_load(self.folder / "optimizer.safetensors"), self.meta["optimizer"])
+        values = self.meta["optimizer"]
+        state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in values["scalars"].items()}
+        for name, tensor in _load(self.folder / "optimizer.safetensors").items():
+            index, key = name.split("/", 1)
+            state.setdefault(int(index), {})[key] = tensor
+        return {"state": state, "param_groups": values["groups"]}
 
     def lanes(self, start: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
         """What belongs to these global lanes (State and more), gathered from whichever files hold it; and what the process
@@ -156,15 +161,17 @@ def read_meta(folder: Place) -> dict[str, Any]:
     return meta
 
 
-def check_fits(checkpoint: Checkpoint, store: SegmentStore, *, allow_other_store: bool, override: str) -> None:
-    """Raise ValueError unless the checkpoint's vocabulary is the store's, and its training split is (or may be another)."""
+def check_fits(checkpoint: Checkpoint, store: SegmentStore, override: str) -> None:
+    """Raise UserError unless the checkpoint's vocabulary is the store's, and this is its training split; without an ``override``
+    to name, it may be another.
+    """
     meta, manifest = checkpoint.meta, store.manifest
     if meta["vocab_size"] != manifest.tokenizer.vocab_size or meta["tokenizer"] != manifest.tokenizer.fingerprint:
         raise UserError(
             f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "
             f"({manifest.tokenizer.name}, {manifest.tokenizer.vocab_size} ids): prepare the corpus with the tokenizer of its run"
         )
-    if meta["store"] != manifest.fingerprint and not allow_other_store:
+    if meta["store"] != manifest.fingerprint and override:
         raise UserError(
             f"{checkpoint.folder} was made from another store than {store.folder} (fingerprint {meta['store'][:12]}, "
             f"not {manifest.fingerprint[:12]}): use that store, or add {override}"
@@ -213,11 +220,3 @@ def flatten_optimizer(state_dict: dict[str, Any]) -> tuple[dict[str, Tensor], di
             else:
                 scalars.setdefault(str(index), {})[key] = value
     return tensors, {"groups": state_dict["param_groups"], "scalars": scalars}
-
-
-def _unflatten_optimizer(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in values["scalars"].items()}
-    for name, tensor in tensors.items():
-        index, key = name.split("/", 1)
-        state.setdefault(int(index), {})[key] = tensor
-    return {"state": state, "param_groups": [dict(group) for group in values["groups"]]}

@@ -59,7 +59,7 @@ class Processes(Protocol):
     def size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
-    def lanes(self, total: int, rank: int | None = None) -> tuple[int, int]: ...
+    def lanes(self, total: int, rank: int) -> tuple[int, int]: ...
     def any(self, flag: bool) -> bool: ...
     def first(self, text: str) -> str: ...
 
@@ -77,6 +77,7 @@ class Saver:
     ) -> None:
         """``on_disk`` is told, by rank 0's thread, of each complete checkpoint: its step, its checkpoint.json, and where it is."""
         self._run, self._config, self._world, self._lanes, self._on_disk = run, config, world, lanes, on_disk
+        self._files = [lanes_file(*world.lanes(lanes, rank), lanes) for rank in range(world.size)]
         self._token = world.first(secrets.token_hex(4))  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
@@ -105,7 +106,7 @@ class Saver:
         self._settle()
         own = {f"lanes/{key}": value for key, value in per_lane.items()}
         own |= {f"process/{key}": value for key, value in per_process.items()}
-        files = {lanes_file(*self._world.lanes(self._lanes), self._lanes): own}
+        files = {self._files[self._world.rank]: own}
         values: dict[str, Any] = {}
         if self._world.rank == 0:
             tensors, scalars = flatten_optimizer(optimizer.state_dict())
@@ -200,10 +201,8 @@ class Saver:
     def _notes_of_the_others(self, folder: Place) -> dict[str, Any]:
         """Size and checksum of the files of all other ranks, as they arrive."""
         deadline = time.monotonic() + PEER_SECONDS
-        others = range(1, self._world.size)
-        waited = [lanes_file(*self._world.lanes(self._lanes, rank), self._lanes) for rank in others]
         notes: dict[str, Any] = {}
-        while missing := [name for name in waited if name not in notes]:
+        while missing := [name for name in self._files[1:] if name not in notes]:
             if self._give_up.is_set() or time.monotonic() > deadline:
                 kind = SaveError if self._give_up.is_set() else Unwritable
                 raise kind(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
@@ -245,7 +244,7 @@ class Saver:
                 with contextlib.suppress(OSError):
                     remove(self._together(step))
         else:
-            name = lanes_file(*self._world.lanes(self._lanes), self._lanes)
+            name = self._files[self._world.rank]
             (self._staged(step) / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
                 note = {"failed": str(told), "users": is_users(error)}

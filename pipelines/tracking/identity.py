@@ -1,9 +1,7 @@
-"""What a run says of itself to MLflow: what it reads, the commit of the code, and the user."""
+"""What a run says of itself to MLflow: what it reads, and the commit of the code."""
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import os
 import subprocess
 from dataclasses import dataclass
@@ -38,9 +36,3 @@ def git_commit() -> str | None:
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def user_name() -> str | None:
-    with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
-        return getpass.getuser()
-    return None

@@ -70,8 +70,6 @@ class MlflowRun:
         """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        if self.attached:
-            return
         if self._found:
             self.client.update_run(self.run_id, status="RUNNING")
         lacking = [(key, value) for key, value in self.params.items() if key not in self._params]

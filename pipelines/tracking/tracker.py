@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import first_cause
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
-from pipelines.tracking.identity import DatasetInfo, git_commit, user_name
+from pipelines.tracking.identity import DatasetInfo, git_commit
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import TAG_LENGTH, MlflowRun, Status, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
@@ -59,7 +61,7 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if run:
             self._where = without_credentials(tracking_uri(config, run.root))
-            self._waiting.insert(0, MlflowRun.describe)
+            self._waiting[:0] = [] if run.attached else [MlflowRun.describe]
             load_mlflow()  # here, not in the thread: importing in two threads at once can deadlock
             self._thread.start()
 
@@ -85,7 +87,9 @@ class Tracker:
         kept = drop_after(run_folder / "metrics.jsonl", resume_step)
         if config.backend == "none":
             return cls(config, run_folder, None, [])
-        described = {"mlflow.source.git.commit": git_commit(), "mlflow.user": user_name(), **tags}
+        described = {"mlflow.source.git.commit": git_commit(), **tags}
+        with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
+            described["mlflow.user"] = getpass.getuser()
         own_tags = {key: value for key, value in described.items() if value}
         run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, run_id)
         tracker = cls(config, run_folder, run, kept)

@@ -62,8 +62,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             ) from None
     if resume is not None:
         check_resumable(resume.meta["config"], config, place.place)
-        other = "store" in config.allow_change
-        check_fits(resume, train_store, allow_other_store=other, override="--allow-change store")
+        check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     return Run(train_store, validation_store, resume, warnings)
 
