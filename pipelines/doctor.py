@@ -54,9 +54,8 @@ def main(argv: list[str]) -> int:
     for name in names:
         step = step_of(name)
         marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
-        rows.append(
-            (name, "whole", *figures(found[step]), ", ".join(marks)) if step in found else (name, "damaged", *blank)
-        )
+        told = ("whole", *figures(found[step]), ", ".join(marks)) if step in found else ("damaged", *blank)
+        rows.append((name, *told))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -67,9 +66,7 @@ def main(argv: list[str]) -> int:
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
         print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
     else:
-        complaints.append(
-            f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"
-        )
+        complaints += [f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"]
     for complaint in complaints:
         print(f"wrong: {complaint}")
     return 2 if complaints else 0

@@ -165,12 +165,16 @@ class Saver:
     # The thread
 
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
-        staged, together = self._staged(step), self._together(step)
+        run, name = self._run, name_of(step, self._token)
+        staged = run.folder / "checkpoints" / f".{name}.tmp"  # where this process writes
+        together = (
+            Place.parse(staged) if run.is_local else run.checkpoints / name
+        )  # and where the files of all come together
         self._error = None
         try:
             staged.mkdir(parents=True, exist_ok=True)
             notes = {name: _write_file(staged / name, tensors) for name, tensors in files.items()}
-            if not self._run.is_local:
+            if not run.is_local:
                 for name in files:
                     upload(staged / name, together / name)
                     (staged / name).unlink()
@@ -185,18 +189,9 @@ class Saver:
                 values["digest"] = digest_json(values)
                 self._commit(step, together, values)
         except Exception as error:  # whatever it is, the loop must hear of it
-            self._failed(step, error)
+            self._failed(step, error, staged, together)
         finally:
             self._own_files_done.set()
-
-    def _staged(self, step: int) -> Path:
-        """Where this process writes its files."""
-        return self._run.folder / "checkpoints" / f".{name_of(step, self._token)}.tmp"
-
-    def _together(self, step: int) -> Place:
-        """Where the files of all processes come together, under a name that no other start uses."""
-        run = self._run
-        return Place.parse(self._staged(step)) if run.is_local else run.checkpoints / name_of(step, self._token)
 
     def _notes_of_the_others(self, folder: Place) -> dict[str, Any]:
         """Size and checksum of the files of all other ranks, as they arrive."""
@@ -232,23 +227,23 @@ class Saver:
         if self._on_disk:
             self._on_disk(step, values, place.recorded)
 
-    def _failed(self, step: int, error: Exception) -> None:
+    def _failed(self, step: int, error: Exception, staged: Path, together: Place) -> None:
         told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
         self._error = (Unwritable if is_users(error) else SaveError)(
             f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
             "cause, and repeat the command"
         )
         if self._world.rank == 0:
-            shutil.rmtree(self._staged(step), ignore_errors=True)
+            shutil.rmtree(staged, ignore_errors=True)
             if not self._run.is_local:
                 with contextlib.suppress(OSError):
-                    remove(self._together(step))
+                    remove(together)
         else:
             name = self._files[self._world.rank]
-            (self._staged(step) / name).unlink(missing_ok=True)
+            (staged / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
                 note = {"failed": str(told), "users": is_users(error)}
-                _note(self._together(step), name).write_atomically(json.dumps(note).encode())
+                _note(together, name).write_atomically(json.dumps(note).encode())
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
             print(f"warning: {self._error}", file=sys.stderr, flush=True)
 

@@ -44,7 +44,7 @@ class MlflowRun:
     run_id: str = ""
     client: Any = None
     models: LoggedModels = field(init=False)
-    _params: Mapping[str, str] = field(default_factory=dict)
+    _sent_params: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
@@ -72,7 +72,7 @@ class MlflowRun:
 
         if self._found:
             self.client.update_run(self.run_id, status="RUNNING")
-        lacking = [(key, value) for key, value in self.params.items() if key not in self._params]
+        lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
         params = [Param(key, without_credentials(value)[:PARAM_LENGTH]) for key, value in lacking]
         tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in self.tags.items()]
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
@@ -140,7 +140,7 @@ class MlflowRun:
             run = self.client.create_run(self._experiment(), run_name=self.name, tags={RUN_KEY: key})
         if run.info.run_id != noted:
             self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
-        self._params = run.data.params
+        self._sent_params = run.data.params
         return run.info.run_id
 
     def _existing(self, run_id: str | None) -> Any:

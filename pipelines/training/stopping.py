@@ -1,6 +1,7 @@
 """Asking a run to save and leave: SIGTERM (what a preempted machine sends), Ctrl-C, or a file `stop` in the run's folder.
 
-    with Stop(RunPlace.of(config).folder).on_signals() as stop:
+    stop = Stop(RunPlace.of(config).folder)
+    with stop.on_signals():
         train_as_worker(config, world, stop.asked)      # after the step at hand it saves, waits for the disk, and raises Stopped
 
     touch runs/mine/stop                        # the same from anywhere: another machine, a script
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -68,12 +69,10 @@ class Stop:
         self.file.delete()
         self._found = False
 
-    @contextmanager
-    def on_signals(self) -> Iterator[Stop]:
+    def on_signals(self) -> AbstractContextManager[None]:
         """Take SIGTERM and Ctrl-C as requests while the block runs; in the main thread, where Python delivers them."""
         if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
+            return nullcontext()
         first = 0.0
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -87,8 +86,7 @@ class Stop:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
-        with asking_signals_to(handle):
-            yield self
+        return asking_signals_to(handle)
 
 
 @contextmanager

@@ -121,8 +121,15 @@ class Heartbeat:
         return f"{line}in {Path(stack[-1].filename).name}:{stack[-1].name}"
 
     def _tell(self) -> None:
-        """Say who stands where, and end the processes here that cannot end themselves."""
-        pulses, dead = self._pulses()
+        """Say who stands where, and end the processes here that cannot end themselves: those that have written nothing for long,
+        by the clock of the file system, which is one for all machines. Without a shared folder each watch speaks for its own.
+        """
+        pulses, dead, now = [], [], self._path(self._world.rank).stat().st_mtime
+        for path in filter(Path.exists, map(self._path, range(self._world.size))):
+            pulse = Pulse(**json.loads(path.read_text()))
+            pulses.append(pulse)
+            if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
+                dead.append(pulse)
         first = min(pulse.step for pulse in pulses)
         suspects = dead or [pulse for pulse in pulses if pulse.step == first]
         told = [
@@ -142,21 +149,6 @@ class Heartbeat:
                     process = psutil.Process(pulse.pid)
                     if process.create_time() == pulse.born:
                         process.kill()
-
-    def _pulses(self) -> tuple[list[Pulse], list[Pulse]]:
-        """What each rank has written last, and those which have written nothing for long; by the clock of the file system, which is
-        one for all machines. Where they share no folder, the watch of each speaks for its own.
-        """
-        pulses, dead = [], []
-        now = self._path(self._world.rank).stat().st_mtime
-        for rank in range(self._world.size):
-            path = self._path(rank)
-            if path.exists():
-                pulse = Pulse(**json.loads(path.read_text()))
-                pulses.append(pulse)
-                if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
-                    dead.append(pulse)
-        return pulses, dead
 
 
 def hang_file(run: RunPlace) -> Place:
