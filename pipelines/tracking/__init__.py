@@ -11,7 +11,7 @@ step that was sent before the kill keeps its first value.)
 """
 
 from pipelines.tracking.client import TrackingError
-from pipelines.tracking.identity import DatasetInfo
+from pipelines.tracking.mlflow_run import DatasetInfo
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
 

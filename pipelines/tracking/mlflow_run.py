@@ -15,7 +15,6 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
-from pipelines.tracking.identity import DatasetInfo
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import LoggedModels
 
@@ -24,6 +23,19 @@ RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH = 1000, 100, 6000, 5000
 """MLflow's limits."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a run reads, as MLflow lists it beside the run."""
+
+    name: str
+    digest: str
+    """Fingerprint of the data, up to 36 characters."""
+    source: str
+    documents: int
+    tokens: int
+    context: Literal["training", "evaluation"] = "training"
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import subprocess
 import sys
 import threading
 import time
@@ -14,11 +15,11 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import first_cause
+from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
-from pipelines.tracking.identity import DatasetInfo, git_commit
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
-from pipelines.tracking.mlflow_run import TAG_LENGTH, MlflowRun, Status, saved_run
+from pipelines.tracking.mlflow_run import TAG_LENGTH, DatasetInfo, MlflowRun, Status, saved_run
 from pipelines.tracking.models import SLOWEST_UPLOAD
 
 START_SECONDS = {True: 10.0, False: 60.0}
@@ -41,6 +42,20 @@ def is_final(error: Exception) -> bool:
     else:
         status = getattr(getattr(error, "response", None), "status_code", 0)  # of an upload
     return isinstance(error, FileNotFoundError) or (400 <= status < 500 and status not in TRANSIENT)
+
+
+def git_commit() -> str | None:
+    """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(PACKAGE_ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else it is the commit of whatever this is installed in
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class Tracker:

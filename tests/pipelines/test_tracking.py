@@ -21,9 +21,9 @@ import pytest
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.tracking import DatasetInfo, Tracker, TrackingError
-from pipelines.tracking.identity import git_commit
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.tracking.mlflow_run import RUN_KEY
+from pipelines.tracking.tracker import git_commit
 from pipelines.ui import command
 from tests.mlflow_server import Server, free_port, wait_until
 
