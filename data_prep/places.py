@@ -349,9 +349,10 @@ def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str,
             continue
         with entries:
             for entry in entries:
-                if not os.path.exists(entry.path):  # a link to nothing
+                try:
+                    is_dir, size = entry.is_dir(), entry.stat().st_size
+                except FileNotFoundError:  # a link to nothing, or a file that has just gone
                     continue
-                is_dir = entry.is_dir()
-                yield entry, prefix + entry.name, 0 if is_dir else entry.stat().st_size, is_dir
+                yield entry, prefix + entry.name, 0 if is_dir else size, is_dir
                 if recursive and is_dir and not entry.is_symlink():
                     waiting.append((entry.path, f"{prefix}{entry.name}/"))

@@ -63,7 +63,11 @@ class Checkpoint:
         """Read and verify every file. Raises CheckpointError naming what is wrong."""
         checkpoint = cls.open_unverified(folder)
         for name, expected in checkpoint.meta["files"].items():
-            if Place.parse(folder / name).xxh3() != expected["xxh3"]:
+            try:
+                intact = Place.parse(folder / name).xxh3() == expected["xxh3"]
+            except FileNotFoundError:
+                raise CheckpointError(f"{folder} is incomplete: {name} was removed while it was read") from None
+            if not intact:
                 raise CheckpointError(f"{folder / name} is damaged: its checksum is not what checkpoint.json records")
         return checkpoint
 
@@ -71,9 +75,9 @@ class Checkpoint:
     def open_unverified(cls, folder: Path) -> Checkpoint:
         """The same without reading the tensors: checkpoint.json, that each file is there, and its size."""
         meta = read_meta(Place.parse(folder))
-        for path in sorted(folder.iterdir()):
-            if path.name.endswith(PICKLES):
-                check_is_no_pickle(path)
+        for file in Place.parse(folder).list():  # nothing where a newer checkpoint has just taken its place
+            if file.name.endswith(PICKLES):
+                check_is_no_pickle(folder / file.name)
         for name, expected in meta["files"].items():
             if name != Path(name).name:
                 raise CheckpointError(f"{folder}/checkpoint.json names {name}, which is not a file of its folder")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import json
 import os
 import pickle
@@ -200,6 +202,33 @@ class TestFailure:
         (tmp_path / "checkpoints" / ".step-00000002.0123abcd.old").mkdir()
         Trained(tmp_path)
         assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_passed_over(train: Train) -> None:
+    """A run that trains removes its older ones, and others look at it meanwhile."""
+    run = RunPlace.parse(train())
+    whole, over = run.folder / "checkpoints" / "step-00000020", threading.Event()
+
+    def come_and_go() -> None:
+        for i in itertools.count():
+            other = whole.with_name(f"step-{i % 9:08d}")
+            shutil.copytree(whole, other)
+            os.rename(other, other.with_name(f".{other.name}.old"))
+            shutil.rmtree(other.with_name(f".{other.name}.old"))
+            if over.is_set():
+                return
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert run.complete_checkpoints()[0].step == 20
+            for name in run.checkpoint_names()[1:]:
+                with contextlib.suppress(CheckpointError):
+                    run.open_checkpoint(name)
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture
