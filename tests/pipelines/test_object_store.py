@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import signal
 import subprocess
@@ -172,15 +171,14 @@ def test_an_interrupted_publication_keeps_the_curve(
     curve.write_text("step 1\n")
     run.publish("metrics.jsonl")
 
-    class Interrupted(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise KeyboardInterrupt
+    def interrupted(source: Any, target: Any, size: int) -> None:
+        target.write(b"half")
+        raise KeyboardInterrupt
 
     curve.write_text("step 1\nstep 2\n")
-    monkeypatch.setattr(run_place, "open", lambda *_: Interrupted(), raising=False)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_place.shutil, "copyfileobj", interrupted)
         run.publish("metrics.jsonl")
-    monkeypatch.delattr(run_place, "open")
     run.fetch("metrics.jsonl")
     with (run.place / "metrics.jsonl").staged().open_output() as killed:  # before it got its name
         killed.write(b"half")
