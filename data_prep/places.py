@@ -351,7 +351,7 @@ def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str,
             for entry in entries:
                 try:
                     is_dir, size = entry.is_dir(), entry.stat().st_size
-                except FileNotFoundError:  # a link to nothing, or a file that has just gone
+                except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
                 yield entry, prefix + entry.name, 0 if is_dir else size, is_dir
                 if recursive and is_dir and not entry.is_symlink():

@@ -55,6 +55,7 @@ def test_a_folder_with_odd_names_and_links(tmp_path: Path):
     (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"x")
     (tmp_path / "nothing").symlink_to(tmp_path / "gone")
     (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
     (tmp_path / "empty").write_bytes(b"")
     listed = Place.parse(tmp_path).list(recursive=True)
     assert [(f.name, f.bytes) for f in listed] == [("empty", 0), ("loop", 0), (os.fsdecode(b"\xff.txt"), 1)]
