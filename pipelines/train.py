@@ -50,9 +50,10 @@ def describe(config: TrainConfig, run: Run) -> int:
         f"  into    {_shown(config)}",
         flush=True,
     )
-    if not RunPlace.of(config).is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
+    place = RunPlace.of(config)
+    if not place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(
-            f"  MLflow    stays on the machine of rank 0, in {RunPlace.of(config).folder.parent}: --tracking.uri names a server",
+            f"  MLflow    stays on the machine of rank 0, in {place.folder.parent}: --tracking.uri names a server",
             flush=True,
         )
     return parameters
@@ -62,18 +63,18 @@ def main(argv: list[str]) -> int:
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
         return train_beside(config)
-    run = open_run(config)
+    run, place = open_run(config), RunPlace.of(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        RunPlace.of(config).fetch(*RECORDS)
+        place.fetch(*RECORDS)
         tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
         register_best(config, tracker)
         tracker.finish()
-        RunPlace.of(config).publish(*RECORDS)
+        place.publish(*RECORDS)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
-        with hold(RunPlace.of(config).folder, "another training run"):
+        with hold(place.folder, "another training run"):
             start(config, run)
     except Stopped as stopped:
         print(
@@ -101,12 +102,12 @@ def train_beside(config: TrainConfig) -> int:
 
 def start(config: TrainConfig, run: Run) -> None:
     """Train in this process or on Ray, showing progress."""
-    write_atomically(RunPlace.of(config).folder / "config.json", json.dumps(to_json(config), indent=1).encode())
-    RunPlace.of(config).publish("config.json")
-    resume_step = run.resume.step if run.resume else 0
-    stop = Stop(RunPlace.of(config).place)
+    place, resume_step = RunPlace.of(config), run.resume.step if run.resume else 0
+    write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+    place.publish("config.json")
+    stop = Stop(place.place)
     stop.clear()
-    with show_progress(RunPlace.of(config).place, resume_step, config.steps):
+    with show_progress(place.place, resume_step, config.steps):
         try:
             if config.num_workers == 0:
                 train_here(config, stop)

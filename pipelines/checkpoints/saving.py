@@ -165,11 +165,10 @@ class Saver:
     # The thread
 
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
-        run, name = self._run, name_of(step, self._token)
-        staged = run.folder / "checkpoints" / f".{name}.tmp"  # where this process writes
-        together = (
-            Place.parse(staged) if run.is_local else run.checkpoints / name
-        )  # and where the files of all come together
+        run, checkpoint = self._run, name_of(step, self._token)
+        # Where this process writes, and where the files of all come together.
+        staged = run.folder / "checkpoints" / f".{checkpoint}.tmp"
+        together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint
         self._error = None
         try:
             staged.mkdir(parents=True, exist_ok=True)

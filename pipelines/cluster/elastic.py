@@ -131,7 +131,7 @@ def worker() -> Callable[[dict[str, Any]], None]:
     def train(arguments: dict[str, Any]) -> None:
         from ray.train.torch import get_device
 
-        logging.disable(logging.INFO)  # Ray says every report; what we say is printed
+        logging.disable(logging.INFO)  # of Ray; what we say is printed
         config: TrainConfig = arguments["config"]
         run, world = RunPlace.of(config), World.current(get_device())
         run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it

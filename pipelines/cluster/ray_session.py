@@ -39,7 +39,7 @@ SILENT_SECONDS = 10.0
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else a train worker's lines appear twice
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # `report` waits for the controller's poll: 2 s by default
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # how often the controller looks at its workers: 2 s by default
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more, whose word nobody here waits for: a lost machine is gone on from
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "OMP_WAIT_POLICY": "passive",  # threads that spin starve each other on a shared CPU

@@ -170,10 +170,11 @@ def serve(arguments: dict[str, Any]) -> None:
 
 def train_trial(config: TrainConfig, until: int, world: World) -> tuple[Outcome, str]:
     """Train one trial up to a step. Where several workers train it, an error of one ends them all."""
-    asked = Stop(RunPlace.of(config).folder).asked
+    run = RunPlace.of(config)
+    asked = Stop(run.folder).asked
     if until < config.steps:
-        asked = StopAfter(asked, until - RunPlace.of(config).newest_step())
-    with messages_into_log(RunPlace.of(config).folder, world.rank):
+        asked = StopAfter(asked, until - run.newest_step())
+    with messages_into_log(run.folder, world.rank):
         try:
             train_as_worker(config, world, asked)
         except Stopped:

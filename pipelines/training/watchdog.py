@@ -1,11 +1,11 @@
 """Ends a run that hangs, and says which rank stood where.
 
     with Heartbeat(RunPlace.of(config), world, seconds=1800) as heart:
-        heart.beat(step)                        # in the loop: 20 µs
+        heart.beat(step)                        # in the loop
 
-Each beat writes the step into `<run>/logs/heartbeat-<rank>.json`. A thread watches, and touches no file while the loop moves.
-Where it has stood still for half of the time, the thread writes the line at which it stands, every second; after the whole of it,
-it reads the files of all ranks, says in one sentence who stands where, writes the stacks of its own threads, and ends those
+A beat writes the step into `<run>/logs/heartbeat-<rank>.json`, once a second. A thread watches, and touches no file while the
+loop moves. Where it has stood still for half of the time, the thread writes the line at which it stands, every second; after all
+of it, it reads the files of all ranks, says in one sentence who stands where, writes the stacks of its own threads, and ends the
 processes on this machine that give no sign of life, and its own. Whoever started them starts them again from the newest checkpoint.
 
 `faulthandler.dump_traceback_later(exit=True)`, armed at each beat, cannot do it alone: it ends a process that was suspended
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import socket
 import sys
@@ -63,7 +64,7 @@ class Heartbeat:
     def __init__(self, run: RunPlace, world: World, seconds: float) -> None:
         self._run, self._world, self._seconds = run, world, seconds
         self._pulse = Pulse(world.rank, socket.gethostname(), os.getpid(), psutil.Process().create_time())
-        self._watched, self._moved = threading.get_ident(), time.monotonic()
+        self._watched, self._moved, self._written = threading.get_ident(), time.monotonic(), -math.inf
         self._over, self._period = threading.Event(), min(1.0, seconds / 5)
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
@@ -71,7 +72,9 @@ class Heartbeat:
         """The loop moves; ``step``: so many steps are done."""
         self._pulse = replace(self._pulse, step=self._pulse.step if step is None else step)
         self._moved = time.monotonic()
-        self._write(self._pulse)
+        if self._moved - self._written >= self._period:
+            self._written = self._moved
+            self._write(self._pulse)
 
     def __enter__(self) -> Heartbeat:
         if self._seconds:
