@@ -44,6 +44,9 @@ class Document:
     title: str
     text: str | bytes
     """bytes are never decoded: the tokenizer `bytes` alone takes them."""
+    targets: str | None = None
+    """Of a corpus that labels its tokens itself (`Labelled`): for each symbol of the text the one to predict once it is read, or
+    `NOTHING`; blanks between them, as in the text."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class Scanned:
 
     def source(self, split: str) -> Source:
         return Source(self.id, self.title, split, self.bytes, self.place)
+
+
+NOTHING = "_"
+"""Stands among a document's targets where nothing is predicted."""
 
 
 class Corpus(Protocol):
@@ -111,6 +118,15 @@ class SplitsByHash(Protocol):
     """A corpus that may have no splits of its own: `split_of` each document's id is its split then."""
 
     def splits_by_hash(self) -> bool: ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A corpus that says itself what is to be predicted: a task. Its documents have targets, and its tokens are its symbols."""
+
+    def symbols(self) -> Sequence[str]:
+        """Every word that its texts and targets may hold, without blanks inside; a symbol's place is its token id."""
+        ...
 
 
 SMALL = 1000
