@@ -23,10 +23,14 @@ from recur_models.protocol import (
     reset,
 )
 from recur_models.sliding_window import SlideConfig, XLConfig
+from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
 from recur_models.vanilla import VanillaConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
-    config.name: config for config in (RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig)
+    config.name: config
+    for config in (
+        RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig, StaircaseConfig, CachedStaircaseConfig
+    )
 }
 Config = TypeVar("Config", bound=ModelConfig)
 

@@ -37,6 +37,8 @@ class Costs:
     """Those of `parameters` that are the (tied) embeddings."""
     block: int = 1
     """Tokens in a block."""
+    segment_flops: int = 0
+    """As our code does it, forward, once a segment beside its blocks."""
 
     def __add__(self, other: Costs) -> Costs:
         return replace(

@@ -18,15 +18,17 @@ CHUNK_ELEMENTS = 1 << 22
 """Logits held at a time: 16 MiB in float32."""
 
 
-def chunked_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """Nats of each target under softmax(hidden · weightᵀ): [N] float32, 0 where the target is ``IGNORED``.
+def chunked_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None = None
+) -> Tensor:
+    """Nats of each target under softmax(hidden · weightᵀ + bias): [N] float32, 0 where the target is ``IGNORED``.
 
     The caller scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the softmax in float32.
     """
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
         hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
-    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N)  # pyright: ignore[reportReturnType]
+    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyright: ignore[reportReturnType]
 
 
 def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
@@ -41,33 +43,44 @@ def _chunks(tokens: int, vocab_size: int) -> list[slice]:
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    logits_CV = (hidden_CD @ weight_VD.T).float()
+    return logits_CV if bias_V is None else logits_CV.add_(bias_V)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None
+    ) -> Tensor:
         nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
         normalizer_N = torch.empty_like(nats_N)
         for chunk in _chunks(len(hidden_ND), len(weight_VD)):
-            logits_CV = (hidden_ND[chunk] @ weight_VD.T).float()
+            logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             targets_C = targets_N[chunk]
             normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
             picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
             nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)
         return nats_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_ND, weight_VD, targets_N, normalizer_N = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
+    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
         for chunk in _chunks(len(hidden_ND), len(weight_VD)):
-            logits_CV = (hidden_ND[chunk] @ weight_VD.T).float()
+            logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
             grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))
             grad_CV.mul_(grad_N[chunk, None])
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
             grad_CV = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[chunk] = grad_CV @ weight_VD
             grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
-        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None
+        grad_bias_V = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, grad_bias_V

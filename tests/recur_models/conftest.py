@@ -9,6 +9,7 @@ from recur_models import ModelConfig
 from recur_models.block_recurrent import RecConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
+from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
 from recur_models.vanilla import VanillaConfig
 
 SIZE: dict[str, Any] = {
@@ -39,6 +40,12 @@ def small_configs() -> dict[str, ModelConfig]:
             configs[f"rec-{gate}-{cell}-{equations}"] = rec
         feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
         configs[f"feedback-two-layers-{equations}"] = feedback
+    core = {**SIZE, "layers": 2}
+    window = core.pop("window")
+    for absent in ("zeros", "masked"):
+        core["absent"] = absent
+        configs[f"staircase-{absent}"] = StaircaseConfig(**core, chunk=window, passes=3)
+        configs[f"cached_staircase-{absent}"] = CachedStaircaseConfig(**core, chunk=window, passes=2, chunks=4)
     return configs
 
 

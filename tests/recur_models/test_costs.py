@@ -38,7 +38,7 @@ def test_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
 
 def test_flops_are_those_that_torch_counts(config: ModelConfig) -> None:
     cost = config.costs(VOCAB)
-    assert counted(config) == cost.computed_flops * BLOCKS
+    assert counted(config) == cost.computed_flops * BLOCKS + cost.segment_flops
     assert cost.flops <= cost.computed_flops
     assert cost.segment(BLOCKS * config.block) == cost.flops * BLOCKS == cost.flops_per_token * BLOCKS * config.block
     remembers = isinstance(config, MemorizingConfig)

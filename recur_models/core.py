@@ -1,0 +1,242 @@
+"""The transformer core of the staircase paper (section 3.1 and its released code): what its models' layers are made of.
+
+Pre-norm with layer norms; projections without a bias, a ReLU feed-forward with biases; embeddings and output layer apart. The
+distance of a key is a learned embedding: logits = (q·k + q·e[distance]) / √E, with one table e [E, P] for all layers.
+
+What is missing at a document's start (``absent``): the released code has zeros there, which enter every layer as any token would, so
+their logit is q·(k₀ + e[distance]) and their value v₀, with k₀ and v₀ made of the norm's bias; "masked" leaves them out.
+
+Dropout: embeddings, what attention adds, the feed-forward's hidden layer, what it adds.
+
+Letters: B lanes · T tokens · K blocks · n queries · m keys · H heads · E head size · P distances · D width · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recur_models.costs import Costs, attention, product, scales
+from recur_models.layers import MASKED, merge_heads, split_heads
+from recur_models.losses import chunked_cross_entropy
+from recur_models.protocol import ModelConfig, RecurrentModel
+
+
+@dataclass(frozen=True)
+class CoreConfig(ModelConfig):
+    """The sizes of the core."""
+
+    layers: int = 4
+    """Layers of the core."""
+    d_model: int = 256
+    """Width of the residual stream."""
+    heads: int = 4
+    """Attention heads."""
+    head_dim: int = 64
+    """Size of one head."""
+    mlp_dim: int = 1024
+    """Hidden size of the feed-forward."""
+    absent: Literal["zeros", "masked"] = "zeros"
+    """What a token sees where its document has no token yet: zeros (released code), or nothing (paper)."""
+    dropout: float = 0.0
+    """Share of activations dropped."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"model.{name} is {value}: it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
+    @property
+    def width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim
+
+    def layer_costs(self, rows: int, pairs: int, computed_pairs: int, distances: int, cached: int = 0) -> Costs:
+        """A layer over so many tokens; each query is multiplied with so many distances. ``cached``: tokens of which keys and
+        values alone are made. The table of distances is not among the parameters: there is one for all layers.
+        """
+        d, w, f = self.d_model, self.width, self.mlp_dim
+        projected = product(rows, d, 3 * w) + product(rows, w, d) + product(rows, d, f) + product(rows, f, d)
+        attended = attention(w, pairs, computed_pairs) + replace(product(rows * self.heads, self.head_dim, distances), parameters=0)
+        return projected + attended + replace(product(cached, d, 2 * w), parameters=0) + scales(f, d, 4 * d)
+
+    def outer_costs(self, vocab_size: int, rows: int, distances: int, block: int) -> Costs:
+        """Embeddings, the table of distances, final norm and output layer, of a block's own tokens."""
+        logits = replace(product(rows, self.d_model, vocab_size), block=block)
+        total = logits + scales(vocab_size, 2 * self.d_model, self.head_dim * distances, vocab_size * self.d_model)
+        return replace(total, embedding_parameters=vocab_size * self.d_model)
+
+
+Parts = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values [..., H, m, E] that stand one behind the other."""
+
+
+class Seen(NamedTuple):
+    """Which keys some queries see, the same for all layers."""
+
+    unseen_nm: Tensor
+    """bool. What lies after a query, or too far before it."""
+    crossing_Bnm: Tensor | None
+    """bool, broadcast to [..., n, m]. What is not of the query's document; None where everything is."""
+    absent: Literal["zeros", "masked"]
+
+
+class CoreLayer(nn.Module):
+    """Attention and feed-forward, with what each is normed by."""
+
+    def __init__(self, config: CoreConfig):
+        super().__init__()
+        d, self.config = config.d_model, config
+        self.norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv = nn.Linear(d, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, d, bias=False)
+        self.hidden, self.mlp_out = nn.Linear(d, config.mlp_dim), nn.Linear(config.mlp_dim, d)
+        self.dropout = nn.Dropout(config.dropout)
+        self.weights = nn.Identity()  # what tokens attend to, for those who watch it
+
+    def project(self, x_nD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., H, n, E]; the queries are divided by √E."""
+        q, k, v = (split_heads(part, self.config.heads) for part in self.qkv(self.norm(x_nD)).chunk(3, -1))
+        return q / self.config.head_dim**0.5, k, v
+
+    def keys_values(self, x_nD: Tensor) -> tuple[Tensor, Tensor]:
+        """Of tokens that are only looked at."""
+        weight = self.qkv.weight[self.config.width :]
+        k, v = (split_heads(part, self.config.heads) for part in F.linear(self.norm(x_nD), weight).chunk(2, -1))
+        return k, v
+
+    def nothing(self) -> tuple[Tensor, Tensor]:
+        """Key and value of a zero vector, which are those of the norm's bias: [H, 1, E]."""
+        weight = self.qkv.weight[self.config.width :]
+        k, v = (part.unflatten(-1, (self.config.heads, 1, -1)) for part in F.linear(self.norm.bias, weight).chunk(2, -1))
+        return k, v
+
+    def attend(self, q_HnE: Tensor, parts: Parts, distance_Hnm: Tensor, seen: Seen) -> Tensor:
+        """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance]."""
+        logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
+        crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
+        unseen, v0 = seen.unseen_nm, None
+        if crossing is not None and seen.absent == "masked":
+            unseen = unseen | crossing
+        elif crossing is not None:
+            k0, v0 = self.nothing()
+            logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
+        weights = torch.softmax((logits + distance_Hnm).masked_fill(unseen, MASKED), dim=-1)
+        if crossing is not None and v0 is None:
+            weights = weights.masked_fill(unseen.all(-1, keepdim=True), 0.0)
+        weights = self.weights(weights)
+        own = weights if v0 is None else weights.masked_fill(crossing, 0.0)
+        columns = own.split([k.shape[-2] for k, _ in parts], dim=-1)
+        heads = sum(part @ v for part, (_, v) in zip(columns, parts, strict=True))
+        return heads if v0 is None else heads + (weights * crossing).sum(-1, keepdim=True) * v0
+
+    def finish(self, x_nD: Tensor, heads_HnE: Tensor) -> Tensor:
+        """Attention's output into the residual stream, then the feed-forward's; over any leading dimensions."""
+        x_nD = x_nD + self.dropout(self.out(merge_heads(heads_HnE)))
+        return x_nD + self.dropout(self.mlp_out(self.dropout(F.relu(self.hidden(self.mlp_norm(x_nD))))))
+
+    def forward(
+        self,
+        x_nD: Tensor,
+        context: tuple[Tensor, Tensor] | None,
+        distances: Distances,
+        unseen_nm: Tensor,
+        crossing_Bnm: Tensor | None,
+    ) -> Tensor:
+        """Tokens see themselves, one another and a ``context`` of earlier keys and values [..., H, m − n, E]."""
+        q, k, v = self.project(x_nD)
+        if context is not None:
+            k, v = torch.cat([context[0], k], dim=-2), torch.cat([context[1], v], dim=-2)
+        seen = Seen(unseen_nm, crossing_Bnm, self.config.absent)
+        return self.finish(x_nD, self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen))
+
+
+class Distances(NamedTuple):
+    """The table of distances, and whether a token sees itself."""
+
+    table_EP: Tensor
+    """Its last column is that of the nearest token that is seen: the token itself, or the one before it."""
+    itself: bool
+
+    @property
+    def span(self) -> int:
+        """Tokens that one sees at the most."""
+        return self.table_EP.shape[1]
+
+    def between(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Distance of query and key, of which the last are the queries' own: int64 [n, m]; below 0 after the query."""
+        return torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
+
+    def unseen(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """What lies after a query or too far before it: bool [n, m]."""
+        far = self.between(queries, keys, device) - (0 if self.itself else 1)
+        return (far < 0) | (far >= self.span)
+
+    def of(self, q_HnE: Tensor, keys: int) -> Tensor:
+        """q·e[distance] for all keys of so many, of which the last are the queries' own: [..., H, n, m].
+
+        Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen, what
+        stands there is another distance's.
+        """
+        n, first = q_HnE.shape[-2], self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
+        table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has
+        first = min(first, n)
+        product_HnP = q_HnE @ table_EP
+        wide_HnP = F.pad(product_HnP, (0, max(keys + 1 - product_HnP.shape[-1], 0)))
+        stride = wide_HnP.shape[-1] - 1
+        moved = wide_HnP.flatten(-2)[..., first : first + n * stride]
+        return moved.unflatten(-1, (n, stride))[..., :keys]
+
+    def at(self, q_BHnE: Tensor, distance_Bnm: Tensor) -> Tensor:
+        """q·e at given distances: [B, H, n, m]; any other's where one is not seen."""
+        column_Bnm = self.span - distance_Bnm - (1 if self.itself else 0)
+        index = column_Bnm.clamp(0, self.span - 1)[:, None].expand(-1, q_BHnE.shape[1], -1, -1)
+        return torch.gather(q_BHnE @ self.table_EP, -1, index)
+
+
+class CoreModel(RecurrentModel):
+    """Embeddings, the core's layers, final norm and output layer; how tokens pass through them, each model says."""
+
+    def __init__(self, config: CoreConfig, vocab_size: int, block: int, span: int, layers: int):
+        super().__init__()
+        self.vocab_size, self.block = vocab_size, block
+        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.distances_EP = nn.Parameter(torch.randn(config.head_dim, span))
+        self.layers: Any = nn.ModuleList(CoreLayer(config) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(config.d_model)
+        self.output = nn.Linear(config.d_model, vocab_size)
+
+    def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+        """Nats [B, T] where there are targets, else logits [B, T, V]."""
+        hidden_BTD = self.final_norm(x_BTD)
+        if targets_BT is None:
+            return self.output(hidden_BTD)
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        return chunked_cross_entropy(hidden_ND, self.output.weight, targets_BT.flatten(), self.output.bias).view_as(targets_BT)
+
+
+def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:
+    """Which document each slot of the State and each block belongs to: int64 [B, slots + K], −1 where a slot is empty.
+
+    ``count_B``: the slots that are filled, the last ones; they are of the document that goes on unless the first block is fresh.
+    """
+    filled_BS = torch.arange(slots, device=fresh_BK.device) >= slots - count_B[:, None]
+    return torch.cat([filled_BS.long() - 1, fresh_BK.long().cumsum(1)], dim=1)
+
+
+def keep_own(x_BSD: Tensor, document_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """The slots of the newest document, zeros where they are others', and how many there are: what the next segment needs."""
+    own_BS = document_BS == document_BS[:, -1:]
+    return x_BSD.masked_fill(~own_BS.view(*own_BS.shape, *[1] * (x_BSD.dim() - 2)), 0.0), own_BS.sum(1)

@@ -1,0 +1,282 @@
+"""Staircase and cached staircase: a core that is applied to a token several times while newer tokens join (sections 3.2, 3.2.1).
+
+    StaircaseConfig(chunk=64, passes=4).build(vocab_size=257)
+    CachedStaircaseConfig(chunk=64, passes=1, chunks=4).build(vocab_size=257)
+
+Each step takes in one chunk of C tokens and processes N chunks at once: the newest for the first time, the one before it for the
+second, and so on. After M passes a chunk is read out and stays as it is, N − M steps longer, to be looked at (a staircase has M = N).
+A token sees itself and what precedes it in the step's N chunks (equation 3):
+
+    step        i            i+1          i+2              N = 3, M = 2: numbers are passes that a chunk has had before the step
+    chunk i−2   2 (cached)
+    chunk i−1   1            2 (cached)
+    chunk i     0            1            2 (cached)
+    chunk i+1                0            1
+
+At a segment's end the chunks that have had fewer than M passes get the others: causal, so they are those that the next segment would
+make. The State is what the next step begins with: ``states`` [B, N − 1, C, D], the last chunks after the passes that they have had, and
+``states_count`` [B], how many of them there are in the document that goes on.
+
+Letters: see core.py; C tokens of a chunk · S chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recur_models.core import CoreConfig, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.costs import Costs
+from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+
+Context = list[tuple[Tensor, Tensor]]
+"""Of each layer the keys and values of what is only looked at: [B, H, m, E]."""
+
+
+@dataclass(frozen=True)
+class StaircaseConfig(CoreConfig):
+    """Staircase: every chunk of a step is processed anew."""
+
+    name: ClassVar[str] = "staircase"
+
+    chunk: int = 64
+    """Tokens that join at a step (the paper's forward size C)."""
+    passes: int = 2
+    """Times that the core is applied to a token, and chunks of a step (N); the step size is their product."""
+
+    @property
+    def block(self) -> int:
+        return self.chunk
+
+    @property
+    def in_step(self) -> int:
+        """Chunks that a step holds (N)."""
+        return self.passes
+
+    def build(self, vocab_size: int) -> Staircase:
+        return Staircase(self, vocab_size)
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Of a step; and of a segment, what its end drains and what its beginning looks at once more."""
+        N, M, C = self.in_step, self.passes, self.chunk
+        cached = C if N > M else 0
+        steady = [self._pass(M, cached)] * self.layers
+        outer = self.outer_costs(vocab_size, C, N * C, C)
+        total = sum(steady, start=outer)
+        drained = sum(self._pass(active, cached).computed_flops for active in range(1, M))
+        looked_at = self._pass(0, (N - M) * C).computed_flops - self._pass(0, cached).computed_flops
+        return replace(total, segment_flops=self.layers * (drained + looked_at))
+
+    def _pass(self, active: int, cached: int) -> Costs:
+        """One layer over so many chunks that see those before them."""
+        C, before = self.chunk, (self.in_step - self.passes) * self.chunk
+        n, m = active * C, active * C + before
+        needed = n * before + n * (n + 1) // 2
+        return self.layer_costs(n, needed, n * m, min(m + 1, self.in_step * C), cached)
+
+
+@dataclass(frozen=True)
+class CachedStaircaseConfig(StaircaseConfig):
+    """Cached staircase: a chunk is processed ``passes`` times, and looked at ``chunks`` − ``passes`` steps longer."""
+
+    name: ClassVar[str] = "cached-staircase"
+
+    passes: int = 1
+    """Times that the core is applied to a token (M)."""
+    chunks: int = 4
+    """Chunks of a step (N): a token sees so many."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.passes > self.chunks:
+            raise ValueError(
+                f"model.passes is {self.passes} and model.chunks {self.chunks}: a chunk is processed while it is among those "
+                "of the step, so give no more passes than chunks"
+            )
+
+    @property
+    def in_step(self) -> int:
+        return self.chunks
+
+
+class Step(NamedTuple):
+    """Which chunks a step holds, of those of the State and the segment, counted from the State's first."""
+
+    first: int
+    """The first of them."""
+    active: int
+    """The first that is processed."""
+    end: int
+    """After the last."""
+    crosses: bool
+    """Whether they are of more than one document, or missing, on some lane."""
+    last: bool
+    """Whether no step follows."""
+
+
+class Staircase(CoreModel):
+    """Both models: a staircase has no cached chunks."""
+
+    def __init__(self, config: StaircaseConfig, vocab_size: int):
+        span = config.in_step * config.chunk
+        super().__init__(config, vocab_size, config.chunk, span, config.layers)
+        self.config = config
+
+    def initial_state(self, lanes: int) -> State:
+        config, like = self.config, self.embedding.weight
+        return {
+            "states": like.new_zeros(lanes, config.in_step - 1, config.chunk, config.d_model),
+            "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
+        }
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        new_BKCD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (-1, self.block))
+        old = self.config.in_step - 1
+        document_BS = documents(state["states_count"], old, fresh_BK)
+        steps = self.steps(document_BS, new_BKCD.shape[1])
+        x_BSCD, context, outputs = state["states"].to(new_BKCD.dtype), self.look_at(state["states"].to(new_BKCD.dtype)), []
+        chunks, after = new_BKCD.unbind(1), x_BSCD
+        for i, step in enumerate(steps):
+            if i < len(chunks):
+                x_BSCD = torch.cat([x_BSCD, chunks[i][:, None]], dim=1)
+            run = self.recomputed("block", self.step)
+            x_BSCD, context = run(x_BSCD, context, step, document_BS)
+            if i + 1 >= self.config.passes:
+                outputs.append(x_BSCD[:, step.active - step.first])
+            x_BSCD = x_BSCD[:, 1:]
+            if i == len(chunks) - 1:
+                after = x_BSCD
+        states_BSCD, count_B = keep_own(after, document_BS[:, document_BS.shape[1] - old :]) if old else (after, None)
+        count_B = state["states_count"] if count_B is None else count_B
+        states_BSCD = states_BSCD.to(state["states"].dtype).clone()
+        return self.read_out(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
+
+    def steps(self, document_BS: Tensor, blocks: int) -> list[Step]:
+        """Those of a segment: one for each chunk that joins, and those that drain."""
+        N, M, total = self.config.in_step, self.config.passes, document_BS.shape[1]
+        windows = [(i, min(i + N, total)) for i in range(blocks + M - 1)]
+        mixed = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows])
+        empty = torch.stack([(document_BS[:, a:b] < 0).any() for a, b in windows])
+        crosses = (mixed | empty).tolist()
+        last = len(windows) - 1
+        return [Step(a, a + N - M, b, crosses[i], i == last) for i, (a, b) in enumerate(windows)]
+
+    def look_at(self, x_BSCD: Tensor) -> Context:
+        """Keys and values of the chunks that the next step does not process; none of a staircase."""
+        cached = self.config.in_step - self.config.passes
+        return [layer.keys_values(x_BSCD[:, :cached].flatten(1, 2)) for layer in self.layers] if cached else []
+
+    def step(
+        self, x_BSCD: Tensor, context: Context, step: Step, document_BS: Tensor, keep: Context | None = None
+    ) -> tuple[Tensor, Context]:
+        """The core over the chunks of one step, oldest first; and what the next step looks at. ``keep``: takes each layer's keys and
+        values of what the step holds."""
+        cached, C = step.active - step.first, self.block
+        x_BnD = x_BSCD[:, cached:].flatten(1, 2)
+        queries, keys = x_BnD.shape[1], (step.end - step.first) * C
+        distances = Distances(self.distances_EP, itself=True)
+        unseen_nm, crossing_Bnm = distances.unseen(queries, keys, x_BnD.device), None
+        if step.crosses:
+            document_Bm = document_BS[:, step.first : step.end].repeat_interleave(C, dim=1)
+            crossing_Bnm = document_Bm[:, cached * C :, None] != document_Bm[:, None]
+        for i, layer in enumerate(self.layers):
+            before = context[i] if context else None
+            if keep is not None:
+                own = layer.keys_values(x_BnD)
+                keep.append(own if before is None else tuple(torch.cat(pair, -2) for pair in zip(before, own, strict=True)))
+            run = self.recomputed("layer", layer)
+            x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)
+        active_BSCD = x_BnD.unflatten(1, (-1, C))
+        if context and not step.last:
+            new = [layer.keys_values(active_BSCD[:, 0]) for layer in self.layers]
+            context = [
+                (torch.cat([k[..., C:, :], k1], -2), torch.cat([v[..., C:, :], v1], -2))
+                for (k, v), (k1, v1) in zip(context, new, strict=True)
+            ]
+        return torch.cat([x_BSCD[:, :cached], active_BSCD], dim=1) if cached else active_BSCD, context
+
+    def stepper(self) -> Stepper:
+        return StaircaseStepper(self)
+
+    def watched(self) -> list[Watched]:
+        """Of what tokens attend to, the part that lies in chunks of earlier steps."""
+
+        def share(weights_BHnm: Tensor, _: Tensor) -> Tensor:
+            return weights_BHnm[..., -self.block :, : -self.block].float().sum(-1).mean()
+
+        if self.config.in_step == 1:
+            return []
+        return [Watched("state_share", layer.weights, share) for layer in self.layers]
+
+
+class StaircaseStepper(Stepper):
+    """A token gets its M passes at once: what older chunks are in each of them does not depend on it.
+
+    The block: of each pass and layer ``earlier_keys`` and ``earlier_values`` [B, H, (N − 1)·C, E] of the older chunks, ``keys`` and
+    ``values`` [B, H, C, E] of the chunk itself; ``first`` [B, C, D], its tokens after one pass; ``older`` [B, N − 1, C, D], the
+    others after this step.
+    """
+
+    model: Staircase
+
+    def open(self, state: State, lanes: int) -> State:
+        model, config, x_BSCD = self.model, self.model.config, state["states"]
+        N, M, C = config.in_step, config.passes, config.chunk
+        unmarked_B0 = torch.zeros(lanes, 0, dtype=torch.bool, device=x_BSCD.device)
+        document_BS = documents(state["states_count"], N - 1, unmarked_B0)
+        block: State = {"first": x_BSCD.new_zeros(lanes, C, config.d_model), "older": x_BSCD.clone()}
+        context = model.look_at(x_BSCD)
+        for i in range(M):
+            held: Context = context
+            if i < M - 1:
+                held = []
+                x_BSCD, context = model.step(x_BSCD, context, Step(i, i + N - M, N - 1, crosses=True, last=False), document_BS, held)
+                block["older"] = x_BSCD.clone() if i == 0 else block["older"]
+                x_BSCD = x_BSCD[:, 1:]
+            for j in range(config.layers):
+                for kind, place in (("keys", 0), ("values", 1)):
+                    empty = x_BSCD.new_zeros(lanes, config.heads, N * C, config.head_dim)
+                    earlier, own = empty.split([(N - 1) * C, C], dim=2)
+                    if held:
+                        earlier = F.pad(held[j][place], (0, 0, i * C, 0))  # at each pass one chunk more has left the window
+                    block |= {f"{i}.{j}.earlier_{kind}": earlier.clone(), f"{i}.{j}.{kind}": own.clone()}
+        return block
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        model, config, after = self.model, self.model.config, dict(block)
+        N, C = config.in_step, config.chunk
+        distances = Distances(model.distances_EP, itself=True)
+        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        slot_m = torch.arange(N * C, device=x_BnD.device)
+        distance_Bnm = places.of_tokens_Bn[..., None] + (N - 1) * C - slot_m
+        missing_B1m = slot_m // C < (N - 1 - state["states_count"])[:, None, None]
+        for i in range(config.passes):
+            seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m, config.absent)
+            for j, layer in enumerate(model.layers):
+                q, k, v = layer.project(x_BnD)
+                for kind, new in ((f"{i}.{j}.keys", k), (f"{i}.{j}.values", v)):
+                    after[kind] = places.write(after[kind].transpose(1, 2), new.transpose(1, 2)).transpose(1, 2)
+                parts = [(after[f"{i}.{j}.{kind}keys"], after[f"{i}.{j}.{kind}values"]) for kind in ("earlier_", "")]
+                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in parts]
+                x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
+            if i == 0:
+                after["first"] = places.write(after["first"], x_BnD)
+        return model.read_out(x_BnD, None), after
+
+    def close(self, state: State, block: State) -> State:
+        slots = self.model.config.in_step - 1
+        count_B = (state["states_count"] + 1).clamp(max=slots)
+        states = torch.cat([block["older"], block["first"][:, None]], dim=1)[:, 1:]
+        empty_BS = torch.arange(slots, device=count_B.device) < slots - count_B[:, None]
+        return {"states": states.masked_fill(empty_BS[..., None, None], 0.0), "states_count": count_B}
