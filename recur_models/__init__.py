@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from recur_models.block_recurrent import RecConfig
+from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.importing import when_imported
+from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.protocol import (
     IGNORED,
@@ -24,12 +26,23 @@ from recur_models.protocol import (
 )
 from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
+from recur_models.transformer_xl import TransformerXLConfig, UniversalTransformerConfig
 from recur_models.vanilla import VanillaConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     config.name: config
     for config in (
-        RecConfig, SlideConfig, XLConfig, MemorizingConfig, VanillaConfig, StaircaseConfig, CachedStaircaseConfig
+        RecConfig,
+        SlideConfig,
+        XLConfig,
+        MemorizingConfig,
+        VanillaConfig,
+        StaircaseConfig,
+        CachedStaircaseConfig,
+        FeedbackTransformerConfig,
+        TransformerXLConfig,
+        UniversalTransformerConfig,
+        LSTMConfig,
     )
 }
 Config = TypeVar("Config", bound=ModelConfig)

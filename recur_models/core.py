@@ -3,7 +3,7 @@
 Pre-norm with layer norms; projections without a bias, a ReLU feed-forward with biases; embeddings and output layer apart. The
 distance of a key is a learned embedding: logits = (q·k + q·e[distance]) / √E, with one table e [E, P] for all layers.
 
-What is missing at a document's start (``absent``): the released code has zeros there, which enter every layer as any token would, so
+What is missing at a document's start (``absent``): the released code has zeros there, which enter every layer as tokens do, so
 their logit is q·(k₀ + e[distance]) and their value v₀, with k₀ and v₀ made of the norm's bias; "masked" leaves them out.
 
 Dropout: embeddings, what attention adds, the feed-forward's hidden layer, what it adds.
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import MASKED, merge_heads, split_heads
-from recur_models.losses import chunked_cross_entropy
+from recur_models.losses import output_layer
 from recur_models.protocol import ModelConfig, RecurrentModel
 
 
@@ -68,7 +68,9 @@ class CoreConfig(ModelConfig):
         """
         d, w, f = self.d_model, self.width, self.mlp_dim
         projected = product(rows, d, 3 * w) + product(rows, w, d) + product(rows, d, f) + product(rows, f, d)
-        attended = attention(w, pairs, computed_pairs) + replace(product(rows * self.heads, self.head_dim, distances), parameters=0)
+        attended = attention(w, pairs, computed_pairs) + replace(
+            product(rows * self.heads, self.head_dim, distances), parameters=0
+        )
         return projected + attended + replace(product(cached, d, 2 * w), parameters=0) + scales(f, d, 4 * d)
 
     def outer_costs(self, vocab_size: int, rows: int, distances: int, block: int) -> Costs:
@@ -80,6 +82,10 @@ class CoreConfig(ModelConfig):
 
 Parts = Sequence[tuple[Tensor, Tensor]]
 """Keys and values [..., H, m, E] that stand one behind the other."""
+
+
+Context = list[tuple[Tensor, Tensor]]
+"""Of each layer the keys and values of what is only looked at: [B, H, m, E]."""
 
 
 class Seen(NamedTuple):
@@ -119,7 +125,9 @@ class CoreLayer(nn.Module):
     def nothing(self) -> tuple[Tensor, Tensor]:
         """Key and value of a zero vector, which are those of the norm's bias: [H, 1, E]."""
         weight = self.qkv.weight[self.config.width :]
-        k, v = (part.unflatten(-1, (self.config.heads, 1, -1)) for part in F.linear(self.norm.bias, weight).chunk(2, -1))
+        k, v = (
+            part.unflatten(-1, (self.config.heads, 1, -1)) for part in F.linear(self.norm.bias, weight).chunk(2, -1)
+        )
         return k, v
 
     def attend(self, q_HnE: Tensor, parts: Parts, distance_Hnm: Tensor, seen: Seen) -> Tensor:
@@ -186,8 +194,8 @@ class Distances(NamedTuple):
     def of(self, q_HnE: Tensor, keys: int) -> Tensor:
         """q·e[distance] for all keys of so many, of which the last are the queries' own: [..., H, n, m].
 
-        Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen, what
-        stands there is another distance's.
+        Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen,
+        another distance's stands there.
         """
         n, first = q_HnE.shape[-2], self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
         table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has
@@ -220,11 +228,7 @@ class CoreModel(RecurrentModel):
 
     def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
-        hidden_BTD = self.final_norm(x_BTD)
-        if targets_BT is None:
-            return self.output(hidden_BTD)
-        hidden_ND = hidden_BTD.flatten(0, 1)
-        return chunked_cross_entropy(hidden_ND, self.output.weight, targets_BT.flatten(), self.output.bias).view_as(targets_BT)
+        return output_layer(self.final_norm(x_BTD), self.output, targets_BT)
 
 
 def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradient
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.protocol import IGNORED
@@ -36,6 +36,14 @@ def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None
     if targets_BT is None:
         return hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
     return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
+
+
+def output_layer(hidden_BTD: Tensor, output: nn.Linear, targets_BT: Tensor | None) -> Tensor:
+    """What a model returns that has an output layer of its own: nats [B, T] where there are targets, else logits [B, T, V]."""
+    if targets_BT is None:
+        return output(hidden_BTD)
+    hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+    return chunked_cross_entropy(hidden_ND, output.weight, targets_N, output.bias).view_as(targets_BT)
 
 
 def _chunks(tokens: int, vocab_size: int) -> list[slice]:

@@ -30,7 +30,7 @@ from recur_models.costs import Costs
 State = dict[str, Tensor]
 """What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
 
-RECURRENT = ("states", "memory_keys", "memory_values", "memory_count")
+RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
 block's keys and values. These are what the study of section 4.6 clears."""
 

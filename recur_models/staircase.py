@@ -4,7 +4,7 @@
     CachedStaircaseConfig(chunk=64, passes=1, chunks=4).build(vocab_size=257)
 
 Each step takes in one chunk of C tokens and processes N chunks at once: the newest for the first time, the one before it for the
-second, and so on. After M passes a chunk is read out and stays as it is, N − M steps longer, to be looked at (a staircase has M = N).
+second, and so on. After M passes a chunk is read out and stays as it is, N − M steps longer, to be looked at (a staircase: M = N).
 A token sees itself and what precedes it in the step's N chunks (equation 3):
 
     step        i            i+1          i+2              N = 3, M = 2: numbers are passes that a chunk has had before the step
@@ -13,9 +13,9 @@ A token sees itself and what precedes it in the step's N chunks (equation 3):
     chunk i     0            1            2 (cached)
     chunk i+1                0            1
 
-At a segment's end the chunks that have had fewer than M passes get the others: causal, so they are those that the next segment would
-make. The State is what the next step begins with: ``states`` [B, N − 1, C, D], the last chunks after the passes that they have had, and
-``states_count`` [B], how many of them there are in the document that goes on.
+At a segment's end the chunks that have had fewer than M passes get the others: causal, so they are those that the next segment
+would make. The State is what the next step begins with: ``states`` [B, N − 1, C, D], the last chunks after the passes that they
+have had, and ``states_count`` [B], how many of them there are in the document that goes on.
 
 Letters: see core.py; C tokens of a chunk · S chunks.
 """
@@ -29,12 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recur_models.core import CoreConfig, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
-
-Context = list[tuple[Tensor, Tensor]]
-"""Of each layer the keys and values of what is only looked at: [B, H, m, E]."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,11 @@ class Staircase(CoreModel):
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
         steps = self.steps(document_BS, new_BKCD.shape[1])
-        x_BSCD, context, outputs = state["states"].to(new_BKCD.dtype), self.look_at(state["states"].to(new_BKCD.dtype)), []
+        x_BSCD, context, outputs = (
+            state["states"].to(new_BKCD.dtype),
+            self.look_at(state["states"].to(new_BKCD.dtype)),
+            [],
+        )
         chunks, after = new_BKCD.unbind(1), x_BSCD
         for i, step in enumerate(steps):
             if i < len(chunks):
@@ -180,8 +181,8 @@ class Staircase(CoreModel):
     def step(
         self, x_BSCD: Tensor, context: Context, step: Step, document_BS: Tensor, keep: Context | None = None
     ) -> tuple[Tensor, Context]:
-        """The core over the chunks of one step, oldest first; and what the next step looks at. ``keep``: takes each layer's keys and
-        values of what the step holds."""
+        """The core over the chunks of one step, oldest first; and what the next step looks at. ``keep``: takes each layer's keys
+        and values of what the step holds."""
         cached, C = step.active - step.first, self.block
         x_BnD = x_BSCD[:, cached:].flatten(1, 2)
         queries, keys = x_BnD.shape[1], (step.end - step.first) * C
@@ -194,7 +195,9 @@ class Staircase(CoreModel):
             before = context[i] if context else None
             if keep is not None:
                 own = layer.keys_values(x_BnD)
-                keep.append(own if before is None else tuple(torch.cat(pair, -2) for pair in zip(before, own, strict=True)))
+                keep.append(
+                    own if before is None else tuple(torch.cat(pair, -2) for pair in zip(before, own, strict=True))
+                )
             run = self.recomputed("layer", layer)
             x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)
         active_BSCD = x_BnD.unflatten(1, (-1, C))
@@ -241,7 +244,9 @@ class StaircaseStepper(Stepper):
             held: Context = context
             if i < M - 1:
                 held = []
-                x_BSCD, context = model.step(x_BSCD, context, Step(i, i + N - M, N - 1, crosses=True, last=False), document_BS, held)
+                x_BSCD, context = model.step(
+                    x_BSCD, context, Step(i, i + N - M, N - 1, crosses=True, last=False), document_BS, held
+                )
                 block["older"] = x_BSCD.clone() if i == 0 else block["older"]
                 x_BSCD = x_BSCD[:, 1:]
             for j in range(config.layers):
@@ -249,7 +254,9 @@ class StaircaseStepper(Stepper):
                     empty = x_BSCD.new_zeros(lanes, config.heads, N * C, config.head_dim)
                     earlier, own = empty.split([(N - 1) * C, C], dim=2)
                     if held:
-                        earlier = F.pad(held[j][place], (0, 0, i * C, 0))  # at each pass one chunk more has left the window
+                        earlier = F.pad(
+                            held[j][place], (0, 0, i * C, 0)
+                        )  # at each pass one chunk more has left the window
                     block |= {f"{i}.{j}.earlier_{kind}": earlier.clone(), f"{i}.{j}.{kind}": own.clone()}
         return block
 

@@ -7,9 +7,12 @@ import pytest
 
 from recur_models import ModelConfig
 from recur_models.block_recurrent import RecConfig
+from recur_models.feedback_transformer import FeedbackTransformerConfig
+from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
+from recur_models.transformer_xl import TransformerXLConfig, UniversalTransformerConfig
 from recur_models.vanilla import VanillaConfig
 
 SIZE: dict[str, Any] = {
@@ -40,12 +43,20 @@ def small_configs() -> dict[str, ModelConfig]:
             configs[f"rec-{gate}-{cell}-{equations}"] = rec
         feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
         configs[f"feedback-two-layers-{equations}"] = feedback
+    configs["lstm"] = LSTMConfig(layers=2, d_model=24, window=4)
     core = {**SIZE, "layers": 2}
     window = core.pop("window")
     for absent in ("zeros", "masked"):
         core["absent"] = absent
         configs[f"staircase-{absent}"] = StaircaseConfig(**core, chunk=window, passes=3)
         configs[f"cached_staircase-{absent}"] = CachedStaircaseConfig(**core, chunk=window, passes=2, chunks=4)
+        configs[f"transformer_xl-{absent}"] = TransformerXLConfig(**core, window=window, span=6)
+        configs[f"universal-{absent}"] = UniversalTransformerConfig(
+            **{**core, "layers": 1}, window=window, span=6, passes=3
+        )
+        configs[f"feedback_transformer-{absent}"] = FeedbackTransformerConfig(
+            **core, window=window, span=6, keys="shared" if absent == "masked" else "own"
+        )
     return configs
 
 

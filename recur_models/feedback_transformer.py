@@ -1,0 +1,215 @@
+"""Feedback transformer: a token sees one memory of each earlier token, made of all its layers' outputs (Fan et al. 2020).
+
+    FeedbackTransformerConfig(layers=4, span=100).build(vocab_size=257)
+
+A token's memory is the sum of its embedding and of every layer's output, with softmax weights that are learned; every layer makes
+its keys and values of it. So all layers see what the last one made, and tokens are read one by one. What can be in parallel is:
+keys and values of all layers in one product, lanes, the output layer. A token sees the ``span`` memories before it.
+
+State: ``states`` [B, span, D], the memories of the document that goes on, and ``states_count`` [B], how many there are.
+
+Letters: see core.py; L layers · W tokens of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recur_models.core import Context, CoreConfig, CoreModel, Distances, Parts, Seen, documents, keep_own
+from recur_models.costs import Costs, product, scales
+from recur_models.layers import split_heads
+from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+
+
+@dataclass(frozen=True)
+class FeedbackTransformerConfig(CoreConfig):
+    """Feedback transformer: token by token."""
+
+    name: ClassVar[str] = "feedback-transformer"
+
+    span: int = 128
+    """Memories before it that a token sees."""
+    window: int = 16
+    """Tokens of a block, at whose beginning a document may begin. It changes memory and time, and no figure otherwise."""
+    keys: Literal["own", "shared"] = "own"
+    """Each layer's keys and values are made by its own projections, or those of all layers by the first one's."""
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    def build(self, vocab_size: int) -> FeedbackTransformer:
+        return FeedbackTransformer(self, vocab_size)
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Of a block; and of a segment, the keys and values of the memories that it begins with."""
+        W, S = self.window, self.span
+        layer = self.layer_costs(W, W * S, W * S, S)
+        total = sum([layer] * self.layers, start=self.outer_costs(vocab_size, W, S, W) + scales(self.layers + 1))
+        kinds = 1 if self.keys == "shared" else self.layers
+        keys = product(W, self.d_model, 2 * self.width)  # among those of a layer
+        spared = [replace(keys, parameters=-keys.parameters, flops=-keys.flops, computed_flops=-keys.flops)]
+        total = sum(spared * (self.layers - kinds), start=total)
+        return replace(total, segment_flops=kinds * product(S, self.d_model, 2 * self.width).flops)
+
+
+class FeedbackTransformer(CoreModel):
+    """The core, read token by token."""
+
+    def __init__(self, config: FeedbackTransformerConfig, vocab_size: int):
+        super().__init__(config, vocab_size, config.window, config.span, config.layers)
+        self.config = config
+        self.memory_weights_L = nn.Parameter(torch.zeros(config.layers + 1))
+        self.memory = nn.Identity()  # given the weights, for those who watch them
+        if config.keys == "shared":
+            for layer in self.layers[1:]:
+                layer.qkv = nn.Linear(config.d_model, config.width, bias=False)
+
+    def initial_state(self, lanes: int) -> State:
+        config, like = self.config, self.embedding.weight
+        return {
+            "states": like.new_zeros(lanes, config.span, config.d_model),
+            "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
+        }
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        x_BTD, span = self.dropout(self.embedding(tokens_BT)), self.config.span
+        document_BK = documents(state["states_count"], span, fresh_BK)
+        document_BS = torch.cat([document_BK[:, :span], document_BK[:, span:].repeat_interleave(self.block, 1)], 1)
+        memories, outputs = [state["states"].to(x_BTD.dtype)], []
+        earlier = self.keys_values(memories[0])
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            first = k * self.block
+            crossing_BS = document_BS[:, first : first + span] != document_BK[:, span + k, None]
+            run = self.recomputed("block", self.read)
+            output_BWD, memory_BWD, own = run(x_BWD, earlier, crossing_BS if bool(crossing_BS.any()) else None)
+            outputs.append(output_BWD)
+            memories.append(memory_BWD)
+            earlier = [
+                tuple(torch.cat(pair, 2)[:, :, -span:] for pair in zip(*both, strict=True))
+                for both in zip(earlier, own, strict=True)
+            ]
+        kept_BSD, count_B = keep_own(torch.cat(memories, 1)[:, -span:], document_BS[:, -span:])
+        after = {"states": kept_BSD.to(state["states"].dtype), "states_count": count_B}
+        return self.read_out(torch.cat(outputs, 1), targets_BT), after
+
+    def read(self, x_BWD: Tensor, earlier: Context, crossing_BS: Tensor | None) -> tuple[Tensor, Tensor, Context]:
+        """A block behind the keys and values of the ``span`` memories before it. Returns outputs and memories [B, W, D], and the
+        memories' own keys and values."""
+        config, outputs, memories = self.config, [], []
+        own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
+        project = self.projection()
+        for t in range(x_BWD.shape[1]):
+            seen = Seen(x_BWD.new_zeros(1, dtype=torch.bool), None, config.absent)
+            first = max(t - config.span, 0)
+            if crossing_BS is not None:
+                crossing_Bm = F.pad(crossing_BS[:, t:], (0, t - first), value=False)
+                seen = seen._replace(crossing_Bnm=crossing_Bm[:, None])
+            parts = []
+            for (k, v), pairs in zip(earlier, own, strict=True):
+                parts.append([(k[:, :, t:], v[:, :, t:])])
+                if t:
+                    parts[-1].append(tuple(torch.stack(each, 2) for each in zip(*pairs[first:], strict=True)))
+            output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, None)
+            outputs.append(output_B1D)
+            memories.append(memory_B1D)
+            for pairs, (k, v) in zip(own, self.keys_values(memory_B1D, project), strict=True):
+                pairs.append((k[:, :, 0], v[:, :, 0]))
+        stacked = [tuple(torch.stack(each, 2) for each in zip(*pairs, strict=True)) for pairs in own]
+        return torch.cat(outputs, 1), torch.cat(memories, 1), stacked
+
+    def token(
+        self, x_B1D: Tensor, parts: list[Parts], seen: Seen, distance_B1m: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys, where they are not the ``span``
+        before it in order."""
+        distances, outputs = Distances(self.distances_EP, itself=False), [x_B1D]
+        for layer, keys in zip(self.layers, parts, strict=True):
+            q = F.linear(layer.norm(x_B1D), layer.qkv.weight[: self.config.width])
+            q = split_heads(q, self.config.heads) / self.config.head_dim**0.5
+            near = q @ distances.table_EP if distance_B1m is None else distances.at(q, distance_B1m)
+            x_B1D = layer.finish(x_B1D, layer.attend(q, keys, near, seen))
+            outputs.append(x_B1D)
+        weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
+        return x_B1D, sum(weight * output for weight, output in zip(weights_L, outputs, strict=True))
+
+    def projection(self) -> tuple[Tensor, Tensor]:
+        """What makes keys and values for all layers of a memory that is normed without scale: one matrix and one bias."""
+        w = self.config.width
+        layers = self.layers[:1] if self.config.keys == "shared" else self.layers
+        weights = [layer.qkv.weight[w:] for layer in layers]
+        folded = [weight * layer.norm.weight for weight, layer in zip(weights, layers, strict=True)]
+        biases = [weight @ layer.norm.bias for weight, layer in zip(weights, layers, strict=True)]
+        return torch.cat(folded), torch.cat(biases)
+
+    def keys_values(self, memory_BnD: Tensor, projection: tuple[Tensor, Tensor] | None = None) -> Context:
+        """Each layer's of some memories: [B, H, n, E]."""
+        weight, bias = projection or self.projection()
+        made = F.linear(F.layer_norm(memory_BnD, memory_BnD.shape[-1:]), weight, bias)
+        each = [split_heads(part, self.config.heads) for part in made.split(self.config.width, -1)]
+        pairs = list(zip(each[::2], each[1::2], strict=True))
+        return pairs * (len(self.layers) // len(pairs))
+
+    def stepper(self) -> Stepper:
+        return FeedbackStepper(self)
+
+    def watched(self) -> list[Watched]:
+        """Of a memory, the part that layers made and not the embedding."""
+        return [Watched("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
+
+
+class FeedbackStepper(Stepper):
+    """Of each layer i the block has ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's memories, ``keys`` and
+    ``values`` [B, H, W, E] of the block's own; and these ``memories`` [B, W, D]."""
+
+    model: FeedbackTransformer
+
+    def open(self, state: State, lanes: int) -> State:
+        config, block = self.model.config, {}
+        own = (lanes, config.heads, config.window, config.head_dim)
+        for i, (k, v) in enumerate(self.model.keys_values(state["states"])):
+            block |= {f"{i}.earlier_keys": k.contiguous(), f"{i}.earlier_values": v.contiguous()}
+            block |= {f"{i}.keys": k.new_zeros(own), f"{i}.values": k.new_zeros(own)}
+        return block | {"memories": state["states"].new_zeros(lanes, config.window, config.d_model)}
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        model, config, after = self.model, self.model.config, dict(block)
+        x_BnD, outputs = model.dropout(model.embedding(tokens_Bn)), []
+        slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
+        missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
+        project = model.projection()
+        for n in range(tokens_Bn.shape[1]):
+            place_B1 = places.of_tokens_Bn[:, n : n + 1]
+            distance_B1m = place_B1[..., None] + config.span - slot_m
+            unseen_B1m = (distance_B1m < 1) | (distance_B1m > config.span)
+            seen = Seen(unseen_B1m[:, None], missing_B1m, config.absent)
+            parts = [
+                [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
+                for i in range(config.layers)
+            ]
+            output_B1D, memory_B1D = model.token(x_BnD[:, n : n + 1], parts, seen, distance_B1m)
+            outputs.append(output_B1D)
+            # A token that only fills its lane's row up is written too: behind the lane's own, which will be written over it.
+            here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
+            after["memories"] = torch.where(here_BW[..., None], memory_B1D, after["memories"])
+            for i, pair in enumerate(model.keys_values(memory_B1D, project)):
+                for kind, new in zip(("keys", "values"), pair, strict=True):
+                    after[f"{i}.{kind}"] = torch.where(here_BW[:, None, :, None], new, after[f"{i}.{kind}"])
+        return model.read_out(torch.cat(outputs, 1), None), after
+
+    def close(self, state: State, block: State) -> State:
+        span = self.model.config.span
+        states = torch.cat([state["states"], block["memories"]], 1)[:, -span:].contiguous()
+        return {"states": states, "states_count": (state["states_count"] + self.model.config.window).clamp(max=span)}

@@ -1,0 +1,167 @@
+"""LSTM: the sequential baseline (staircase paper, Table 1).
+
+    LSTMConfig(layers=2, d_model=256).build(vocab_size=257)
+
+Embeddings, layers of `torch.nn.LSTM` as wide as they, an output layer. State: ``layers.i.states`` [B, 2, D], hidden and cell
+vector of layer i, counted from 0; zeros at a document's start.
+
+Letters: B lanes · T tokens · K blocks of W tokens · n tokens of one block · D width · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.costs import Costs, product, scales
+from recur_models.losses import output_layer
+from recur_models.protocol import (
+    ModelConfig,
+    Places,
+    RecurrentModel,
+    State,
+    Stepper,
+    Watched,
+    begin_segment,
+    reset,
+)
+
+
+@dataclass(frozen=True)
+class LSTMConfig(ModelConfig):
+    """LSTM: one vector of memory, token by token."""
+
+    name: ClassVar[str] = "lstm"
+
+    layers: int = 2
+    """Layers."""
+    d_model: int = 256
+    """Width of embeddings, hidden vectors and cells."""
+    window: int = 16
+    """Tokens of a block, at whose beginning a document may begin. It changes no figure otherwise."""
+    dropout: float = 0.0
+    """Share of activations dropped: of the embeddings and of each layer's output."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} is {getattr(self, name)}: it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
+    def build(self, vocab_size: int) -> LSTM:
+        return LSTM(self, vocab_size)
+
+    def costs(self, vocab_size: int) -> Costs:
+        d, W = self.d_model, self.window
+        embedding = vocab_size * d
+        total = replace(product(W, d, vocab_size), block=W) + scales(vocab_size, embedding)
+        for _ in range(self.layers):
+            total += product(W, d, 4 * d) + product(W, d, 4 * d) + scales(8 * d)
+        return replace(total, embedding_parameters=embedding)
+
+
+class Layer(nn.Module):
+    """One layer over the tokens of a block."""
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__()
+        self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
+        self.before, self.after = nn.Identity(), nn.Identity()  # the state, for those who watch it
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
+        h_1BD, c_1BD = (part[None].contiguous() for part in self.before(state_B2D).to(x_BnD.dtype).unbind(1))
+        x_BnD, (h_1BD, c_1BD) = self.lstm(x_BnD, (h_1BD, c_1BD))
+        return self.dropout(x_BnD), self.after(torch.stack([h_1BD[0], c_1BD[0]], 1))
+
+
+class LSTM(RecurrentModel):
+    """The layers, one block after the other."""
+
+    def __init__(self, config: LSTMConfig, vocab_size: int):
+        super().__init__()
+        self.config, self.vocab_size, self.block = config, vocab_size, config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers: Any = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.output = nn.Linear(config.d_model, vocab_size)
+
+    def initial_state(self, lanes: int) -> State:
+        like = self.embedding.weight
+        return {f"layers.{i}.states": like.new_zeros(lanes, 2, self.config.d_model) for i in range(self.config.layers)}
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        x_BTD, outputs = self.dropout(self.embedding(tokens_BT)), []
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            x_BWD, state = self.recomputed("block", self.read)(x_BWD, state, fresh_BK[:, k])
+            outputs.append(x_BWD)
+        return output_layer(torch.cat(outputs, 1), self.output, targets_BT), state
+
+    def read(self, x_BnD: Tensor, state: State, fresh_B: Tensor | None = None) -> tuple[Tensor, State]:
+        """All layers over some tokens."""
+        after: State = {}
+        for i, layer in enumerate(self.layers):
+            name = f"layers.{i}.states"
+            before = state[name]
+            if fresh_B is not None:
+                before = reset(before, before.new_zeros(()), fresh_B)
+            x_BnD, made = self.recomputed("layer", layer)(x_BnD, before)
+            after[name] = made.to(before.dtype)
+        return x_BnD, after
+
+    def stepper(self) -> Stepper:
+        return LSTMStepper(self)
+
+    def watched(self) -> list[Watched]:
+        def change(before: Tensor, after: Tensor) -> Tensor:
+            return (after - before).float().square().mean().sqrt() / after.float().square().mean().sqrt()
+
+        return [Watched("state_change", layer.before, change, layer.after) for layer in self.layers]
+
+
+class LSTMStepper(Stepper):
+    """The block has the State after each of its places, ``layers.i.states`` [B, W, 2, D]."""
+
+    model: LSTM
+
+    def open(self, state: State, lanes: int) -> State:
+        shape = (lanes, self.model.block, 2, self.model.config.d_model)
+        return {name: tensor.new_zeros(shape) for name, tensor in state.items()}
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        x_BnD, outputs = self.model.dropout(self.model.embedding(tokens_Bn)), []
+        made: dict[str, list[Tensor]] = {name: [] for name in state}
+        first_B = places.of_tokens_Bn[:, :1]
+        now: State = {}
+        for name, tensor in state.items():
+            last = torch.take_along_dim(block[name], (first_B - 1).clamp(min=0)[..., None, None], 1)[:, 0]
+            now[name] = torch.where((first_B == 0)[..., None], tensor, last)
+        for x_BD in x_BnD.unbind(1):
+            output_B1D, now = self.model.read(x_BD[:, None], now)
+            outputs.append(output_B1D)
+            for name in made:
+                made[name].append(now[name])
+        after = {name: places.write(block[name], torch.stack(made[name], 1)) for name in state}
+        return output_layer(torch.cat(outputs, 1), self.model.output, None), after
+
+    def close(self, state: State, block: State) -> State:
+        return {name: tensor[:, -1].clone() for name, tensor in block.items()}

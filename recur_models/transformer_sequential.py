@@ -1,0 +1,149 @@
+"""Weights of the staircase authors' code (transformer-sequential), read from a mapping of its parameters' names to arrays.
+
+    model = model_from_params({"in_emb.weight": ..., "transformer.layers.0.attn.proj_query.weight": ...}, "staircase", chunk=64, passes=2)
+
+Layers, widths, heads and span follow from the shapes. What they do not say, ``sizes`` does: of a staircase ``chunk`` and ``passes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recur_models.core import CoreConfig, CoreModel
+from recur_models.feedback_transformer import FeedbackTransformerConfig
+from recur_models.staircase import StaircaseConfig
+from recur_models.transformer_xl import TransformerXLConfig
+
+KINDS: dict[str, type[CoreConfig]] = {
+    config.name: config for config in (StaircaseConfig, TransformerXLConfig, FeedbackTransformerConfig)
+}
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+IN_LAYER = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1": "hidden", "ff.fc2": "mlp_out"}
+OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_norm"}
+
+
+def model_from_params(
+    params: Mapping[str, np.ndarray],
+    model: Literal["staircase", "transformer-xl", "feedback-transformer"],
+    **sizes: int,
+) -> CoreModel:
+    """The model with these weights, where a document begins as in that code.
+
+    Where ``window`` is not among the sizes, a block is one token, so that a segment may have any length.
+
+    Raises ValueError where a name is missing or unknown, a shape is not that of the others, or the model or a size is unknown.
+    """
+    if model not in KINDS:
+        raise ValueError(f"the model {model!r} is not of this code: choose among {', '.join(KINDS)}")
+    layers, others = _sorted({name.removeprefix("module."): np.asarray(value) for name, value in params.items()})
+    config = _config(layers, others, KINDS[model], sizes)
+    made = config.build(_need(others, "in_emb.weight").shape[0])
+    assert isinstance(made, CoreModel)
+    weights = _weights(layers, others, config)
+    expected = made.state_dict()
+    if odd := sorted(expected.keys() ^ weights.keys()):
+        told = "lack" if odd[0] in expected else "have"
+        raise ValueError(f"these parameters are not those of a {model}: they {told} {odd[0]!r}")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)}, but a {model} of these sizes has {tuple(expected[name].shape)}"
+            )
+    made.load_state_dict(weights)
+    return made
+
+
+def _sorted(params: Mapping[str, np.ndarray]) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Those of each layer under its own names, and the others."""
+    layers: dict[int, dict[str, np.ndarray]] = {}
+    others: dict[str, np.ndarray] = {}
+    for name, value in params.items():
+        if found := LAYER.search(name):
+            layers.setdefault(int(found[1]), {})[found[2]] = value
+        else:
+            others[name] = value
+    if not layers:
+        raise ValueError("these parameters are not a transformer-sequential model: no '…layers.0.…' among the names")
+    return layers, others
+
+
+def _config(
+    layers: dict[int, dict[str, np.ndarray]],
+    others: dict[str, np.ndarray],
+    kind: type[CoreConfig],
+    sizes: dict[str, int],
+) -> CoreConfig:
+    distances = _distances(layers[0], others)
+    width, d_model = _need(layers[0], "attn.proj_query.weight").shape
+    given: dict[str, Any] = {
+        "layers": len(layers),
+        "d_model": d_model,
+        "heads": width // distances.shape[-2],
+        "head_dim": distances.shape[-2],
+        "mlp_dim": _need(layers[0], "ff.fc1.weight").shape[0],
+        "absent": "zeros",
+    }
+    if kind is StaircaseConfig:
+        chunk, passes = sizes.get("chunk", 0), sizes.get("passes", 0)
+        if chunk * passes != distances.shape[-1]:
+            raise ValueError(
+                f"chunk × passes is {chunk} × {passes}, and these parameters have {distances.shape[-1]} distances: "
+                "give the chunk and the passes whose product that is"
+            )
+    else:
+        given |= {"span": distances.shape[-1], "window": 1}
+    if kind is FeedbackTransformerConfig and "attn.proj_key.weight" not in layers[max(layers)]:
+        given["keys"] = "shared"
+    try:
+        return kind(**{**given, **sizes})
+    except TypeError:
+        known = ", ".join(sorted(kind.__dataclass_fields__))
+        raise ValueError(f"{kind.name} has not all of the sizes {', '.join(sizes)}: it has {known}") from None
+
+
+def _weights(
+    layers: dict[int, dict[str, np.ndarray]], others: dict[str, np.ndarray], config: CoreConfig
+) -> dict[str, Tensor]:
+    weights = {"distances_EP": _distances(layers[0], others)}
+    shared = {
+        name.rpartition("proj_")[2]: value for name, value in others.items() if "proj_key" in name or "proj_val" in name
+    }
+    for i, layer in sorted(layers.items()):
+        keys = {kind: layer.get(f"attn.proj_{kind}.weight", shared.get(f"{kind}.weight")) for kind in ("key", "val")}
+        own = [keys["key"], keys["val"]] if i == 0 or "attn.proj_key.weight" in layer else []
+        if any(value is None for value in own):
+            raise ValueError("these parameters lack 'attn.proj_key.weight' or 'attn.proj_val.weight' of layer 0")
+        weights[f"layers.{i}.qkv.weight"] = np.concatenate([_need(layer, "attn.proj_query.weight"), *own])
+        for theirs, ours in IN_LAYER.items():
+            for kind in ("weight", "bias"):
+                if f"{theirs}.{kind}" in layer:
+                    weights[f"layers.{i}.{ours}.{kind}"] = layer[f"{theirs}.{kind}"]
+    for name, value in others.items():
+        theirs, _, kind = name.rpartition(".")
+        if theirs in OUTSIDE:
+            weights[f"{OUTSIDE[theirs]}.{kind}"] = value
+        elif value.size == config.layers + 1 and isinstance(config, FeedbackTransformerConfig):
+            weights["memory_weights_L"] = value.reshape(
+                -1
+            )  # the only other vector with an entry for each layer and the embedding
+    return {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+
+
+def _distances(layer: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The table of key embeddings [E, P]: each layer names the same."""
+    found = [value for names in (layer, others) for name, value in names.items() if name.endswith("key_pe")]
+    if not found:
+        raise ValueError("these parameters lack 'key_pe', the embeddings of distances")
+    return found[0].reshape(found[0].shape[-2:])
+
+
+def _need(params: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in params:
+        raise ValueError(f"these parameters lack {name!r}")
+    return params[name]

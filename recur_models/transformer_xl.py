@@ -1,0 +1,203 @@
+"""The staircase paper's Transformer-XL, and the universal transformer, which has one layer in place of all.
+
+    TransformerXLConfig(layers=8, span=100, window=64).build(vocab_size=257)
+    UniversalTransformerConfig(passes=8, span=100, window=64).build(vocab_size=257)
+
+A token sees the ``span`` tokens before it, and not itself, as they entered the layer. The State holds those of each layer i,
+counted from 0, of the document that goes on: ``layers.i.inputs`` [B, span, D], and ``count`` [B], how many there are; gradients
+end there.
+
+Letters: see core.py; K blocks of W tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.costs import Costs
+from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig(CoreConfig):
+    """Transformer-XL with learned key embeddings and a fixed span (the staircase paper's baseline)."""
+
+    name: ClassVar[str] = "transformer-xl"
+
+    span: int = 128
+    """Tokens before it that a token sees."""
+    window: int = 64
+    """Tokens of a block, at whose beginning a document may begin; they are read at once, so it changes no figure otherwise."""
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    @property
+    def depth(self) -> int:
+        """Layers that a token passes."""
+        return self.layers
+
+    def build(self, vocab_size: int) -> TransformerXL:
+        return TransformerXL(self, vocab_size)
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Of a block; and of a segment, the keys and values of what its first block sees."""
+        W, S = self.window, self.span
+        layer = self.layer_costs(W, W * S, W * (W + S), S)
+        total = sum([layer] * self.depth, start=self.outer_costs(vocab_size, W, S, W))
+        shared = (self.depth - self.layers) * layer.parameters
+        once = self.layer_costs(0, 0, 0, 0, cached=S).computed_flops
+        return replace(total, parameters=total.parameters - shared, segment_flops=self.depth * once)
+
+
+@dataclass(frozen=True)
+class UniversalTransformerConfig(TransformerXLConfig):
+    """Universal transformer: the same layers, one by default, again and again (staircase paper, Table 2)."""
+
+    name: ClassVar[str] = "universal-transformer"
+
+    layers: int = 1
+    """Layers with weights of their own."""
+    passes: int = 8
+    """Times that a token passes them."""
+
+    @property
+    def depth(self) -> int:
+        return self.layers * self.passes
+
+
+class TransformerXL(CoreModel):
+    """Both models."""
+
+    def __init__(self, config: TransformerXLConfig, vocab_size: int):
+        super().__init__(config, vocab_size, config.window, config.span, config.layers)
+        self.config = config
+
+    @property
+    def stack(self) -> list[CoreLayer]:
+        """The layers in the order in which a token passes them."""
+        return [self.layers[i % len(self.layers)] for i in range(self.config.depth)]
+
+    def initial_state(self, lanes: int) -> State:
+        config, like = self.config, self.embedding.weight
+        state: State = {"count": torch.zeros(lanes, dtype=torch.int64, device=like.device)}
+        return state | {
+            f"layers.{i}.inputs": like.new_zeros(lanes, config.span, config.d_model) for i in range(config.depth)
+        }
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        if self.recompute != "block":
+            x_BTD, state = self.read(x_BTD, state, fresh_BK)
+            return self.read_out(x_BTD, targets_BT), state
+        outputs, run = [], self.recomputed("block", self.read)
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
+            outputs.append(x_BWD)
+        return self.read_out(torch.cat(outputs, 1), targets_BT), state
+
+    def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        """All layers over some blocks."""
+        span, W = self.config.span, self.block
+        of_blocks = documents(state["count"], span, fresh_BK)
+        document_BS = torch.cat([of_blocks[:, :span], of_blocks[:, span:].repeat_interleave(W, 1)], 1)
+        seen_BKm = document_BS.unfold(1, span + W, W)
+        crossing_BK1m = (seen_BKm != of_blocks[:, span:, None])[:, :, None]
+        distances = Distances(self.distances_EP, itself=False)
+        unseen_nm = distances.unseen(W, span + W, x_BTD.device)
+        crosses = crossing_BK1m if bool(crossing_BK1m.any()) else None
+        after: State = {}
+        for i, layer in enumerate(self.stack):
+            run = self.recomputed("layer", self.layer)
+            earlier_BSD = torch.cat([state[f"layers.{i}.inputs"].to(x_BTD.dtype), x_BTD], 1)
+            kept_BSD, after["count"] = keep_own(earlier_BSD[:, -span:], document_BS[:, -span:])
+            after[f"layers.{i}.inputs"] = kept_BSD.to(state[f"layers.{i}.inputs"].dtype)
+            x_BTD = run(layer, earlier_BSD, distances, unseen_nm, crosses)
+        return x_BTD, after
+
+    def layer(
+        self,
+        layer: CoreLayer,
+        earlier_BSD: Tensor,
+        distances: Distances,
+        unseen_nm: Tensor,
+        crossing_BK1m: Tensor | None,
+    ) -> Tensor:
+        """One layer over blocks behind what they see of the State."""
+        span, W = self.config.span, self.block
+        x_BTD = earlier_BSD[:, span:]
+        before = layer.keys_values(earlier_BSD[:, :span])
+        q, k, v = layer.project(x_BTD)
+        q_BKHWE = q.unflatten(2, (-1, W)).transpose(1, 2)
+        parts = [
+            torch.cat(pair, 2).unfold(2, span + W, W).permute(0, 2, 1, 4, 3)
+            for pair in zip(before, (k, v), strict=True)
+        ]
+        seen = Seen(unseen_nm, crossing_BK1m, self.config.absent)
+        heads_BKHWE = layer.attend(q_BKHWE, [(parts[0], parts[1])], distances.of(q_BKHWE, span + W), seen)
+        return layer.finish(x_BTD, heads_BKHWE.transpose(1, 2).flatten(2, 3))
+
+    def stepper(self) -> Stepper:
+        return TransformerXLStepper(self)
+
+    def watched(self) -> list[Watched]:
+        return []
+
+
+class TransformerXLStepper(Stepper):
+    """Of each layer i the block has the ``inputs`` [B, W, D] so far, their ``keys`` and ``values`` [B, H, W, E], and
+    ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's."""
+
+    model: TransformerXL
+
+    def open(self, state: State, lanes: int) -> State:
+        config, block = self.model.config, {}
+        for i, layer in enumerate(self.model.stack):
+            inputs_BSD = state[f"layers.{i}.inputs"]
+            k, v = layer.keys_values(inputs_BSD)
+            own = (lanes, config.heads, config.window, config.head_dim)
+            block |= {f"{i}.earlier_keys": k, f"{i}.earlier_values": v}
+            block |= {f"{i}.keys": k.new_zeros(own), f"{i}.values": k.new_zeros(own)}
+            block[f"{i}.inputs"] = inputs_BSD.new_zeros(lanes, config.window, config.d_model)
+        return block
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        model, config, after = self.model, self.model.config, dict(block)
+        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
+        distance_Bnm = places.of_tokens_Bn[..., None] + config.span - slot_m
+        unseen_Bnm = (distance_Bnm < 1) | (distance_Bnm > config.span)
+        missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
+        seen, distances = (
+            Seen(unseen_Bnm[:, None], missing_B1m, config.absent),
+            Distances(model.distances_EP, itself=False),
+        )
+        for i, layer in enumerate(model.stack):
+            after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
+            q, k, v = layer.project(x_BnD)
+            for kind, new in ((f"{i}.keys", k), (f"{i}.values", v)):
+                after[kind] = places.write(after[kind].transpose(1, 2), new.transpose(1, 2)).transpose(1, 2)
+            parts = [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
+            x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
+        return model.read_out(x_BnD, None), after
+
+    def close(self, state: State, block: State) -> State:
+        config = self.model.config
+        after: State = {"count": (state["count"] + config.window).clamp(max=config.span)}
+        for i in range(config.depth):
+            name = f"layers.{i}.inputs"
+            after[name] = torch.cat([state[name], block[f"{i}.inputs"]], 1)[:, -config.span :].contiguous()
+        return after
