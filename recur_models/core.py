@@ -81,7 +81,7 @@ class CoreConfig(ModelConfig):
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values [..., H, m, E] that stand one behind the other."""
+"""One or two of keys and values [..., H, m, E], that stand one behind the other."""
 
 
 Context = list[tuple[Tensor, Tensor]]
@@ -130,15 +130,18 @@ class CoreLayer(nn.Module):
         )
         return k, v
 
-    def attend(self, q_HnE: Tensor, parts: Parts, distance_Hnm: Tensor, seen: Seen) -> Tensor:
-        """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance]."""
+    def attend(
+        self, q_HnE: Tensor, parts: Parts, distance_Hnm: Tensor, seen: Seen, maker: CoreLayer | None = None
+    ) -> Tensor:
+        """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance].
+        ``maker``: the layer that makes the keys, where it is another."""
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen, v0 = seen.unseen_nm, None
         if crossing is not None and seen.absent == "masked":
             unseen = unseen | crossing
         elif crossing is not None:
-            k0, v0 = self.nothing()
+            k0, v0 = (maker or self).nothing()
             logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
         weights = torch.softmax((logits + distance_Hnm).masked_fill(unseen, MASKED), dim=-1)
         if crossing is not None and v0 is None:
@@ -146,7 +149,8 @@ class CoreLayer(nn.Module):
         weights = self.weights(weights)
         own = weights if v0 is None else weights.masked_fill(crossing, 0.0)
         columns = own.split([k.shape[-2] for k, _ in parts], dim=-1)
-        heads = sum(part @ v for part, (_, v) in zip(columns, parts, strict=True))
+        each = [part @ v for part, (_, v) in zip(columns, parts, strict=True)]
+        heads = each[0] if len(each) == 1 else each[0] + each[1]
         return heads if v0 is None else heads + (weights * crossing).sum(-1, keepdim=True) * v0
 
     def finish(self, x_nD: Tensor, heads_HnE: Tensor) -> Tensor:
@@ -195,7 +199,7 @@ class Distances(NamedTuple):
         """q·e[distance] for all keys of so many, of which the last are the queries' own: [..., H, n, m].
 
         Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen,
-        another distance's stands there.
+        another distance's stands there. No key lies further before all queries than the span.
         """
         n, first = q_HnE.shape[-2], self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
         table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has

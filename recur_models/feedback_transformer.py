@@ -13,6 +13,7 @@ Letters: see core.py; L layers · W tokens of a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -98,8 +99,8 @@ class FeedbackTransformer(CoreModel):
             outputs.append(output_BWD)
             memories.append(memory_BWD)
             earlier = [
-                tuple(torch.cat(pair, 2)[:, :, -span:] for pair in zip(*both, strict=True))
-                for both in zip(earlier, own, strict=True)
+                (torch.cat([k, k1], 2)[:, :, -span:], torch.cat([v, v1], 2)[:, :, -span:])
+                for (k, v), (k1, v1) in zip(earlier, own, strict=True)
             ]
         kept_BSD, count_B = keep_own(torch.cat(memories, 1)[:, -span:], document_BS[:, -span:])
         after = {"states": kept_BSD.to(state["states"].dtype), "states_count": count_B}
@@ -121,17 +122,16 @@ class FeedbackTransformer(CoreModel):
             for (k, v), pairs in zip(earlier, own, strict=True):
                 parts.append([(k[:, :, t:], v[:, :, t:])])
                 if t:
-                    parts[-1].append(tuple(torch.stack(each, 2) for each in zip(*pairs[first:], strict=True)))
+                    parts[-1].append(_stacked(pairs[first:]))
             output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, None)
             outputs.append(output_B1D)
             memories.append(memory_B1D)
             for pairs, (k, v) in zip(own, self.keys_values(memory_B1D, project), strict=True):
                 pairs.append((k[:, :, 0], v[:, :, 0]))
-        stacked = [tuple(torch.stack(each, 2) for each in zip(*pairs, strict=True)) for pairs in own]
-        return torch.cat(outputs, 1), torch.cat(memories, 1), stacked
+        return torch.cat(outputs, 1), torch.cat(memories, 1), [_stacked(pairs) for pairs in own]
 
     def token(
-        self, x_B1D: Tensor, parts: list[Parts], seen: Seen, distance_B1m: Tensor | None
+        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys, where they are not the ``span``
         before it in order."""
@@ -139,11 +139,12 @@ class FeedbackTransformer(CoreModel):
         for layer, keys in zip(self.layers, parts, strict=True):
             q = F.linear(layer.norm(x_B1D), layer.qkv.weight[: self.config.width])
             q = split_heads(q, self.config.heads) / self.config.head_dim**0.5
+            maker = self.layers[0] if self.config.keys == "shared" else layer
             near = q @ distances.table_EP if distance_B1m is None else distances.at(q, distance_B1m)
-            x_B1D = layer.finish(x_B1D, layer.attend(q, keys, near, seen))
+            x_B1D = layer.finish(x_B1D, layer.attend(q, keys, near, seen, maker))
             outputs.append(x_B1D)
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
-        return x_B1D, sum(weight * output for weight, output in zip(weights_L, outputs, strict=True))
+        return x_B1D, (weights_L.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
 
     def projection(self) -> tuple[Tensor, Tensor]:
         """What makes keys and values for all layers of a memory that is normed without scale: one matrix and one bias."""
@@ -168,6 +169,11 @@ class FeedbackTransformer(CoreModel):
     def watched(self) -> list[Watched]:
         """Of a memory, the part that layers made and not the embedding."""
         return [Watched("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
+
+
+def _stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Keys and values of single tokens, [B, H, E] each, side by side."""
+    return torch.stack([k for k, _ in pairs], 2), torch.stack([v for _, v in pairs], 2)
 
 
 class FeedbackStepper(Stepper):

@@ -69,7 +69,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
             picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
             nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyright: ignore[reportArgumentType]
         return nats_N
 
     @staticmethod
@@ -90,5 +90,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_CV = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[chunk] = grad_CV @ weight_VD
             grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
-        grad_bias_V = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        grad_bias_V = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, grad_bias_V

@@ -109,12 +109,12 @@ class LSTM(RecurrentModel):
         fresh_BK: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD, outputs = self.dropout(self.embedding(tokens_BT)), []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, state = self.recomputed("block", self.read)(x_BWD, state, fresh_BK[:, k])
+            x_BWD, after = self.recomputed("block", self.read)(x_BWD, after, fresh_BK[:, k])
             outputs.append(x_BWD)
-        return output_layer(torch.cat(outputs, 1), self.output, targets_BT), state
+        return output_layer(torch.cat(outputs, 1), self.output, targets_BT), after
 
     def read(self, x_BnD: Tensor, state: State, fresh_B: Tensor | None = None) -> tuple[Tensor, State]:
         """All layers over some tokens."""

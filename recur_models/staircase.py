@@ -194,9 +194,9 @@ class Staircase(CoreModel):
         for i, layer in enumerate(self.layers):
             before = context[i] if context else None
             if keep is not None:
-                own = layer.keys_values(x_BnD)
+                k, v = layer.keys_values(x_BnD)
                 keep.append(
-                    own if before is None else tuple(torch.cat(pair, -2) for pair in zip(before, own, strict=True))
+                    (k, v) if before is None else (torch.cat([before[0], k], -2), torch.cat([before[1], v], -2))
                 )
             run = self.recomputed("layer", layer)
             x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)

@@ -1,8 +1,9 @@
 """Weights of the staircase authors' code (transformer-sequential), read from a mapping of its parameters' names to arrays.
 
-    model = model_from_params({"in_emb.weight": ..., "transformer.layers.0.attn.proj_query.weight": ...}, "staircase", chunk=64, passes=2)
+    params = {"in_emb.weight": ..., "transformer.layers.0.attn.proj_query.weight": ...}
+    model = model_from_params(params, "staircase", chunk=64, passes=2)
 
-Layers, widths, heads and span follow from the shapes. What they do not say, ``sizes`` does: of a staircase ``chunk`` and ``passes``.
+Layers, widths, heads and span follow from the shapes. What they do not say, ``sizes`` does: a staircase's ``chunk`` and ``passes``.
 """
 
 from __future__ import annotations
@@ -112,14 +113,15 @@ def _weights(
 ) -> dict[str, Tensor]:
     weights = {"distances_EP": _distances(layers[0], others)}
     shared = {
-        name.rpartition("proj_")[2]: value for name, value in others.items() if "proj_key" in name or "proj_val" in name
+        f"attn.{found[0]}": value
+        for name, value in others.items()
+        if (found := re.search(r"proj_(key|val)\.weight$", name))
     }
     for i, layer in sorted(layers.items()):
-        keys = {kind: layer.get(f"attn.proj_{kind}.weight", shared.get(f"{kind}.weight")) for kind in ("key", "val")}
-        own = [keys["key"], keys["val"]] if i == 0 or "attn.proj_key.weight" in layer else []
-        if any(value is None for value in own):
-            raise ValueError("these parameters lack 'attn.proj_key.weight' or 'attn.proj_val.weight' of layer 0")
-        weights[f"layers.{i}.qkv.weight"] = np.concatenate([_need(layer, "attn.proj_query.weight"), *own])
+        rows = [_need(layer, "attn.proj_query.weight")]
+        if i == 0 or "attn.proj_key.weight" in layer:
+            rows += [_need({**shared, **layer}, f"attn.proj_{kind}.weight") for kind in ("key", "val")]
+        weights[f"layers.{i}.qkv.weight"] = np.concatenate(rows)
         for theirs, ours in IN_LAYER.items():
             for kind in ("weight", "bias"):
                 if f"{theirs}.{kind}" in layer:

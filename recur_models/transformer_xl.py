@@ -98,16 +98,16 @@ class TransformerXL(CoreModel):
         fresh_BK: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD = self.dropout(self.embedding(tokens_BT))
         if self.recompute != "block":
-            x_BTD, state = self.read(x_BTD, state, fresh_BK)
-            return self.read_out(x_BTD, targets_BT), state
+            x_BTD, after = self.read(x_BTD, after, fresh_BK)
+            return self.read_out(x_BTD, targets_BT), after
         outputs, run = [], self.recomputed("block", self.read)
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
+            x_BWD, after = run(x_BWD, after, fresh_BK[:, k : k + 1])
             outputs.append(x_BWD)
-        return self.read_out(torch.cat(outputs, 1), targets_BT), state
+        return self.read_out(torch.cat(outputs, 1), targets_BT), after
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""

@@ -23,7 +23,11 @@ def counted(config: ModelConfig, backward: bool = False) -> int:
     text = torch.randint(VOCAB, (1, BLOCKS * model.block))
     _, state = model(text)
     # The CPU's own kernels are not counted.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+    with (
+        FlopCounterMode(display=False) as counter,
+        sdpa_kernel(SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),
+    ):
         logits, _ = model(text, {name: tensor.detach() for name, tensor in state.items()})
         if backward:
             logits.sum().backward()

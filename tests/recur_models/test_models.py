@@ -15,6 +15,7 @@ from recur_models.block_recurrent import RecConfig
 from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
+from tests.recur_models.naive_core import OF_NAME
 
 VOCAB = 31
 
@@ -26,8 +27,10 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
         for name, parameter in model.named_parameters():
             if name.endswith(("scale", "scale_H")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
-            if name.endswith("gate_H"):
+            if name.endswith(("gate_H", "memory_weights_L")):
                 parameter.add_(torch.randn_like(parameter))
+            if name.endswith(("norm.weight", "norm.bias")):
+                parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
 
@@ -43,8 +46,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
     return fresh
 
 
-def restated(config: ModelConfig) -> type[Naive | NaiveVanilla]:
-    return Naive if isinstance(config, WindowedConfig) else NaiveVanilla
+def restated(config: ModelConfig) -> Any:
+    return OF_NAME.get(config.name) or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 
 def test_equals_the_naive_restatement(config: ModelConfig) -> None:
