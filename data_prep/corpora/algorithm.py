@@ -10,9 +10,9 @@ variables have values, anything else while none has. `if` compares a variable wi
 reached is a symbol.
 
 Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory"; Ju et al. 2021, "Staircase Attention for
-Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 10,000 programs. What they leave open is chosen so that
-a program has what is known of theirs, about 431 tokens and 25.5 labels (here 432.2 and 25.4): where an `if` would compare a variable
-with itself the operation is drawn again, so that there are fewer of it than of `print`.
+Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 10,000 programs. What they leave open is chosen so
+that a program has what is known of theirs, about 431 tokens and 25.5 labels (here 432.2 and 25.4): where an `if` would compare a
+variable with itself the operation is drawn again, so that there are fewer of it than of `print`.
 
     python -m pipelines.prepare algorithm --tokenizer symbols
 """

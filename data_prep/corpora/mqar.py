@@ -3,11 +3,11 @@
     text     k17 v9 k4 v12 k4  . . . k17 .
     targets  _   _  _  _   v12 _ _ _ v9  _
 
-After the 2 · pairs tokens of the pairs come slots of two tokens. Each key stands once more at the beginning of a slot of its own: the
-keys, in the order of the pairs, draw slots g = 1, 2, 3 … without repetition, with odds proportional to g^(power − 1). So most come
-soon and some late, as repeated bigrams do in text; with a power of 1 all slots are equally likely. The value does not follow in the
-text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. Of the symbols the first is the
-blank, the others up to half are keys, the upper half values.
+After the 2 · pairs tokens of the pairs come slots of two tokens. Each key stands once more at the beginning of a slot of its own:
+the keys, in the order of the pairs, draw slots g = 1, 2, 3 … without repetition, with odds proportional to g^(power − 1). So most
+come soon and some late, as repeated bigrams do in text; with a power of 1 all slots are equally likely. The value does not follow
+in the text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. Of the symbols the first is
+the blank, the others up to half are keys, the upper half values.
 
 Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models"; the spacing is that of its authors'
 generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.
@@ -41,7 +41,7 @@ class Mqar(Task):
     test: int = 3_000
     """Documents to test on."""
     vocabulary: int = 8_192
-    """Symbols: the blank, keys, and as many values or one more."""
+    """Symbols: the blank, keys, and about as many values."""
     pairs: int = 8
     """Pairs of a key and a value in a document, and queries."""
     length: int = 128

@@ -8,8 +8,8 @@ up, to where y grows. The heading is not asked for.
     targets  x4y5 x4y5 x3y5 x2y5 x1y5 x0y5 x0y5
 
 Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory", at the length of Ju et al. 2021, "Staircase
-Attention for Recurrent Processing of Sequences", 4.1: "an agent in a small grid takes a random action that turns the agent, or moves
-it forward". The size, the start, the wall and the odds are ours.
+Attention for Recurrent Processing of Sequences", 4.1: "an agent in a small grid takes a random action that turns the agent, or
+moves it forward". The size, the start, the wall and the odds are ours.
 
     python -m pipelines.prepare random-walk --tokenizer symbols
     python -m pipelines.prepare random-walk --tokenizer symbols --curriculum 8 16 32 64 128 256 400

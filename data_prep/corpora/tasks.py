@@ -72,7 +72,7 @@ class Task(ABC):
     test: int = 1_000
     """Documents to test on."""
     seed: int = 0
-    """Every document follows from it, the split and its number there: more documents leave the first ones as they are."""
+    """Every document follows from it, the split and its number there."""
 
     def __post_init__(self) -> None:
         self.check(train=0, validation=0, test=0, seed=0)
@@ -101,7 +101,8 @@ class Task(ABC):
         """
 
     def options(self) -> dict[str, Any]:
-        return asdict(self)
+        # As JSON gives them back: a manifest's are compared with them.
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def sources(self, split: str) -> list[Source]:
         names = (f"{split}/{index}" for index in range(getattr(self, split)))
