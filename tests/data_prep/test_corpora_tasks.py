@@ -22,6 +22,7 @@ from data_prep.corpora.permutation import Permutation
 from data_prep.corpora.random_walk import RandomWalk
 from data_prep.corpora.tasks import Task
 from data_prep.documents import NOTHING, SPLITS, CorpusError, Labelled, Skipped, reread, scan
+from pipelines.prepare import main
 
 TASKS: tuple[type[Task], ...] = (RandomWalk, Algorithm, Mqar, Permutation)
 COUNTS: Any = st.fixed_dictionaries({"seed": st.integers(0, 2**70), **{split: st.integers(0, 3) for split in SPLITS}})
@@ -235,6 +236,16 @@ def test_documents_are_the_same_in_every_process() -> None:
 
 def test_a_hundred_thousand_are_listed_at_once() -> None:
     assert [len(CORPORA[kind.name](train=100_000).sources("train")) for kind in TASKS] == [100_000] * len(TASKS)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_field_is_explained(kind: type[Task], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([kind.name, "--help"])
+    _, _, told = capsys.readouterr().out.partition("corpus options")
+    for field in fields(kind):
+        metavar, *explained = told.split(f"--{field.name} ")[1].split("(default")[0].replace("│", "").split()
+        assert len(explained) >= 2, (field.name, metavar)
 
 
 BAD: list[tuple[Callable[[], Task], str]] = [
