@@ -3,14 +3,18 @@
 A new corpus is one file in this folder with a class that follows `data_prep.documents.Corpus`, and one line here.
 """
 
+from data_prep.corpora.algorithm import Algorithm
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
 from data_prep.corpora.github import GitHub
 from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.mqar import Mqar
 from data_prep.corpora.parquet import Parquet
+from data_prep.corpora.permutation import Permutation
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.python_source import PythonSource
+from data_prep.corpora.random_walk import RandomWalk
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 
@@ -25,4 +29,8 @@ CORPORA = {
     JsonLines.name: JsonLines,
     Parquet.name: Parquet,
     Hub.name: Hub,
+    RandomWalk.name: RandomWalk,
+    Algorithm.name: Algorithm,
+    Mqar.name: Mqar,
+    Permutation.name: Permutation,
 }

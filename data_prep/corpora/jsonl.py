@@ -6,6 +6,11 @@ number unless `--id-field` names one.
 
     python -m pipelines.prepare jsonl --source FOLDER --text-field text --tokenizer sentencepiece:32000
 
+With `--thread-field` a document is a thread: the lines with the same value there, which follow each other, as comments that are
+sorted by their discussion.
+
+    python -m pipelines.prepare jsonl --source FOLDER --text-field body --thread-field link_id --tokenizer sentencepiece:32000
+
 A packed file is decompressed from its beginning for every part that starts in it: shards of a few hundred MB are best.
 """
 
@@ -15,6 +20,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.streams import (
@@ -49,13 +55,23 @@ class JsonLines:
     """Field that holds a document's id, a string or a number; without it, the file and the line."""
     title_field: str = ""
     """Field that holds a document's title; without it, its id."""
+    thread_field: str = ""
+    """Field that holds the id of a line's thread, a string or a number: the lines of a thread, which follow each other, are one
+    document, of that id."""
+    thread_separator: str = "\n\n"
+    """Stands between the texts of a thread."""
     split_by: Literal["file", "hash"] = "file"
     """Take the split from the names of the files where they say one, or always from a hash of the id."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
-    """Longer lines are left out, and counted."""
+    """Longer lines and threads are left out, and counted."""
+
+    def __post_init__(self) -> None:
+        if self.id_field and self.thread_field:
+            raise CorpusError("a thread's id is its document's: give --id-field or --thread-field, not both")
 
     def options(self) -> dict[str, Any]:
-        return {"text_field": self.text_field}
+        threads = {"thread_field": self.thread_field, "thread_separator": self.thread_separator}
+        return {"text_field": self.text_field, **(threads if self.thread_field else {})}
 
     def splits_by_hash(self) -> bool:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
@@ -77,8 +93,7 @@ class JsonLines:
                 if skipped := skipped_of(source):
                     yield skipped
                     continue
-                name, *numbers = source.place.rsplit("\t", 3)
-                number, offset, size = map(int, numbers)
+                name, number, offset, size = _place(source)
                 if name != opened or stream is None:
                     stack.close()
                     if name not in files:
@@ -87,10 +102,23 @@ class JsonLines:
                     stack.enter_context(reading(file))
                     stream = stack.enter_context(decompressed(files[name]))
                 stream.seek(offset)
-                where = f"{file} line {number}"
-                yield self._document(source, _record(stream.read(size), where, offset), where)
+                texts = list(self._texts(stream.read(size), file, number, offset))
+                if texts:
+                    yield Document(source.id, source.title, self.thread_separator.join(texts))
+                else:
+                    yield Skipped(source.id, "without text")
+                del texts
 
-    def _document(self, source: Source, record: dict[str, Any], where: str) -> Document | Skipped:
+    def _texts(self, data: bytes, file: str, number: int, offset: int) -> Iterator[str]:
+        """The texts of a line, or of a thread's."""
+        for line in BytesIO(data) if self.thread_field else [data]:
+            if not line.isspace():
+                where = f"{file} line {number}"
+                if (text := self._text(_record(line, where, offset), where)) is not None:
+                    yield text
+            number, offset = number + 1, offset + len(line)
+
+    def _text(self, record: dict[str, Any], where: str) -> str | None:
         if self.text_field not in record:
             fields = ", ".join(map(str, list(record)[:20])) or "none"
             raise CorpusError(
@@ -98,19 +126,21 @@ class JsonLines:
             )
         text = record[self.text_field]
         if text is None:
-            return Skipped(source.id, "without text")
+            return None
         if not isinstance(text, str):
             raise CorpusError(
                 f"{where} has no text in field {self.text_field!r} but {type(text).__name__}: name another"
             )
-        return Document(source.id, source.title, _whole(text, where))
+        return _whole(text, where)
 
     def _files(self) -> list[Listed]:
         return shards(self.name, self.source, ENDINGS, NOT_DATA)
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
         left_out = LeftOut()
-        fields = bool(self.id_field or self.title_field)
+        fields = bool(self.id_field or self.title_field or self.thread_field)
+        before: str | None = None  # the id of the line before
+        document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
         with reading(file.place.shown), decompressed(file.place) as stream:
             for number, line in enumerate(lines(stream, self.max_document_bytes if fields else 0), 1):
                 id = title = f"{file.name}:{number}"
@@ -118,28 +148,51 @@ class JsonLines:
                 if fields and line.data is not None and reason is None:
                     where = f"{file.place} line {number}"
                     id, title = self._names(_record(line.data, where, line.offset), id, where)
-                    if id in seen:
-                        raise CorpusError(f"{where} has the id {id!r} of an earlier line: give another --id-field")
+                    if id in seen and not (self.thread_field and id == before):
+                        remedy = "sort the lines by their threads" if self.thread_field else "give another --id-field"
+                        raise CorpusError(f"{where} has the id {id!r} of an earlier line: {remedy}")
                     seen.add(id)
+                    before = id
                 if not named and split_of(id) != split:
                     continue
                 if reason is not None:
                     left_out.add(reason)
-                else:
-                    yield Source(id, title, split, line.size, f"{file.name}\t{number}\t{line.offset}\t{line.size}")
+                    continue
+                first = number, line.offset
+                if document is not None and document.id == id:
+                    title, first = document.title, _place(document)[1:3]
+                elif document is not None:
+                    yield from self._kept(document, left_out)
+                size = line.offset + line.size - first[1]
+                document = Source(id, title, split, size, "\t".join(map(str, (file.name, *first, size))))
+        if document is not None:
+            yield from self._kept(document, left_out)
         yield from left_out.sources(file.name, split)
+
+    def _kept(self, document: Source, left_out: LeftOut) -> Iterator[Source]:
+        """The document, unless its lines together are too large."""
+        if document.bytes > self.max_document_bytes:
+            left_out.add("too large")
+        else:
+            yield document
 
     def _names(self, record: dict[str, Any], id: str, where: str) -> tuple[str, str]:
         """The id and title of a record; without fields for them, what stands for its id."""
-        if self.id_field:
-            value = record.get(self.id_field)
+        if field := self.id_field or self.thread_field:
+            value = record.get(field)
             if isinstance(value, bool) or not isinstance(value, (str, int)):
-                raise CorpusError(
-                    f"{where} has no string or number in field {self.id_field!r}: give another --id-field"
-                )
+                option = "--id-field" if self.id_field else "--thread-field"
+                raise CorpusError(f"{where} has no string or number in field {field!r}: give another {option}")
             id = _whole(str(value), where)
         title = record.get(self.title_field) if self.title_field else None
         return id, _whole(title, where) if isinstance(title, str) and title else id
+
+
+def _place(source: Source) -> tuple[str, int, int, int]:
+    """The file of a document, the number of its first line and that one's offset there, and the bytes of its lines."""
+    name, *numbers = source.place.rsplit("\t", 3)
+    number, offset, size = map(int, numbers)
+    return name, number, offset, size
 
 
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:

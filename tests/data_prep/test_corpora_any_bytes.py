@@ -38,6 +38,7 @@ def a_parquet() -> bytes:
 TEX = b"\\documentclass{article}\\begin{document}\\input{b}\xc3\xa9\\end{document}"
 WIKI = (" \n = A = \n \n text \n \n = = B = = \n \n more é \n \n \n = C = \n \n text \n" * 3).encode()
 JSON = b"".join(json.dumps({"text": f"text {i} é", "id": i}).encode() + b"\n" for i in range(20))
+THREADS = b"".join(json.dumps({"text": f"text {i} é", "id": i // 3}).encode() + b"\n" for i in range(20))
 INNER = packed({"a.tex": TEX, "b.tex": b"b" * 700, "l": link("l", "x"), "fig.eps": b"\0" * 600})
 LONG = tar({"x" * 150 + "/2101.00003.gz": INNER, "2101/2101.00004.gz": gzip.compress(TEX)})
 
@@ -59,6 +60,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Corpus]]] = {
     "enwik8 gzip": ("enwik8", gzip.compress(WIKI), lambda root: Enwik8(source=f"{root}/enwik8")),
     "jsonl": ("a.jsonl", JSON, lambda root: JsonLines(source=str(root))),
     "jsonl with ids": ("a.jsonl", JSON, lambda root: JsonLines(source=str(root), id_field="id", title_field="text")),
+    "jsonl threads": ("a.jsonl", THREADS, lambda root: JsonLines(source=str(root), thread_field="id")),
     "jsonl gzip": ("a.jsonl.gz", gzip.compress(JSON), lambda root: JsonLines(source=str(root))),
     "jsonl zstd": ("a.jsonl.zst", pa.compress(JSON, codec="zstd", asbytes=True), lambda root: JsonLines(source=str(root))),
     "parquet": ("a.parquet", a_parquet(), lambda root: Parquet(source=str(root))),

@@ -105,6 +105,61 @@ def test_json_lines_that_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+def test_json_lines_of_threads(tmp_path: Path, pack) -> None:
+    """A thread's lines are one document, in the order of the file, on whichever side of a split."""
+    rows = [
+        {"body": f"{thread} {i}", "link": thread, "about": f"{i}"}
+        for thread in range(40)
+        for i in range(thread % 4 + 1)
+    ]
+    rows[5]["body"] = None
+    put(
+        tmp_path,
+        {"a.jsonl": pack(jsonl(rows[:50])[:-1]), "b.jsonl": pack(b"\n" + jsonl(rows[50:]).replace(b"\n", b"\n \r\n"))},
+    )
+    corpus = JsonLines(
+        source=str(tmp_path), text_field="body", thread_field="link", thread_separator=" | ", title_field="about"
+    )
+    found, skipped = read_all(corpus)
+    assert found == {
+        str(thread): " | ".join(str(row["body"]) for row in rows if row["link"] == thread and row["body"] is not None)
+        for thread in range(40)
+    }
+    assert skipped == {"empty": len(rows) - 50 + 1}
+    for split in SPLITS:
+        sources = [source for source in corpus.sources(split) if source.bytes]
+        assert [source.id for source in sources] == [
+            str(thread) for thread in range(40) if split_of(str(thread)) == split
+        ]
+        assert [item.id for item in corpus.read(sources[::3])] == [source.id for source in sources[::3]]
+        assert {source.title for source in sources} == {"0"}
+    assert corpus.options() == {"text_field": "body", "thread_field": "link", "thread_separator": " | "}
+    assert JsonLines(source=str(tmp_path)).options() == {"text_field": "text"}
+
+
+def test_json_threads_that_are_not_whole(tmp_path: Path) -> None:
+    def threads(*ids: object) -> bytes:
+        return jsonl([{"text": f"text {i}", "thread": id} for i, id in enumerate(ids)])
+
+    corpus = JsonLines(source=str(tmp_path), thread_field="thread", max_document_bytes=100)
+    put(tmp_path, {"train.jsonl": threads("a", "a", "b", "b", "b", "b", "c")})
+    assert read_all(corpus) == ({"a": "text 0\n\ntext 1", "c": "text 6"}, {"too large": 1})
+    put(tmp_path, {"train.jsonl": threads("a", "b", "a")})
+    with pytest.raises(CorpusError, match=r"line 3 has the id 'a' of an earlier line: sort the lines by their threads"):
+        corpus.sources("train")
+    put(tmp_path, {"train.jsonl": threads("a", "b"), "train2.jsonl": threads("b")})
+    with pytest.raises(CorpusError, match=r"train2.jsonl line 1 has the id 'b' of an earlier line: sort"):
+        corpus.sources("train")
+    put(tmp_path, {"train.jsonl": threads("a", None)})
+    with pytest.raises(
+        CorpusError, match=r"line 2 has no string or number in field 'thread': give another --thread-field"
+    ):
+        corpus.sources("train")
+    with pytest.raises(CorpusError, match=r"give --id-field or --thread-field, not both"):
+        JsonLines(id_field="id", thread_field="thread")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
 def test_json_with_a_byte_order_mark(tmp_path: Path, pack) -> None:
     put(tmp_path, {"test.jsonl": pack(b"\xef\xbb\xbf" + jsonl(ROWS[:3]))})
     for field in ("", "key"):

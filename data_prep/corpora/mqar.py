@@ -1,0 +1,84 @@
+"""Multi-query associative recall: pairs of a key and a value, then every key once more, where its value is to be predicted.
+
+    text     k17 v9 k4 v12 k4  . . . k17 .
+    targets  _   _  _  _   v12 _ _ _ v9  _
+
+After the 2 · pairs tokens of the pairs come slots of two tokens. Each key stands once more at the beginning of a slot of its own:
+the keys, in the order of the pairs, draw slots g = 1, 2, 3 … without repetition, with odds proportional to g^(power − 1). So most
+come soon and some late, as repeated bigrams do in text; with a power of 1 all slots are equally likely. The value does not follow
+in the text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. Of the symbols the first is
+the blank, the others up to half are keys, the upper half values.
+
+Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models"; the spacing is that of its authors'
+generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.
+
+    python -m pipelines.prepare mqar --tokenizer symbols --length 256 --pairs 16
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from data_prep.corpora.tasks import Draws, Task, Written
+from data_prep.documents import NOTHING, CorpusError
+
+BLANK = "."
+
+
+@dataclass(frozen=True)
+class Mqar(Task):
+    """Pairs of keys and values; where a key comes back its value is to be predicted."""
+
+    name: ClassVar[str] = "mqar"
+
+    train: int = 100_000
+    """Documents to train on."""
+    validation: int = 3_000
+    """Documents to validate on."""
+    test: int = 3_000
+    """Documents to test on."""
+    vocabulary: int = 8_192
+    """Symbols: the blank, keys, and about as many values."""
+    pairs: int = 8
+    """Pairs of a key and a value in a document, and queries."""
+    length: int = 128
+    """Tokens of a document: four for each pair, or more."""
+    power: float = 0.01
+    """Queries come in slot g with odds proportional to g^(power − 1)."""
+    filler: Literal["blank", "random"] = "blank"
+    """What stands where there is neither pair nor query: the blank, or any symbol, be it a key."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(pairs=1)
+        self.check(length=4 * self.pairs, vocabulary=2 * self.pairs + 2)
+        if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
+            raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
+
+    def symbols(self) -> list[str]:
+        return [self.symbol(i) for i in range(self.vocabulary)]
+
+    def symbol(self, number: int) -> str:
+        return f"{'k' if number < self.vocabulary // 2 else 'v'}{number}" if number else BLANK
+
+    def size(self, split: str, index: int) -> int:
+        return 2 * self.length + 12 * self.pairs if self.filler == "blank" else 6 * self.length
+
+    def written(self, draws: Draws, split: str, index: int) -> Written:
+        half, context = self.vocabulary // 2, 2 * self.pairs
+        keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, self.pairs)]
+        values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, self.pairs)]
+        text, targets = [BLANK] * self.length, [NOTHING] * self.length
+        if self.filler == "random":
+            text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
+        text[0:context:2], text[1:context:2] = keys, values
+        # The order in which clocks with rates of these odds ring is that of drawing with these odds, none twice.
+        odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
+        uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
+        slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[: self.pairs].tolist()
+        for slot, key, value in zip(slots, keys, values, strict=True):
+            text[context + 2 * slot], targets[context + 2 * slot] = key, value
+        return text, targets

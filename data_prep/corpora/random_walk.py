@@ -1,0 +1,90 @@
+"""Random walk: an agent on a small grid turns or goes forward at random, and after each action its cell is to be predicted.
+
+The text is the actions, `L` (turn left), `R` (turn right) and `F` (forward; against the wall the agent stays), all three equally
+likely; the targets are the cells, `x3y5` in column 3 and row 5. Every walk starts in the middle, `x4y4` on a grid of 8, and looks
+up, to where y grows. The heading is not asked for.
+
+    text     F    L    F    F    F    F    F
+    targets  x4y5 x4y5 x3y5 x2y5 x1y5 x0y5 x0y5
+
+Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory", at the length of Ju et al. 2021, "Staircase
+Attention for Recurrent Processing of Sequences", 4.1: "an agent in a small grid takes a random action that turns the agent, or
+moves it forward". The size, the start, the wall and the odds are ours.
+
+    python -m pipelines.prepare random-walk --tokenizer symbols
+    python -m pipelines.prepare random-walk --tokenizer symbols --curriculum 8 16 32 64 128 256 400
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import ClassVar
+
+from data_prep.corpora.tasks import Draws, Task, Written, followed
+from data_prep.documents import CorpusError
+
+ACTIONS = ("L", "R", "F")
+AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
+"""The steps of x and y of the headings up, right, down and left: turning right is the next one."""
+
+
+@dataclass(frozen=True)
+class RandomWalk(Task):
+    """Walks on a grid; after each action the cell is to be predicted."""
+
+    name: ClassVar[str] = "random-walk"
+
+    grid: int = 8
+    """Cells on each side of the grid."""
+    length: int = 400
+    """Actions of a walk."""
+    curriculum: tuple[int, ...] = ()
+    """Lengths of the walks to train on instead: an equal share of the split is of each, in this order; to be read with --data.order
+    listed. The other splits keep --length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(grid=2, length=1)
+        if least := [length for length in self.curriculum if length < 1]:
+            raise CorpusError(
+                f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum lengths of 1 or more"
+            )
+
+    def symbols(self) -> list[str]:
+        return [*ACTIONS, *dict.fromkeys(names(self.grid))]
+
+    def size(self, split: str, index: int) -> int:
+        return 2 * self.length_of(split, index)
+
+    def length_of(self, split: str, index: int) -> int:
+        if split != "train" or not self.curriculum:
+            return self.length
+        return self.curriculum[index * len(self.curriculum) // self.train]
+
+    def written(self, draws: Draws, split: str, index: int) -> Written:
+        actions = draws.below(len(ACTIONS), self.length_of(split, index))
+        start, shown = state_of(self.grid, self.grid // 2, self.grid // 2, 0), names(self.grid)
+        return [ACTIONS[action] for action in actions], [shown[s] for s in followed(steps(self.grid), start, actions)]
+
+
+def state_of(grid: int, x: int, y: int, heading: int) -> int:
+    return (x * grid + y) * len(AHEAD) + heading
+
+
+@cache
+def names(grid: int) -> list[str]:
+    """The cell of each state."""
+    return [f"x{x}y{y}" for x, y, _ in product(range(grid), range(grid), AHEAD)]
+
+
+@cache
+def steps(grid: int) -> list[tuple[int, ...]]:
+    """The state after each action, of each state."""
+    last, found = grid - 1, []
+    for x, y, (heading, (dx, dy)) in product(range(grid), range(grid), enumerate(AHEAD)):
+        ahead = state_of(grid, min(max(x + dx, 0), last), min(max(y + dy, 0), last), heading)
+        left, right = (state_of(grid, x, y, (heading + turn) % len(AHEAD)) for turn in (-1, 1))
+        found.append((left, right, ahead))
+    return found

@@ -1,0 +1,121 @@
+"""What the tasks share: corpora whose documents are drawn instead of read, and that say themselves what is to be predicted.
+
+A document is a text of symbols and as many targets, blanks between them: `targets[t]` is to be predicted once `text[t]` is read,
+and is `NOTHING` where there is nothing to say. It follows from the corpus's fields, its split and its number there, and from
+nothing else: so any part of a corpus may be read by any worker, in any order and again.
+
+A new task is one file beside this one, with the fields of `Task` and its own, and one line in the registry.
+
+    python -m pipelines.prepare algorithm --tokenizer symbols --store runs/store
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.documents import SPLITS, CorpusError, Document, Source
+
+Written = tuple[Sequence[str], Sequence[str]]
+"""The symbols of a text, and as many targets."""
+
+
+class Draws:
+    """The random numbers of one document, as many as are asked for.
+
+    Integers are made here from the bits of Philox: NumPy keeps those the same in all its versions, what its generators make of
+    them it does not.
+    """
+
+    def __init__(self, seed: int, *place: int) -> None:
+        self._bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=place))
+        self._ahead: list[int] = []
+
+    def raw(self, count: int) -> NDArray[np.uint64]:
+        """[count] of 64 random bits each."""
+        return self._bits.random_raw(count)
+
+    def below(self, stop: int, count: int) -> list[int]:
+        """`count` integers from 0 to stop − 1, for a stop far below 2³²."""
+        return ((self.raw(count) >> np.uint64(32)) * np.uint64(stop) >> np.uint64(32)).tolist()
+
+    def one(self, stop: int) -> int:
+        """An integer from 0 to stop − 1; quicker than `below` where the next stop depends on it."""
+        if not self._ahead:
+            self._ahead = self.below(1 << 32, 256)
+        return self._ahead.pop() * stop >> 32
+
+    def distinct(self, stop: int, count: int) -> list[int]:
+        """`count` different integers from 0 to stop − 1, of which there are so many, in random order."""
+        found: dict[int, None] = {}
+        while len(found) < count:
+            found |= dict.fromkeys(self.below(stop, count))
+        return list(found)[:count]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A corpus that is drawn; see the module's docstring."""
+
+    name: ClassVar[str]
+
+    train: int = 10_000
+    """Documents to train on."""
+    validation: int = 1_000
+    """Documents to validate on."""
+    test: int = 1_000
+    """Documents to test on."""
+    seed: int = 0
+    """Every document follows from it, the split and its number there."""
+
+    def __post_init__(self) -> None:
+        self.check(train=0, validation=0, test=0, seed=0)
+
+    def check(self, **least: int) -> None:
+        """Raises CorpusError where a field is less than the least that it may be."""
+        for field, bound in least.items():
+            if (value := getattr(self, field)) < bound:
+                raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or more")
+
+    @abstractmethod
+    def symbols(self) -> Sequence[str]:
+        """Every word of texts and targets; its place is its token id. As in `Labelled`."""
+
+    @abstractmethod
+    def size(self, split: str, index: int) -> int:
+        """About how many bytes the text of a document has."""
+
+    @abstractmethod
+    def written(self, draws: Draws, split: str, index: int) -> Written:
+        """A document: the symbols of its text and as many targets.
+
+        Args:
+            draws: all that is random in it.
+            index: its number in the split, from 0.
+        """
+
+    def options(self) -> dict[str, Any]:
+        # As JSON gives them back: a manifest's are compared with them.
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def sources(self, split: str) -> list[Source]:
+        names = (f"{split}/{index}" for index in range(getattr(self, split)))
+        return [Source(name, name, split, self.size(split, index)) for index, name in enumerate(names)]
+
+    def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        for source in sources:
+            split, _, number = source.id.partition("/")
+            index = int(number)
+            text, targets = self.written(Draws(self.seed, SPLITS.index(split), index), split, index)
+            yield Document(source.id, source.title, " ".join(text), " ".join(targets))
+
+
+def followed(steps: Sequence[Sequence[int]], start: int, inputs: Sequence[int]) -> list[int]:
+    """The states of an automaton after each input: `steps[state][input]` is the next state."""
+    return list(accumulate(inputs, lambda state, given: steps[state][given], initial=start))[1:]

@@ -1,0 +1,271 @@
+"""The tasks: every label against an interpreter of its own, written from the description alone; what they draw, and how often."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.corpora import CORPORA
+from data_prep.corpora.algorithm import Algorithm
+from data_prep.corpora.mqar import Mqar
+from data_prep.corpora.permutation import Permutation
+from data_prep.corpora.random_walk import RandomWalk
+from data_prep.corpora.tasks import Task
+from data_prep.documents import NOTHING, SPLITS, CorpusError, Labelled, Skipped, reread, scan
+from pipelines.prepare import main
+
+TASKS: tuple[type[Task], ...] = (RandomWalk, Algorithm, Mqar, Permutation)
+COUNTS: Any = st.fixed_dictionaries({"seed": st.integers(0, 2**70), **{split: st.integers(0, 3) for split in SPLITS}})
+
+Pairs = list[tuple[str, str]]
+"""Each symbol of a text with its target."""
+
+
+def documents(task: Task, split: str) -> Iterator[Pairs]:
+    """The documents of a split, each of them of symbols that the task has told."""
+    known = {*task.symbols()}
+    assert (
+        len(known) == len(task.symbols())
+        and NOTHING not in known
+        and not any(set(word) & set(" \t\n") for word in known)
+    )
+    for source, document in zip(task.sources(split), task.read(task.sources(split)), strict=True):
+        assert isinstance(document.text, str) and document.targets is not None
+        assert document.id == source.id and source.split == split
+        text, targets = document.text.split(" "), document.targets.split(" ")
+        assert known >= {*text} and known >= {*targets} - {NOTHING}
+        yield list(zip(text, targets, strict=True))
+
+
+def every(task: Task) -> list[Pairs]:
+    found = [pairs for split in SPLITS for pairs in documents(task, split)]
+    assert len(found) == task.train + task.validation + task.test
+    return found
+
+
+@given(COUNTS, st.integers(2, 9), st.integers(1, 60), st.lists(st.integers(1, 30), max_size=3))
+def test_a_walk(counts: dict[str, int], grid: int, length: int, curriculum: list[int]) -> None:
+    task = RandomWalk(**counts, grid=grid, length=length, curriculum=tuple(curriculum))
+    for pairs in every(task):
+        here, ahead = complex(grid // 2, grid // 2), 1j
+        for action, cell in pairs:
+            ahead *= {"L": 1j, "R": -1j, "F": 1}[action]
+            there = here + ahead * (action == "F")
+            here = there if 0 <= there.real < grid and 0 <= there.imag < grid else here
+            assert cell == f"x{here.real:.0f}y{here.imag:.0f}"
+    for split in ("validation", "test"):
+        assert {len(pairs) for pairs in documents(task, split)} <= {length}
+
+
+def test_a_curriculum() -> None:
+    task = RandomWalk(train=10, validation=1, test=1, length=50, curriculum=(2, 4, 8, 16))
+    assert [len(pairs) for pairs in documents(task, "train")] == [2, 2, 2, 4, 4, 8, 8, 8, 16, 16]
+    assert [source.bytes for source in task.sources("train")] == [4, 4, 4, 8, 8, 16, 16, 16, 32, 32]
+    assert len(next(documents(task, "test"))) == 50
+    assert task.options() == json.loads(json.dumps(task.options()))
+
+
+def run_program(text: str, literals: range) -> Iterator[tuple[int, int]]:
+    """Execute a program line by line. Yields each printed value that the text holds, and the value that the variable has."""
+    values: dict[str, int] = {}
+
+    def number(word: str) -> int:
+        if word in values:
+            return values[word]
+        assert int(word) in literals
+        return int(word)
+
+    assert text.endswith(" ;")
+    for line in text.removesuffix(" ;").split(" ; "):
+        condition, colon, rest = line.rpartition(" : ")
+        if colon:
+            word, left, sign, right = condition.split(" ")
+            assert word == "if" and left in values and left != right and sign in "<>"
+            executed = number(left) < number(right) if sign == "<" else number(left) > number(right)
+        else:
+            executed = True
+        match rest.split(" "):
+            case [name, "=", value]:
+                assert not colon and name not in values
+                values[name] = number(value)
+            case [name, "++" | "--" as operation]:
+                assert name in values
+                values[name] += {"++": 1, "--": -1}[operation] * executed
+            case ["print", name, value]:
+                assert not colon
+                yield int(value), values[name]
+            case other:
+                raise AssertionError(other)
+
+
+@given(COUNTS, st.integers(1, 60), st.integers(1, 26))
+def test_a_program(counts: dict[str, int], statements: int, variables: int) -> None:
+    for pairs in every(Algorithm(**counts, statements=statements, variables=variables)):
+        text = " ".join(word for word, _ in pairs)
+        assert text.count(";") == statements
+        printed = list(run_program(text, range(1, 11)))
+        assert [said for said, _ in printed] == [true for _, true in printed]
+        labels = [(i, label) for i, (_, label) in enumerate(pairs) if label != NOTHING]
+        assert [int(label) for _, label in labels] == [true for _, true in printed]
+        for i, label in labels:  # before the value, which follows
+            assert pairs[i - 1][0] == "print" and pairs[i + 1][0] == label
+
+
+def test_programs_are_those_of_the_paper() -> None:
+    found = list(documents(Algorithm(train=1_000), "train"))
+    tokens = sum(map(len, found)) / len(found)
+    labels = sum(label != NOTHING for pairs in found for _, label in pairs) / len(found)
+    assert tokens == pytest.approx(431, rel=0.03) and labels == pytest.approx(25.5, rel=0.03)
+    counts = Counter(word for pairs in found for word, _ in pairs)
+    assert counts["="] == 3_000 and counts["<"] / counts["if"] == pytest.approx(0.5, abs=0.03)
+    assert counts["++"] / counts["--"] == pytest.approx(1, abs=0.03)
+    assigned = Counter(pairs[i + 1][0] for pairs in found for i, (word, _) in enumerate(pairs) if word == "=")
+    assert set(assigned) == {str(i) for i in range(1, 11)} and min(assigned.values()) > 240
+    five = list(documents(Algorithm(train=50, variables=5), "train"))
+    assert sum(word == "=" for pairs in five for word, _ in pairs) == 250
+
+
+@given(
+    COUNTS, st.integers(1, 9), st.integers(0, 30), st.integers(0, 40), st.sampled_from(["blank", "random"]), st.floats(-2, 3)
+)  # fmt: skip
+def test_recall(counts: dict[str, int], pairs: int, longer: int, more: int, filler: Any, power: float) -> None:
+    task = Mqar(
+        **counts, pairs=pairs, length=4 * pairs + longer, vocabulary=2 * pairs + 2 + more, filler=filler, power=power
+    )
+    assert len(task.symbols()) == task.vocabulary
+    for read in every(task):
+        head, tail = read[: 2 * pairs], read[2 * pairs :]
+        values = {key: value for (key, _), (value, _) in zip(head[::2], head[1::2], strict=True)}
+        assert len(read) == task.length and len(values) == len(set(values.values())) == pairs
+        assert all(key[0] == "k" and value[0] == "v" for key, value in values.items())
+        assert {label for _, label in head} == {NOTHING}
+        asked = {word: label for word, label in tail if label != NOTHING}
+        assert asked == values and sum(label != NOTHING for _, label in tail) == pairs
+        assert all(label == NOTHING for _, label in tail[1::2])
+        if filler == "blank":
+            assert all((word == ".") == (label == NOTHING) for word, label in tail)
+
+
+def test_queries_come_as_the_power_law_says() -> None:
+    """The first key's slot, against odds that are added up here."""
+    for power, pairs in ((0.01, 1), (1.0, 4)):
+        task = Mqar(train=4_000, pairs=pairs, length=16 + 2 * pairs, power=power)
+        slots: Counter[int] = Counter()
+        for read in documents(task, "train"):
+            tail = [word for word, _ in read[2 * pairs :]]
+            slots[tail.index(read[0][0]) // 2 + 1] += 1
+        odds = {slot: slot ** (power - 1) for slot in range(1, 9)}
+        for slot, odd in odds.items():
+            assert slots[slot] / 4_000 == pytest.approx(odd / sum(odds.values()), abs=0.03)
+
+
+def composed(word: str, before: str) -> str:
+    """Where `word` sends what `before` gives."""
+    return "".join(word[int(image) - 1] for image in before)
+
+
+@given(COUNTS, st.sampled_from(["S3", "A5", "S5"]), st.integers(1, 80))
+def test_a_product(counts: dict[str, int], group: Any, length: int) -> None:
+    task = Permutation(**counts, group=group, length=length)
+    for pairs in every(task):
+        state = "12345"[: int(group[1])]
+        assert len(pairs) == length
+        for element, label in pairs:
+            state = composed(element, state)
+            assert label == state
+
+
+@pytest.mark.parametrize(("group", "order"), [("S3", 6), ("A5", 60), ("S5", 120)])
+def test_a_group(group: Any, order: int) -> None:
+    elements = Permutation(group=group).symbols()
+    assert len(set(elements)) == order and elements[0] == "12345"[: len(elements[0])]
+    assert {composed(a, b) for a in elements for b in elements} == set(elements)
+    drawn = Counter(word for pairs in documents(Permutation(group=group, train=200), "train") for word, _ in pairs)
+    assert set(drawn) == set(elements) and max(drawn.values()) < 2 * 200 * 64 / order
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_document_follows_from_its_number_alone(kind: type[Task]) -> None:
+    task = kind(train=20, validation=20, test=20, seed=7)
+    assert isinstance(task, Labelled) and set(task.options()) == {field.name for field in fields(task)}
+    sources = {split: task.sources(split) for split in SPLITS}
+    read = {split: list(task.read(sources[split])) for split in SPLITS}
+    assert len({document.text for split in SPLITS for document in read[split]}) == 60
+    assert [d.id for d in read["test"]] == [s.id for s in sources["test"]]
+    assert len({source.id for split in SPLITS for source in sources[split]}) == 60
+    assert list(task.read(sources["train"][13:15])) == read["train"][13:15]
+    assert list(replace(task, train=15, test=0).read(sources["train"][:15])) == read["train"][:15]
+    other = replace(task, seed=8)
+    assert not {d.text for d in other.read(other.sources("train"))} & {d.text for d in read["train"]}
+    scanned = [s for d in read["train"] if not isinstance(s := scan(d), Skipped)]
+    assert list(reread(task, scanned, "train")) == read["train"]
+    size = sum(len(str(document.text)) for document in read["train"])
+    assert sum(source.bytes for source in sources["train"]) == pytest.approx(size, rel=0.1)
+
+
+DIGEST = """
+import hashlib, json, sys
+from data_prep.corpora import CORPORA
+for name in sys.argv[1:]:
+    task = CORPORA[name](train=3, seed=5)
+    told = [[d.id, d.text, d.targets] for d in task.read(task.sources("train"))]
+    print(hashlib.sha256(json.dumps([told, task.symbols()]).encode()).hexdigest()[:12])
+"""
+
+
+def test_documents_are_the_same_in_every_process() -> None:
+    """And from one version to the next: a store of a task that is made anew has the bytes that it had."""
+    names = [kind.name for kind in TASKS]
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", DIGEST, *names]
+        told = subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        assert told.stdout.split() == ["d145fafe685d", "c6c83030e6ca", "67eed06ebafb", "9c07aa0a8046"]
+
+
+def test_a_hundred_thousand_are_listed_at_once() -> None:
+    assert [len(CORPORA[kind.name](train=100_000).sources("train")) for kind in TASKS] == [100_000] * len(TASKS)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_field_is_explained(kind: type[Task], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([kind.name, "--help"])
+    _, _, told = capsys.readouterr().out.partition("corpus options")
+    for field in fields(kind):
+        metavar, *explained = told.split(f"--{field.name} ")[1].split("(default")[0].replace("│", "").split()
+        assert len(explained) >= 2, (field.name, metavar)
+
+
+BAD: list[tuple[Callable[[], Task], str]] = [
+    (lambda: RandomWalk(train=-1), "train of corpus random-walk is -1: give --train 0 or more"),
+    (lambda: Algorithm(seed=-1), "seed of corpus algorithm is -1: give --seed 0 or more"),
+    (lambda: RandomWalk(grid=1), "grid of corpus random-walk is 1: give --grid 2 or more"),
+    (lambda: RandomWalk(length=0), "length of corpus random-walk is 0: give --length 1 or more"),
+    (lambda: RandomWalk(curriculum=(8, 0)), "curriculum of corpus random-walk holds 0: give --curriculum lengths of 1 or more"),
+    (lambda: Algorithm(statements=0), "statements of corpus algorithm is 0: give --statements 1 or more"),
+    (lambda: Algorithm(variables=27), "variables of corpus algorithm is 27: give --variables 26 or fewer"),
+    (lambda: Mqar(pairs=0), "pairs of corpus mqar is 0: give --pairs 1 or more"),
+    (lambda: Mqar(pairs=64), "length of corpus mqar is 128: give --length 256 or more"),
+    (lambda: Mqar(vocabulary=17), "vocabulary of corpus mqar is 17: give --vocabulary 18 or more"),
+    (lambda: Mqar(power=float("nan")), "power of corpus mqar is nan: give --power 0.01, or any from -32 to 32"),
+    (lambda: Permutation(length=0), "length of corpus permutation is 0: give --length 1 or more"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "sentence"), BAD, ids=[sentence.split(":")[0] for _, sentence in BAD])
+def test_what_is_refused(made: Callable[[], Task], sentence: str) -> None:
+    with pytest.raises(CorpusError) as raised:
+        made()
+    assert str(raised.value) == sentence
