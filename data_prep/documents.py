@@ -70,7 +70,7 @@ class Scanned:
     words: int
     """Runs of non-whitespace, as `str.split` counts them."""
     xxh3: str
-    """xxh3-64 (hex) of the text's UTF-8 bytes."""
+    """xxh3-64 (hex) of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
     place: str = ""
     """That of its source."""
 
@@ -201,7 +201,7 @@ def read_utf8(file: Place) -> str:
 
 def scan(document: Document, place: str = "") -> Scanned | Skipped:
     """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
-    size, words, checksum = tally(document.text)
+    size, words, checksum = tally(document.text, document.targets)
     if not words:
         return Skipped(document.id, "empty")
     return Scanned(document.id, document.title, size, words, checksum, place)
@@ -211,8 +211,8 @@ PIECE = 1 << 18
 """Characters that are looked at together: so a long text needs no memory beside its own, and stays in the cache."""
 
 
-def tally(text: str | bytes) -> tuple[int, int, str]:
-    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes."""
+def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]:
+    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes, followed by a 0 and the targets if there are any."""
     size = words = 0
     found = xxhash.xxh3_64()
     inside = False  # a word that began in the piece before
@@ -223,14 +223,18 @@ def tally(text: str | bytes) -> tuple[int, int, str]:
         space = (letters - 9 <= 4) | (letters - 28 <= 4)  # \t to \r, \x1c to the space: differences wrap around
         words += int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0] and not inside)
         inside = not space[-1]
+    if targets is not None:
+        found.update(b"\0" + targets.encode())
     return size, words, found.hexdigest()
 
 
-def checksum(text: str | bytes) -> str:
-    """xxh3-64 (hex) of a text's UTF-8 bytes."""
+def checksum(text: str | bytes, targets: str | None = None) -> str:
+    """The same digest as `tally`'s."""
     found = xxhash.xxh3_64()
     for data in _encoded(text):
         found.update(data)
+    if targets is not None:
+        found.update(b"\0" + targets.encode())
     return found.hexdigest()
 
 
@@ -261,7 +265,7 @@ def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator
         if isinstance(item, Skipped):
             continue
         expected = documents[seen] if seen < len(documents) else None
-        if not expected or (item.id, checksum(item.text)) != (expected.id, expected.xxh3):
+        if not expected or (item.id, checksum(item.text, item.targets)) != (expected.id, expected.xxh3):
             raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
         seen += 1
         yield item

@@ -13,6 +13,8 @@ Three lanes, two steps, four blocks to a step (a letter is a block of a document
 
 The last block of a document may be part filled: its tail is padding, whose targets are -1. Nothing else is wasted.
 
+Of a store that labels its tokens (`store.labelled`), the input is the token itself and its target the label, or -1.
+
 The schedule is a pure function of its arguments and of the step. It knows nothing of workers: a worker reads the range of
 lanes that it owns, and the union of all ranges is the global batch. Used as
 
@@ -28,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import xxhash
@@ -45,9 +47,10 @@ class Batch:
     """Some lanes of one step of the global batch."""
 
     tokens_BT: np.ndarray
-    """int64. Inputs: the targets shifted right by one within the document; begin-of-document before its first token."""
+    """int64. Inputs: the targets shifted right by one within the document; begin-of-document before its first token. Of a labelled
+    store the document's tokens themselves."""
     targets_BT: np.ndarray
-    """int64. The tokens to predict; -1 in the padding after a document's end and on idle lanes."""
+    """int64. The tokens to predict; -1 in the padding after a document's end and on idle lanes. Of a labelled store its targets."""
     fresh_BK: np.ndarray
     """bool. A new document (or an idle stretch) begins at this block: the state before it must not be seen."""
     document_BK: np.ndarray
@@ -61,6 +64,11 @@ class TokenStore(Protocol):
 
     @property
     def bod_id(self) -> int: ...
+
+    @property
+    def labelled(self) -> bool: ...
+
+    def targets(self, document: int, start: int, stop: int) -> np.ndarray: ...
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray: ...
 
@@ -84,8 +92,12 @@ def _usable(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return lengths
 
 
+Order = Literal["shuffled", "listed"]
+"""How the documents of an epoch follow each other."""
+
+
 class TrainingLanes:
-    """An endless schedule: epochs of seeded permutations, one after the other without a gap.
+    """An endless schedule: epochs of seeded permutations, or of the documents as listed, one after the other without a gap.
 
     The next document of the stream goes to the lane that is free first (ties: the lowest lane), at that lane's next block.
     No lane is ever idle. The schedule is extended as far as the steps that are asked for, and the answer does not depend on
@@ -99,6 +111,7 @@ class TrainingLanes:
         block: the model's block, in tokens; divides `segment_length`.
         seed: of the permutations.
         fingerprint: the manifest's; part of the permutations' key.
+        order: shuffled, or listed: each epoch in the manifest's order.
 
     Raises:
         ValueError: fewer than one lane, a segment length that is not a multiple of the block, or no token at all.
@@ -113,9 +126,10 @@ class TrainingLanes:
         block: int,
         seed: int,
         fingerprint: str = "",
+        order: Order = "shuffled",
     ) -> None:
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
-        self.seed, self.fingerprint = seed, fingerprint
+        self.seed, self.fingerprint, self.listed = seed, fingerprint, order == "listed"
         self._lengths = _usable(lengths)
         self._documents = np.flatnonzero(self._lengths > 0)
         self._timeline = self._begin()
@@ -131,6 +145,8 @@ class TrainingLanes:
 
     def order(self, epoch: int) -> np.ndarray:
         """int64 [documents]: the documents of an epoch, in the order in which they are drawn."""
+        if self.listed:
+            return self._documents
         key = xxhash.xxh3_128_intdigest(f"{self.fingerprint}:{self.seed}:{epoch}".encode())
         # Sorting raw bits, since numpy keeps those stable between its versions and `permutation` it does not.
         bits = np.random.Philox(key=key).random_raw(len(self._documents))
@@ -292,11 +308,17 @@ def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, l
     for row, lane in enumerate(range(lane_start, lane_stop)):
         for column, document, offset, length in schedule.spans(step, lane):
             first = column * block
-            previous = max(offset - 1, 0)  # the input of the first target is the token before it, or begin-of-document
-            read = store.tokens(document, previous, offset + length)
-            targets_BT[row, first : first + length] = read[offset - previous :]
-            shift = 0 if offset else 1
-            tokens_BT[row, first + shift : first + length] = read[:-1]
+            if store.labelled:
+                tokens_BT[row, first : first + length] = store.tokens(document, offset, offset + length)
+                targets_BT[row, first : first + length] = store.targets(document, offset, offset + length)
+            else:
+                previous = max(
+                    offset - 1, 0
+                )  # the input of the first target is the token before it, or begin-of-document
+                read = store.tokens(document, previous, offset + length)
+                targets_BT[row, first : first + length] = read[offset - previous :]
+                shift = 0 if offset else 1
+                tokens_BT[row, first + shift : first + length] = read[:-1]
             blocks = -(-length // block)
             fresh_BK[row, column : column + blocks] = False
             fresh_BK[row, column] = offset == 0

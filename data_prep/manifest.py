@@ -24,6 +24,8 @@ from data_prep.places import Place
 
 SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
+LABELLED_SCHEMA = 3
+"""That of a split whose corpus labels its tokens itself; others stay readable for older code, and the same to the byte."""
 
 REMEDY = "prepare this split again with --overwrite"
 
@@ -58,6 +60,8 @@ class Totals:
     """Runs of non-whitespace."""
     bytes: int
     """UTF-8 bytes of the text."""
+    labels: int | None = None
+    """Tokens with a target, where the corpus labels its tokens itself; not in the JSON of others."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class DocumentEntry:
     words: int
     bytes: int
     xxh3: str
-    """xxh3-64 of the text's UTF-8 bytes."""
+    """xxh3-64 of the text's UTF-8 bytes, and of its targets where it has any."""
     part: int
     batch: int
     """Record batch within the part."""
@@ -133,11 +137,19 @@ class Manifest:
     documents: Sequence[DocumentEntry] = field(default=(), compare=False, repr=False)
     """Rows of the table, read from its file as they are asked for. Not in the JSON."""
 
+    @property
+    def labelled(self) -> bool:
+        """Whether its tokens have targets of their own, and not the next token."""
+        return self.totals.labels is not None
+
     def to_json(self) -> bytes:
         names = ("fingerprint", "inputs", "corpus", "split", "segment_length", "token_dtype")
         content = {name: getattr(self, name) for name in names}
         records = {name: asdict(getattr(self, name)) for name in ("tokenizer", "totals", "table")}
-        return seal({"schema": SCHEMA, **content, **records, "parts": [asdict(part) for part in self.parts]})
+        if not self.labelled:
+            del records["totals"]["labels"]
+        schema = LABELLED_SCHEMA if self.labelled else SCHEMA
+        return seal({"schema": schema, **content, **records, "parts": [asdict(part) for part in self.parts]})
 
     @staticmethod
     def from_json(data: bytes, path: str) -> Manifest:
@@ -146,8 +158,10 @@ class Manifest:
             schema = json.loads(data)["schema"]
         except (ValueError, KeyError, TypeError):
             schema = SCHEMA
-        if schema != SCHEMA:
-            raise StoreError(f"{path} has schema version {schema!r} and this code reads version {SCHEMA}: {REMEDY}")
+        if schema not in (SCHEMA, LABELLED_SCHEMA):
+            raise StoreError(
+                f"{path} has schema version {schema!r} and this code reads version {SCHEMA} and {LABELLED_SCHEMA}: {REMEDY}"
+            )
         try:
             content = unseal(data)
         except ValueError as error:

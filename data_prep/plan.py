@@ -18,10 +18,10 @@ from typing import Any, overload
 import numpy as np
 import xxhash
 
-from data_prep.documents import Corpus, Document, Scanned, Skipped, Source, reread, scan
-from data_prep.manifest import SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
+from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, reread, scan
+from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
 from data_prep.segments import PartPlan
-from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, token_dtype
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20
 """A tokenizer is trained on about so much text of the train split."""
@@ -79,12 +79,15 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     kept: list[tuple[int, int, int, int]] = []
     titles: dict[int, str] = {}
     raw = False
+    symbols = SymbolsTokenizer(corpus.symbols()) if isinstance(corpus, Labelled) else None
 
     def scanned(item: Document | Skipped) -> Scanned | Skipped:
         nonlocal raw
         if isinstance(item, Skipped):
             return item
         raw = raw or isinstance(item.text, bytes)
+        if symbols:
+            encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
         return scan(item)
 
     # Not a loop with a name for the document: it would keep one while the next is read.
@@ -201,8 +204,12 @@ class SplitPlan:
         return {
             "corpus": self.scan.inputs,
             "tokenizer": {"fingerprint": self.tokenizer.fingerprint, "vocab_size": self.tokenizer.vocab_size},
-            "parameters": {"segment_length": self.segment_length, "part_bytes": self.part_bytes, "schema": SCHEMA},
+            "parameters": {"segment_length": self.segment_length, "part_bytes": self.part_bytes, "schema": self.schema},
         }
+
+    @property
+    def schema(self) -> int:
+        return LABELLED_SCHEMA if isinstance(self.scan.corpus, Labelled) else SCHEMA
 
     @cached_property
     def fingerprint(self) -> str:
@@ -236,10 +243,12 @@ class SplitPlan:
         run = self.parts[index]
         documents = self.scan.documents[run.start : run.stop]
         content = [[document.id, document.title, document.bytes, document.xxh3] for document in documents]
-        inputs = [SCHEMA, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
+        inputs = [self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
         return PartPlan(index, run.start, documents, digest(inputs), max(1, len(self.scan.documents) // SAMPLED))
 
-    def manifest(self, parts: Sequence[PartEntry], table: TableEntry, tokens: int, lossless: bool) -> Manifest:
+    def manifest(
+        self, parts: Sequence[PartEntry], table: TableEntry, tokens: int, lossless: bool, labels: int | None
+    ) -> Manifest:
         """The manifest, once every part is committed and the table of the documents is written."""
         totals = Totals(
             documents=len(self.scan.documents),
@@ -247,6 +256,7 @@ class SplitPlan:
             tokens=tokens,
             words=int(self.scan.documents.group.words.sum()),
             bytes=self.scan.bytes,
+            labels=labels,
         )
         tokenizer = TokenizerInfo(
             name=self.tokenizer.name,

@@ -232,10 +232,10 @@ def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
 def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
     """The manifest, after the table of the documents was written. Raises FileNotFoundError where the ledger is gone."""
     parts: list[PartEntry] = []
-    tokens, lossless = 0, True
+    tokens, lossless, labels = 0, True, None
 
     def documents() -> Iterator[tuple[DocumentEntry, ...]]:
-        nonlocal tokens, lossless
+        nonlocal tokens, lossless, labels
         for i in range(len(plan.parts)):
             entry = _ledger(folder, i)
             try:
@@ -247,10 +247,11 @@ def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, i
             parts.append(result.part)
             tokens += sum(document.tokens for document in result.documents)
             lossless = lossless and result.lossless
+            labels = labels if result.labels is None else (labels or 0) + result.labels
             yield result.documents
 
     table = write_table(folder, documents())
-    return plan.manifest(parts, table, tokens, lossless)
+    return plan.manifest(parts, table, tokens, lossless, labels)
 
 
 def _write_part(

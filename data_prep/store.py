@@ -2,6 +2,7 @@
 
     store = SegmentStore.open("runs/store", "python-source", "train")
     store.tokens(document=3, start=0, stop=1024)        # uint16 [1024], zero-copy
+    store.targets(document=3, start=0, stop=1024)       # int32 [1024], of a labelled store
 
 Every record batch is checked against its checksum when it is first touched. A store is cheap to open: every process opens
 its own. It is a local folder or any URI that pyarrow.fs opens (places.py). Files are memory-mapped; those of a bucket are first
@@ -38,6 +39,10 @@ VIEWS = 1 << 16
 """Documents of a local store whose views are kept."""
 
 
+Columns = tuple[np.ndarray, ...]
+"""Tokens, and of a labelled store the targets too."""
+
+
 class SegmentStore:
     """One split. Documents are numbered as in the manifest.
 
@@ -54,11 +59,11 @@ class SegmentStore:
         self._cache = None if place.is_local else cache
         self._copies: dict[int, Path] = {}  # parts that are read from the cache
         self.lengths = documents.tokens
-        self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length)
+        self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
         self._part, self._batch, self._row = (documents.column(name) for name in ("part", "batch", "row"))
         self._parts: dict[int, pa.NativeFile] = {}
-        self._batches: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
-        self._documents: dict[int, np.ndarray] = {}
+        self._batches: OrderedDict[tuple[int, int], Columns] = OrderedDict()
+        self._documents: dict[int, Columns] = {}
 
     @classmethod
     def open(
@@ -99,6 +104,11 @@ class SegmentStore:
     def vocab_size(self) -> int:
         return self.manifest.tokenizer.vocab_size
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the tokens have targets of their own, and not the next token."""
+        return self.manifest.labelled
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the store keeps beside its splits. Raises TokenizerError or StoreError where it is not this one."""
         tokenizer = load_tokenizer(self.place.parent / "tokenizer")
@@ -113,12 +123,14 @@ class SegmentStore:
             StoreError: the bytes are not those that were written.
             IndexError: the range is not within the document.
         """
-        values = self._documents.get(document)
-        if values is None:
-            values = self._read_document(document)
-        if not 0 <= start <= stop <= len(values):
-            raise IndexError(f"tokens {start}:{stop} of a document of {len(values)} tokens")
-        return values[start:stop]
+        return self._columns(document, start, stop)[0][start:stop]
+
+    def targets(self, document: int, start: int, stop: int) -> np.ndarray:
+        """What is to be predicted once each of the same tokens is read: a read-only view, int32, -1 for nothing.
+
+        Raises what `tokens` does. The store must be labelled.
+        """
+        return self._columns(document, start, stop)[1][start:stop]
 
     def verify(self) -> None:
         """Read every record batch and check it. Raises StoreError naming the first that is damaged."""
@@ -126,7 +138,16 @@ class SegmentStore:
             for batch in range(len(entry.batches)):
                 self._read_batch(part, batch)
 
-    def _read_document(self, document: int) -> np.ndarray:
+    def _columns(self, document: int, start: int, stop: int) -> Columns:
+        """Those of a document, which has tokens `start` to `stop`."""
+        columns = self._documents.get(document)
+        if columns is None:
+            columns = self._read_document(document)
+        if not 0 <= start <= stop <= len(columns[0]):
+            raise IndexError(f"tokens {start}:{stop} of a document of {len(columns[0])} tokens")
+        return columns
+
+    def _read_document(self, document: int) -> Columns:
         """All tokens of a document, of a verified record batch."""
         key = (int(self._part[document]), int(self._batch[document]))
         batch = self._batches.get(key)
@@ -135,14 +156,14 @@ class SegmentStore:
             self._batches[key] = batch
             self._forget()
         first = int(self._row[document]) * self.manifest.segment_length
-        values = batch[first : first + int(self.lengths[document])]
+        columns = tuple(column[first : first + int(self.lengths[document])] for column in batch)
         if self._mapped:  # views of mapped files cost little memory
             if len(self._documents) >= VIEWS:
                 self._documents.clear()
-            self._documents[document] = values
+            self._documents[document] = columns
         else:
             self._batches.move_to_end(key)
-        return values
+        return columns
 
     @property
     def _mapped(self) -> bool:
@@ -151,12 +172,12 @@ class SegmentStore:
     def _forget(self) -> None:
         """Drop the record batches that were not used for longest, where they take memory."""
         while not self._mapped and len(self._batches) > 1:
-            if sum(batch.nbytes for batch in self._batches.values()) <= REMOTE_BYTES:
+            if sum(column.nbytes for batch in self._batches.values() for column in batch) <= REMOTE_BYTES:
                 return
             self._batches.popitem(last=False)
 
-    def _read_batch(self, part: int, batch: int) -> np.ndarray:
-        """All token slots of a verified record batch, as one flat array. A damaged file of the cache is fetched once more."""
+    def _read_batch(self, part: int, batch: int) -> Columns:
+        """All token slots of a verified record batch, as flat arrays. A damaged file of the cache is fetched once more."""
         try:
             return self._read_verified(part, batch)
         except StoreError:
@@ -168,14 +189,15 @@ class SegmentStore:
         self._parts.pop(part, None)
         return self._read_verified(part, batch)
 
-    def _read_verified(self, part: int, batch: int) -> np.ndarray:
+    def _read_verified(self, part: int, batch: int) -> Columns:
         entry = self.manifest.parts[part]
         block = entry.batches[batch]
         data = self._read(self._open_part(part), block.offset, block.bytes)
         if xxhash.xxh3_64_hexdigest(data) != block.xxh3:
             raise StoreError(f"{self.folder}/{entry.name} is damaged in record batch {batch}: {REMEDY}")
         rows = pa.ipc.read_record_batch(data, self._schema)
-        return np.from_dlpack(rows.column("tokens").flatten())  # `to_numpy` would import pandas
+        names = ("tokens", "targets") if self.labelled else ("tokens",)
+        return tuple(np.from_dlpack(rows.column(name).flatten()) for name in names)  # `to_numpy` would import pandas
 
     def _open_part(self, part: int) -> pa.NativeFile:
         """The open file of a part, whose schema and footer were verified when it was opened."""

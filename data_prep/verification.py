@@ -10,7 +10,7 @@ the manifest's. Nothing else may be there: no ledger, no temporary file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from data_prep.document_table import Documents, read_table
+from data_prep.lanes import IGNORE
 from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError, digest
 from data_prep.places import TEMPORARY, Place
 from data_prep.segments import arrow_schema
@@ -86,9 +87,13 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
         yield from _table_faults(folder, manifest, documents)
     yield from _tokenizer_faults(folder, manifest)
     own = None if documents is None else ByBatch(documents)
+    labels: list[int | None] = []
     for index, part in enumerate(manifest.parts):
-        yield from _part_faults(folder, manifest, index, part, own)
+        labels.append((yield from _part_faults(folder, manifest, index, part, own)))
         done(part.bytes)
+    found = [count for count in labels if count is not None]
+    if manifest.labelled and len(found) == len(labels) and sum(found) != manifest.totals.labels:
+        yield f"{folder} holds {sum(found):,} targets and the manifest says {manifest.totals.labels:,}"
 
 
 class ByBatch:
@@ -175,22 +180,23 @@ def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
 
 def _part_faults(
     folder: Place, manifest: Manifest, index: int, part: PartEntry, documents: ByBatch | None
-) -> Iterator[str]:
+) -> Generator[str, None, int | None]:
+    """Returns how many tokens have a target of their own; None where that is not known."""
     where = f"{folder}/{part.name}"
     try:
         with (folder / part.name).open_random() as file:
             data = file.read_buffer()
     except FileNotFoundError:
         yield f"{where} is missing"
-        return
+        return None
     except OSError as error:
         yield f"{where} cannot be read ({error.strerror or error})"
-        return
+        return None
     if data.size != part.bytes:
         yield f"{where} has {data.size} bytes and should have {part.bytes}"
     whole = xxhash.xxh3_64_hexdigest(data) == part.xxh3
-    named = False
-    schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length)
+    named, labels = False, 0
+    schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
     for i, entry in enumerate(part.batches):
         block = data[entry.offset : entry.offset + entry.bytes]
         if block.size != entry.bytes:
@@ -200,7 +206,7 @@ def _part_faults(
             named = True
             yield f"{where} is damaged in record batch {i} (byte {entry.offset} to {entry.offset + entry.bytes})"
         else:
-            yield from _row_faults(f"{where}, record batch {i}", manifest, index, i, block, schema, documents)
+            labels += yield from _row_faults(f"{where}, record batch {i}", manifest, index, i, block, schema, documents)
     end = part.batches[-1].offset + part.batches[-1].bytes if part.batches else 0
     frame = xxhash.xxh3_64(data[: part.batches[0].offset] if part.batches else b"")
     frame.update(data[end:])
@@ -209,6 +215,7 @@ def _part_faults(
         yield f"{where} is damaged in its Arrow schema or footer (before byte {part.batches[0].offset} or from byte {end} on)"
     if not whole and not named:
         yield f"{where} is not the file whose checksum the manifest has"
+    return None if named else labels
 
 
 def _row_faults(
@@ -219,21 +226,31 @@ def _row_faults(
     block: pa.Buffer,
     schema: pa.Schema,
     documents: ByBatch | None,
-) -> Iterator[str]:
-    """Whether the rows are those of the table's documents, in order, and hold ids of the vocabulary."""
+) -> Generator[str, None, int]:
+    """Whether the rows are those of the table's documents, in order, and hold ids of the vocabulary. Returns how many targets of
+    their own the tokens have."""
     try:
         rows = pa.ipc.read_record_batch(block, schema)
     except pa.ArrowInvalid as error:
         yield f"{where} is no record batch of segments ({error})"
-        return
+        return 0
     entry = manifest.parts[part].batches[batch]
     if rows.num_rows != entry.rows:
         yield f"{where} has {rows.num_rows} rows and should have {entry.rows}"
     tokens = rows.column("tokens").flatten().to_numpy()
     if len(tokens) and int(tokens.max()) >= manifest.tokenizer.bod_id:
         yield f"{where} holds the token {int(tokens.max())}, which no document can have"
+    labels = 0
+    if manifest.labelled:
+        targets = rows.column("targets").flatten().to_numpy()
+        labels = int(np.count_nonzero(targets != IGNORE))
+        padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
+        if len(targets) and not IGNORE <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
+            yield f"{where} holds a target from {int(targets.min())} to {int(targets.max())}, which no document can have"
+        if (targets.reshape(padding.shape)[padding] != IGNORE).any():
+            yield f"{where} has a target in the padding after a document"
     if documents is None:
-        return
+        return labels
     own = documents.of(part, batch)
     lengths, T = documents.lengths[own], manifest.segment_length
     count = -(-lengths // T)
@@ -244,7 +261,8 @@ def _row_faults(
         found = rows.column(name).to_numpy()
         if len(found) != len(expected):
             yield f"{where} has {len(found)} rows and its documents in the table have {len(expected)}"
-            return
+            return labels
         if not np.array_equal(found, expected):
             i = int(np.argmax(found != expected))
             yield f"{where}: row {i} has {name} {int(found[i])} and should have {int(expected[i])}"
+    return labels

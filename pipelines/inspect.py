@@ -86,6 +86,11 @@ def describe(console: Console, store: SegmentStore) -> None:
     console.print(
         f"  {totals.bytes / max(totals.tokens, 1):.2f} bytes/token, {totals.tokens / max(totals.words, 1):.2f} tokens/word"
     )
+    if totals.labels is not None:
+        share = totals.labels / max(totals.tokens, 1)
+        console.print(
+            f"  {totals.labels:,} of its tokens are labelled ({share:.1%}): there the label is predicted, not the next token"
+        )
     tokenizer, lossless = manifest.tokenizer, "lossless in samples" if manifest.tokenizer.lossless else "not lossless"
     console.print(f"  tokenizer {tokenizer.name}: {tokenizer.vocab_size:,} ids with begin-of-document, {lossless}")
     lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())

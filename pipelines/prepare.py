@@ -24,7 +24,7 @@ from rich.progress import TextColumn
 
 from data_prep.corpora import CORPORA
 from data_prep.credentials import without_credentials
-from data_prep.documents import SPLITS, Remarks, sources_of
+from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place
@@ -33,6 +33,7 @@ from data_prep.sharding import Done, discard_split, prepare_splits, remove_tempo
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
+    SymbolsTokenizer,
     Tokenizer,
     TokenizerError,
     Training,
@@ -56,9 +57,10 @@ class PrepareConfig:
     corpus: tyro.conf.OmitArgPrefixes[Any]
     store: str = "runs/store"
     """Folder of all prepared corpora, or a URI such as s3://bucket/store."""
-    tokenizer: str = "bytes"
-    """bytes; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; the path of a SentencePiece .model, of
-    a tokenizer.json, or of a folder that holds one; or gpt2:FOLDER, with vocab.json and merges.txt."""
+    tokenizer: str = ""
+    """bytes, the default; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; the path of a
+    SentencePiece .model, of a tokenizer.json, or of a folder that holds one; or gpt2:FOLDER, with vocab.json and merges.txt. A
+    corpus that labels its tokens has none of these: its symbols are its tokens."""
     splits: tuple[str, ...] = SPLITS
     """Splits to prepare."""
     segment_length: int = 1024
@@ -112,9 +114,26 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
     Raises UserError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
     """
-    asked = tokenizer_from_spec(config.tokenizer)
+    asked = asked_tokenizer(config)
     with hold(config.place, "another preparation"):
         return _prepare(config, asked)
+
+
+def asked_tokenizer(config: PrepareConfig) -> Tokenizer | Training:
+    """The tokenizer of the options. Raises TokenizerError where it is none, or not for this corpus."""
+    corpus, spec = config.corpus, config.tokenizer
+    if isinstance(corpus, Labelled):
+        if spec not in ("", "symbols"):
+            raise TokenizerError(
+                f"corpus {config.corpus.name} labels its tokens, and its symbols are its tokens: leave out --tokenizer {spec}"
+            )
+        return SymbolsTokenizer(corpus.symbols())
+    if spec == "symbols":
+        raise TokenizerError(
+            f"corpus {corpus.name} has no symbols of its own, as a corpus that labels its tokens has: leave out --tokenizer "
+            "symbols, or choose another"
+        )
+    return tokenizer_from_spec(spec or "bytes")
 
 
 def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
@@ -126,7 +145,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     count = sum(len(sources[split]) for split in splits)
     console.print(
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
-        f"tokenizer {config.tokenizer}; to {config.place}"
+        f"tokenizer {config.tokenizer or (asked.name if isinstance(asked, SymbolsTokenizer) else 'bytes')}; to {config.place}"
     )
     if config.workers:
         ray_session.start(num_cpus=config.workers)

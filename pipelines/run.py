@@ -51,7 +51,7 @@ class PipelineConfig:
     """What pipelines.prepare calls the corpus; by default the preset's."""
     source: str = ""
     """Where the corpus is, for corpora that need it."""
-    tokenizer: str = "bytes"
+    tokenizer: str = ""
     """As for pipelines.prepare."""
     store: str = ""
     """Segment store; by default the preset's."""
@@ -111,7 +111,8 @@ def stages(config: PipelineConfig) -> list[Stage]:
     store, root = Place.parse(config.store) / config.corpus, Place.parse(config.root)
     manifests = tuple(store / split / "manifest.json" for split in SPLITS)
     source = ("--source", config.source) if config.source else ()
-    words = (config.corpus, *source, "--tokenizer", config.tokenizer, "--store", config.store)
+    tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
+    words = (config.corpus, *source, *tokenizer, "--store", config.store)
     found = [Stage("prepare", "prepare", words, tuple(map(Place.parse, source[1:])), manifests[:1])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []

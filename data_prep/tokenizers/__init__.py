@@ -1,4 +1,4 @@
-"""Text to token ids and back: UTF-8 bytes, SentencePiece, GPT-2's BPE, and any Hugging Face `tokenizer.json`.
+"""Text to token ids and back: UTF-8 bytes, SentencePiece, GPT-2's BPE, any Hugging Face `tokenizer.json`, a task's symbols.
 
 Every vocabulary ends with one id of our own, begin-of-document: `bod_id = vocab_size - 1`. A store keeps its tokenizer in
 `<store>/<corpus>/tokenizer/`, so that evaluation and generation need nothing else:
@@ -8,6 +8,7 @@ Every vocabulary ends with one id of our own, begin-of-document: `bod_id = vocab
 
 `--tokenizer` takes `bytes`; `sentencepiece:32000` or `sentencepiece-bpe:32000`, trained on the train split; the path of a
 SentencePiece model or of a `tokenizer.json`, or of a folder that holds one, or GPT-2's two files (which `gpt2:FOLDER` insists on).
+A corpus that labels its tokens itself has its own symbols as tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from data_prep.tokenizers.byte import BytesTokenizer
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
+from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
 from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
 
 __all__ = [
@@ -32,10 +34,12 @@ __all__ = [
     "GPT2Tokenizer",
     "HuggingFaceTokenizer",
     "SentencePieceTokenizer",
+    "SymbolsTokenizer",
     "Tokenizer",
     "TokenizerError",
     "Training",
     "bod_id",
+    "encode_labelled",
     "folded",
     "is_lossless",
     "load_tokenizer",
@@ -98,6 +102,8 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
         elif kind == "hugging-face":
             data = (folder / "hugging-face.json").read_bytes()
             tokenizer = HuggingFaceTokenizer(data, details["name"], details["engine"])
+        elif kind == "symbols":
+            tokenizer = SymbolsTokenizer(details["symbols"])
         else:
             raise TokenizerError(f"{path} names the unknown tokenizer kind {kind!r}: {remedy}")
     except FileNotFoundError as error:

@@ -24,6 +24,8 @@ class DataConfig:
     folder, and at most 64 GiB; none keeps nothing on the disk."""
     corpus: str = "python-source"
     """Corpus in that store."""
+    order: Literal["shuffled", "listed"] = "shuffled"
+    """How documents follow each other in an epoch: shuffled by the seed, or as the store lists them (a curriculum)."""
     lanes: int = 8
     """Rows of the global batch, over all workers."""
     segment_length: int = 1024

@@ -174,6 +174,10 @@ CHANGEABLE_ON_RESUME = (
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 
 
+LATER = {"data.order": "shuffled"}
+"""What older runs were begun with in fields that they do not name."""
+
+
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """A run as nested JSON values, without credentials; its model's registered name is under `model.name`."""
     values = json.loads(json.dumps(dataclasses.asdict(config)))
@@ -198,7 +202,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
     if model.get("name") == config.model.name:
         with given_by_user(ValueError):
             model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
-    old, new = flatten({**before, "model": model}), flatten(to_json(config))
+    old, new = {**LATER, **flatten({**before, "model": model})}, flatten(to_json(config))
     allowed = CHANGEABLE_ON_RESUME + config.allow_change
     for key in sorted(old.keys() | new.keys()):
         if any(key == name or key.startswith(name + ".") for name in allowed):

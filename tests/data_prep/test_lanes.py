@@ -21,9 +21,13 @@ class Store:
     """Document d's token at position p is 1000 d + p: unique, so that a misplaced token shows."""
 
     bod_id = BOD
+    labelled = False
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
+
+    def targets(self, document: int, start: int, stop: int) -> np.ndarray:
+        raise AssertionError("the store is not labelled")
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         assert 0 <= start <= stop <= self.lengths[document]

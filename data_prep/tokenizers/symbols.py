@@ -1,0 +1,92 @@
+"""The symbols of a corpus that says itself what is to be predicted (data_prep.documents.Labelled), as ids.
+
+tokenizer = SymbolsTokenizer(corpus.symbols())
+tokens, targets = encode_labelled(document, tokenizer)          # one target for each token, -1 where nothing is predicted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from data_prep.documents import NOTHING, CorpusError, Document
+from data_prep.lanes import IGNORE
+from data_prep.manifest import digest
+from data_prep.tokenizers.base import TokenizerError, token_dtype
+
+
+class SymbolsTokenizer:
+    """Ids are the places of the symbols; the one after them begins a document. Texts are symbols with blanks between them.
+
+    Raises TokenizerError for symbols that cannot be told apart.
+    """
+
+    name = "symbols"
+    takes_bytes = False
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = tuple(symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        wrong = next((symbol for symbol in self.symbols if symbol.split() != [symbol] or symbol == NOTHING), None)
+        if wrong is not None:
+            raise TokenizerError(
+                f"{wrong!r} cannot be a symbol: write one without blanks, and not {NOTHING!r}, which is nothing to predict"
+            )
+        if len(self._ids) != len(self.symbols) or not self.symbols:
+            raise TokenizerError(
+                f"of {len(self.symbols)} symbols {len(self._ids)} differ: give each once, and one at least"
+            )
+        self.vocab_size = len(self.symbols) + 1
+        self.fingerprint = digest({"kind": "symbols", "symbols": self.symbols})
+
+    def encode(self, text: str) -> np.ndarray:
+        """Raises TokenizerError naming what is no symbol."""
+        return _look_up(self._ids, text, token_dtype(self.vocab_size))
+
+    def encode_targets(self, targets: str) -> np.ndarray:
+        """int32 [tokens]. -1 where nothing is predicted. Raises TokenizerError naming what is no symbol."""
+        return _look_up({**self._ids, NOTHING: IGNORE}, targets, np.dtype(np.int32))
+
+    def decode(self, ids: np.ndarray | list[int]) -> str:
+        return " ".join(self.symbols[i] for i in np.asarray(ids, dtype=np.int64).tolist() if i < len(self.symbols))
+
+    def details(self) -> dict[str, Any]:
+        return {"kind": "symbols", "symbols": list(self.symbols)}
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+
+def _look_up(ids: Mapping[str, int], text: str, dtype: np.dtype) -> np.ndarray:
+    words = text.split()
+    try:
+        return np.fromiter(map(ids.__getitem__, words), dtype, len(words))
+    except KeyError as error:
+        some = ", ".join(list(ids)[:8])
+        raise TokenizerError(
+            f"{str(error.args[0])[:40]!r} is no symbol of the corpus: write its symbols ({some}{', …' * (len(ids) > 8)}) with "
+            "blanks between them"
+        ) from None
+
+
+def encode_labelled(document: Document, tokenizer: SymbolsTokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets (int32) of a document, as many of each.
+
+    Raises CorpusError naming a document that does not label its tokens, or holds what is no symbol.
+    """
+    if document.targets is None or isinstance(document.text, bytes):
+        raise CorpusError(
+            f"document {document.id!r} has no targets: a corpus with symbols gives each of its documents some"
+        )
+    try:
+        tokens, targets = tokenizer.encode(document.text), tokenizer.encode_targets(document.targets)
+    except TokenizerError as error:
+        raise CorpusError(f"document {document.id!r}: {error}") from None
+    if len(tokens) != len(targets):
+        raise CorpusError(
+            f"document {document.id!r} has {len(tokens):,} symbols and {len(targets):,} targets: give each symbol one, "
+            f"{NOTHING!r} where nothing is predicted"
+        )
+    return tokens, targets
