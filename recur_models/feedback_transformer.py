@@ -152,7 +152,7 @@ class FeedbackTransformer(CoreModel):
         layers = self.layers[:1] if self.config.keys == "shared" else self.layers
         weights = [layer.qkv.weight[w:] for layer in layers]
         folded = [weight * layer.norm.weight for weight, layer in zip(weights, layers, strict=True)]
-        biases = [weight @ layer.norm.bias for weight, layer in zip(weights, layers, strict=True)]
+        biases = [(weight * layer.norm.bias).sum(1) for weight, layer in zip(weights, layers, strict=True)]
         return torch.cat(folded), torch.cat(biases)
 
     def keys_values(self, memory_BnD: Tensor, projection: tuple[Tensor, Tensor] | None = None) -> Context:
