@@ -1,0 +1,135 @@
+"""What passes cost: a step's time over N, the cached staircase against Transformer-XL, and the feedback transformer, in one process.
+
+    python -m benchmarks.staircase_cost                     about ten minutes on two cores
+    python -m benchmarks.staircase_cost --rounds 12 --segment 1024
+
+All take turns: a round is one training step of each (contenders.py), and gives one ratio. Three questions, of the staircase paper's
+Table 2 and section 3.2.1:
+
+- A staircase of N passes does N times the work of its core, so a line through the times should rise by the time of one pass: slope 1.
+- A cached staircase of one pass does no more than Transformer-XL of the same span, but for the cached tokens' keys and values.
+- A feedback transformer does no more either, and is slow because it goes token by token (paper: 3,260 ms against 580 of N = 4).
+
+Beside each stands its share of the rate of a large matrix product, by the FLOPs that it computes; and the memory that a step keeps for
+the backward pass, over the segment's length.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import machine
+from benchmarks.contenders import LANES, VOCAB, Contender
+from pipelines.terminal import cli
+from recur_models import (
+    CachedStaircaseConfig,
+    FeedbackTransformerConfig,
+    LSTMConfig,
+    ModelConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    UniversalTransformerConfig,
+)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is timed."""
+
+    d_model: int = 256
+    """Width; heads of 64, a feed-forward of four times the width."""
+    layers: int = 4
+    """Layers of the core."""
+    chunk: int = 64
+    """Tokens of a chunk."""
+    span: int = 256
+    """Tokens that all but the staircases of fewer passes see."""
+    segment: int = 1024
+    """Tokens of a segment."""
+    passes: tuple[int, ...] = (1, 2, 4, 8)
+    """Of the staircases."""
+    rounds: int = 8
+    """Rounds; the first two do not count."""
+
+
+def models(config: BenchConfig) -> dict[str, ModelConfig]:
+    """The contenders, by what the table calls them."""
+    size: dict[str, Any] = {
+        "d_model": config.d_model, "heads": max(config.d_model // 64, 1), "head_dim": 64, "mlp_dim": 4 * config.d_model
+    }  # fmt: skip
+    deep: dict[str, Any] = {**size, "layers": config.layers}
+    found: dict[str, ModelConfig] = {
+        f"staircase, {n} pass{'es' * (n > 1)}": StaircaseConfig(**deep, chunk=config.chunk, passes=n)
+        for n in config.passes
+    }
+    chunks = config.span // config.chunk
+    return found | {
+        "transformer-xl": TransformerXLConfig(**deep, window=config.chunk, span=config.span),
+        "cached-staircase, 1 pass": CachedStaircaseConfig(**deep, chunk=config.chunk, passes=1, chunks=chunks),
+        "universal-transformer": UniversalTransformerConfig(
+            **size, passes=config.layers, window=config.chunk, span=config.span
+        ),
+        "feedback-transformer": FeedbackTransformerConfig(**deep, span=config.span),
+        "lstm": LSTMConfig(layers=config.layers, d_model=config.d_model),
+    }
+
+
+def kept(contender: Contender) -> float:
+    """MiB that a forward pass keeps for the backward pass, parameters aside."""
+    sizes: dict[int, tuple[torch.Tensor, int]] = {}
+    own = {p.untyped_storage().data_ptr() for p in contender.model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = tensor, storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        contender.loss()
+    return sum(size for _, size in sizes.values()) / 2**20
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    chosen = models(config)
+    made = {label: Contender(model, config.segment) for label, model in chosen.items()}
+    rounds = [{label: contender.step() for label, contender in made.items()} for _ in range(config.rounds)][2:]
+    rate = machine.matrix_rate()
+    print(
+        f"{machine.describe()}\nd {config.d_model}, {config.layers} layers, chunk {config.chunk}, span {config.span}, segment "
+        f"{config.segment}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
+        f"  {'':26} {'parameters':>11} {'s a step':>9} {'/ transformer-xl (range)':>26} {'of the rate':>12} {'MiB kept':>9} {'at half':>8}"
+    )
+    for label, model in chosen.items():
+        seconds = statistics.median(row[label] for row in rounds)
+        ratios = [row[label] / row["transformer-xl"] for row in rounds]
+        shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cost = model.costs(VOCAB)
+        flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
+        memory, half = (kept(Contender(model, length)) for length in (config.segment, config.segment // 2))
+        print(
+            f"  {label:26} {cost.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops / seconds / rate:>12.0%} "
+            f"{memory:>9.0f} {half:>8.0f}",
+            flush=True,
+        )
+    of = {n: [row[f"staircase, {n} pass{'es' * (n > 1)}"] for row in rounds] for n in config.passes}
+    slopes = [
+        float(np.polyfit(config.passes, [of[n][i] for n in config.passes], 1)[0]) / of[1][i] for i in range(len(rounds))
+    ]
+    print(
+        f"  slope of a step's time over passes, of the time of one pass: {statistics.median(slopes):.2f} "
+        f"({min(slopes):.2f} to {max(slopes):.2f})"
+    )
+    if 4 in of:
+        ratios = [row["feedback-transformer"] / row["staircase, 4 passes"] for row in rounds]
+        print(f"  feedback-transformer / staircase of 4 passes: {statistics.median(ratios):.1f} (paper, Table 2: 5.6)")
+
+
+if __name__ == "__main__":
+    cli.run(main)
