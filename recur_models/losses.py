@@ -9,6 +9,7 @@ logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradient
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -34,6 +35,19 @@ def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None
     if targets_BT is None:
         return hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
     return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
+
+
+def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of each target [B, T] float32, and whether the likeliest token is another one [B, T] bool; 0 and False where the target
+    is ``IGNORED``. The softmax, in float32, runs over the labelled positions alone.
+    """
+    targets_N = targets_BT.flatten()
+    labelled_L = torch.nonzero(targets_N != IGNORED)[:, 0]
+    logits_LV, targets_L = logits_BTV.flatten(0, 1)[labelled_L].float(), targets_N[labelled_L]
+    nats_L, wrong_L = F.cross_entropy(logits_LV, targets_L, reduction="none"), logits_LV.argmax(-1) != targets_L
+    nats_N = nats_L.new_zeros(len(targets_N)).index_copy(0, labelled_L, nats_L)
+    wrong_N = torch.zeros_like(targets_N, dtype=torch.bool).index_copy(0, labelled_L, wrong_L)
+    return nats_N.view_as(targets_BT), wrong_N.view_as(targets_BT)
 
 
 def _chunks(tokens: int, vocab_size: int) -> list[slice]:
