@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.killing import Group
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import compare, evaluate, export, generate
@@ -126,6 +128,30 @@ def test_resumed_equals_undisturbed_bit_for_bit(train: Train) -> None:
     assert without_run_name(contents(undisturbed / last)) == without_run_name(contents(resumed / last))
     assert curve(undisturbed) == curve(resumed)
     assert any("train/error_rate" in figures for _, figures in curve(resumed))
+
+
+@pytest.mark.slow
+def test_two_processes_count_what_one_does_and_either_goes_on(
+    train: Train, task: PrepareConfig, tmp_path: Path
+) -> None:
+    words = ("--model.dropout", "0", "--log-every", "4", "--validate-every", "10")
+    where = ("--data.store", task.store, "--data.corpus", "task", "--root", str(tmp_path / "runs"))
+    alone = train(*words, name="one")
+    with Group([*TINY, *where, *words, "--run", "two"], 2, tmp_path / "log") as group:
+        assert group.wait() == [0, 0], group.said()
+    shutil.copytree(tmp_path / "runs" / "two", tmp_path / "runs" / "resumed")
+    forget(tmp_path / "runs" / "resumed", 15, 20)
+    resumed = train(
+        *words,
+        name="resumed",
+    )
+    for folder in (tmp_path / "runs" / "two", resumed):
+        for (step, ours), (other, theirs) in zip(curve(folder), curve(alone), strict=True):
+            known = [name for name in theirs if not name.startswith("recurrence/")]  # these are of rank 0's lanes
+            assert step == other and ours.keys() == theirs.keys()
+            assert [ours[name] for name in known] == pytest.approx([theirs[name] for name in known], rel=1e-4, abs=1e-5)
+            for name in ("train/error_rate", "validation/error_rate"):
+                assert ours.get(name) == theirs.get(name)
 
 
 def test_a_step_without_labels_trains_on_nothing(make_config: Callable[..., PrepareConfig], tmp_path: Path) -> None:
