@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +201,16 @@ def test_an_error_rate_by_position_is_open_where_nothing_is_labelled() -> None:
     ends, rates = errors_by_position(score)
     assert ends.tolist() == [8, 16, 24] and np.isnan(rates[0]) and rates[1:].tolist() == [0, 0.25]
     assert score.error_rate == 1 / 6 and np.isnan(score.bits_per_byte)
+
+
+@pytest.mark.parametrize("cache", ["none", ""])
+def test_a_bucket_holds_the_targets_too(bucket: Callable[[str], str], task: PrepareConfig, cache: str) -> None:
+    prepare(replace(task, store=bucket("store")))
+    there, here = (
+        SegmentStore.open(bucket("store"), "task", "train", cache=cache),
+        SegmentStore.open(task.folder / "train"),
+    )
+    assert there.manifest == here.manifest
+    for document, length in enumerate(here.lengths.tolist()):
+        assert np.array_equal(there.targets(document, 0, length), here.targets(document, 0, length))
+        assert np.array_equal(there.tokens(document, 0, length), here.tokens(document, 0, length))
