@@ -1,17 +1,17 @@
-"""What passes cost: a step's time over N, the cached staircase against Transformer-XL, and the feedback transformer, in one process.
+"""What passes cost: a step's time over N, the cached staircase against Transformer-XL, the feedback transformer; in one process.
 
     python -m benchmarks.staircase_cost                     about ten minutes on two cores
     python -m benchmarks.staircase_cost --rounds 12 --segment 1024
 
-All take turns: a round is one training step of each (contenders.py), and gives one ratio. Three questions, of the staircase paper's
-Table 2 and section 3.2.1:
+All take turns: a round is one training step of each (contenders.py), and gives one ratio. Three questions, of the paper's Table 2
+and section 3.2.1:
 
 - A staircase of N passes does N times the work of its core, so a line through the times should rise by the time of one pass: slope 1.
 - A cached staircase of one pass does no more than Transformer-XL of the same span, but for the cached tokens' keys and values.
 - A feedback transformer does no more either, and is slow because it goes token by token (paper: 3,260 ms against 580 of N = 4).
 
-Beside each stands its share of the rate of a large matrix product, by the FLOPs that it computes; and the memory that a step keeps for
-the backward pass, over the segment's length.
+Beside each stands its share of the rate of a large matrix product, by the FLOPs that it computes; and the memory that a step keeps
+for the backward pass, over the segment's length.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def main(argv: list[str]) -> None:
     print(
         f"{machine.describe()}\nd {config.d_model}, {config.layers} layers, chunk {config.chunk}, span {config.span}, segment "
         f"{config.segment}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
-        f"  {'':26} {'parameters':>11} {'s a step':>9} {'/ transformer-xl (range)':>26} {'of the rate':>12} {'MiB kept':>9} {'at half':>8}"
+        f"  {'':26} {'parameters':>11} {'s a step':>9} {'/ transformer-xl (range)':>26} {'of the rate':>12} "
+        f"{'MiB kept':>9} {'at half':>8}"
     )
     for label, model in chosen.items():
         seconds = statistics.median(row[label] for row in rounds)

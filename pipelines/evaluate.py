@@ -192,7 +192,7 @@ def main(argv: list[str]) -> None:
 
     evaluations = [evaluate(subject, config) for subject in subjects]
     first = subjects[0]
-    unigram = unigram_bits_per_byte(first.train, first.store) if first.train else None
+    unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 120), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
         if evaluation.cleared_states:
@@ -246,17 +246,20 @@ def unique_names(found: list[Checkpoint]) -> list[str]:
 
 def remark_on(carried: Score, cleared: Score) -> str:
     """What a reader should know of the figures: whether a model's recurrent states are worth anything yet."""
+    unit = "byte" if carried.errors is None else "label"
     worth = cleared.bits_per_byte - carried.bits_per_byte
+    if carried.errors is not None:
+        worth = cleared.bits_per_token - carried.bits_per_token
     if worth > 0:
-        return f"clearing its recurrent states costs {worth:.4f} bits per byte, so they carry something"
+        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}, so they carry something"
     if not carried.shows_worth:
         return (
             "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
             "shorter --segment-length"
         )
     return (
-        f"clearing its recurrent states costs nothing ({worth:+.4f} bits per byte): it does not use them yet. Minutes of training "
-        "are few; RESULTS.md shows a longer run"
+        f"clearing its recurrent states costs nothing ({worth:+.4f} bits per {unit}): it does not use them yet. Minutes of "
+        "training are few; RESULTS.md shows a longer run"
     )
 
 

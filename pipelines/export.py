@@ -16,7 +16,8 @@ from pathlib import Path
 
 import tyro
 
-from pipelines.inference.trained import find_checkpoint
+from data_prep.tokenizers import SymbolsTokenizer
+from pipelines.inference.trained import find_checkpoint, tokenizer_of
 from pipelines.terminal import cli
 
 
@@ -39,7 +40,10 @@ def main(argv: list[str]) -> None:
 
     export(checkpoint, config.output, config.store)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
-    print(f"  continue a text    python -m pipelines.generate {config.output} --prompt Once")
+    if not isinstance(
+        tokenizer_of(checkpoint, config.store), SymbolsTokenizer
+    ):  # which predicts labels and continues nothing
+        print(f"  continue a text    python -m pipelines.generate {config.output} --prompt Once")
 
 
 if __name__ == "__main__":

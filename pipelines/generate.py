@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from data_prep.errors import UserError
+from data_prep.tokenizers import SymbolsTokenizer
 from pipelines.inference.trained import TextTokenizer, Trained, load
 from pipelines.terminal import cli
 
@@ -142,6 +143,11 @@ def main(argv: list[str]) -> None:
     except UnicodeDecodeError as error:
         raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
     trained = load(config.run, config.store)
+    if isinstance(trained.tokenizer, SymbolsTokenizer):
+        raise UserError(
+            f"{trained.place} predicts labels and not the next token, so it continues no text: score it with python -m "
+            "pipelines.evaluate"
+        )
     prompt_ids = trained.tokenizer.encode(prompt).tolist()
     seed = secrets.randbits(31) if config.seed is None else config.seed
     print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def tokenizer_of_file(data: str) -> RustTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return with_begin(tokenizer)
+
+
+def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
+    """The symbols of a task, with blanks between them. Nothing is put before a text: such a model reads no begin-of-document."""
+    tokenizer = RustTokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}, unk_token=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
+    return tokenizer
 
 
 def with_begin(tokenizer: RustTokenizer) -> RustTokenizer:

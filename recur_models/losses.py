@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional as F
 
 from recur_models.protocol import IGNORED
 
@@ -44,6 +45,19 @@ def output_layer(hidden_BTD: Tensor, output: nn.Linear, targets_BT: Tensor | Non
         return output(hidden_BTD)
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
     return chunked_cross_entropy(hidden_ND, output.weight, targets_N, output.bias).view_as(targets_BT)
+
+
+def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of each target [B, T] float32, and whether the likeliest token is another one [B, T] bool; 0 and False where the target
+    is ``IGNORED``. The softmax, in float32, runs over the labelled positions alone.
+    """
+    targets_N = targets_BT.flatten()
+    labelled_L = torch.nonzero(targets_N != IGNORED)[:, 0]
+    logits_LV, targets_L = logits_BTV.flatten(0, 1)[labelled_L].float(), targets_N[labelled_L]
+    nats_L, wrong_L = F.cross_entropy(logits_LV, targets_L, reduction="none"), logits_LV.argmax(-1) != targets_L
+    nats_N = nats_L.new_zeros(len(targets_N)).index_copy(0, labelled_L, nats_L)
+    wrong_N = torch.zeros_like(targets_N, dtype=torch.bool).index_copy(0, labelled_L, wrong_L)
+    return nats_N.view_as(targets_BT), wrong_N.view_as(targets_BT)
 
 
 def _chunks(tokens: int, vocab_size: int) -> list[slice]:

@@ -1,4 +1,4 @@
-"""A small corpus that labels its tokens itself; the fixture `make_task` prepares it."""
+"""A small corpus that labels its tokens itself."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from data_prep.tokenizers import (
     GPT2Tokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
+    SymbolsTokenizer,
     Tokenizer,
     bod_id,
 )
@@ -39,6 +40,7 @@ from recur_models.hf_tokenizer import (
     ThroughlineTokenizer,
     byte_pair_tokenizer,
     byte_tokenizer,
+    symbol_tokenizer,
     tokenizer_of_file,
 )
 
@@ -61,8 +63,8 @@ tags: [throughline, {model}]
 ---
 # {run}, step {step}
 
-A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It reads and
-writes text of any length in constant memory.
+A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It {does}
+in constant memory.
 
 ```python
 import recur_models
@@ -70,10 +72,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
-inputs = tokenizer("Once", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
+inputs = tokenizer("{prompt}", return_tensors="pt")
+print({use})
 ```
 """
+WRITES = {
+    "does": "reads and writes text of any length",
+    "prompt": "Once",
+    "use": "tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0])",
+}
+LABELS = {
+    "does": "says after each symbol that it reads what its label is, in texts of any length",
+    "use": "tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0])",
+}
+"""What is said of a model that predicts the next token, and of one that predicts labels."""
 
 
 def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
@@ -87,6 +99,8 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     disable_progress_bar()
     tokenizer, model, meta = tokenizer_of(checkpoint, store), model_of(checkpoint), checkpoint.meta
     config, first = meta["config"], bod_id(tokenizer)
+    symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
+    samples = ("", " ".join(symbols)) if symbols else SAMPLES
     wrapped = ThroughlineForCausalLM(
         ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
     )
@@ -104,9 +118,10 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             corpus=config["data"]["corpus"],
             tokens=meta["tokens"],
+            **({**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES),
         )
         (unfinished / "README.md").write_text(card, "utf-8")
-        check_tokenizer(unfinished, tokenizer, [*SAMPLES, *corpus_sample(checkpoint, tokenizer, store)])
+        check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
         check_model(unfinished, model)
         for path in unfinished.iterdir():
             path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
@@ -132,6 +147,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             fast = byte_tokenizer()
         elif isinstance(tokenizer, GPT2Tokenizer):
             fast = byte_pair_tokenizer(tokenizer.vocab, tokenizer.merges)
+        elif isinstance(tokenizer, SymbolsTokenizer):
+            fast = symbol_tokenizer(tokenizer.symbols)
         elif isinstance(tokenizer, HuggingFaceTokenizer):
             fast = tokenizer_of_file(tokenizer.data.decode())
         else:
@@ -158,11 +175,14 @@ def corpus_sample(checkpoint: Checkpoint, tokenizer: Tokenizer, store: str) -> l
 def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> None:
     """Raise ValueError unless the exported tokenizer gives our ids on these texts, and our text of these ids."""
     exported: Any = AutoTokenizer.from_pretrained(folder)
+    first = [] if isinstance(tokenizer, SymbolsTokenizer) else [bod_id(tokenizer)]
     for text in samples:
         ours = tokenizer.encode(text).tolist()
         theirs = exported(text)["input_ids"]
-        if theirs != [bod_id(tokenizer), *ours]:
-            place = next((i for i, (a, b) in enumerate(zip(theirs[1:], ours, strict=False)) if a != b), len(ours))
+        if theirs != [*first, *ours]:
+            place = next(
+                (i for i, (a, b) in enumerate(zip(theirs[len(first) :], ours, strict=False)) if a != b), len(ours)
+            )
             raise UserError(
                 f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer gives other ids from token {place} of the "
                 f"text that begins {text[:30]!r}"

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from data_prep.errors import UserError
 from pipelines.reports.files import COLOURS, save_figure, write_csv
-from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, WORTH, FinishedRun
+from pipelines.reports.finished_runs import BYTE, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
@@ -70,10 +70,15 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
 
 def metrics_of(comparison: Comparison) -> list[Metric]:
     """Whose best and last figures stand in the table."""
+
+    def known(*names: str) -> list[Metric]:
+        return [METRICS[name] for name in names if any(run.curve(name) for run in comparison.runs)]
+
     if comparison.metric == TRAIN:
-        return [METRICS[TRAIN]]
-    own = [metric for metric in further() if any(run.curve(metric.name) for run in comparison.runs)]
-    return [*([METRICS[TOKEN]] if comparison.metric != BYTE else []), METRICS[BYTE], *own]
+        return [METRICS[TRAIN], *known(TRAIN_ERROR)]
+    errors, own = known(ERROR), known(*(metric.name for metric in further()))
+    of_text = known(BYTE) if errors else [METRICS[BYTE]]  # labels have no bytes
+    return [*([METRICS[TOKEN]] if comparison.metric != BYTE else []), *of_text, *errors, *own]
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -112,7 +117,7 @@ def comparison_table(comparison: Comparison) -> Table:
     }
     best = {}
     for metric in metrics_of(comparison):
-        heading = f"train {metric.unit}" if metric.name == TRAIN else metric.unit
+        heading = f"train {metric.unit}" if comparison.metric == TRAIN else metric.unit
         for name, word in ((f"best_{metric.column}", "best"), (f"final_{metric.column}", "last")):
             columns[name] = (f"{heading}\n{word}", metric.form)
             best[name] = max if metric.better == "higher" else min

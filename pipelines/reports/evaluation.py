@@ -3,14 +3,15 @@
     paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), unigram=4.1)    # report.json, table.csv, cumulative.png
     Console(markup=False).print(evaluation_table(evaluations, unigram=4.1))
 
-`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on.
+`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on. Of labelled
+splits there is `errors.png` too: the error rate, as a document goes on.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,16 @@ from rich.table import Table
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.terminal.tables import Form, short, table
-from pipelines.tracking.metrics import further
+from pipelines.tracking.metrics import METRICS, further
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
+OF_TEXT = ("bits_per_byte", "word_perplexity", "states_cleared", "all_cleared")
+"""Columns that labels have nothing for."""
 
 
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
@@ -36,7 +41,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
     What does not apply is None: cleared figures of a model without that State, bytes and words of clipped documents.
     """
-    rows = []
+    rows, labelled = [], is_labelled(evaluations)
     for e in evaluations:
         row = {
             "name": e.name,
@@ -48,15 +53,22 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             "bits_per_token": e.carried.bits_per_token,
             "bits_per_byte": e.carried.bits_per_byte,
             "word_perplexity": e.carried.word_perplexity,
+            **({"error_rate": e.carried.error_rate} if labelled else {}),
             **{metric.column: metric.of(e.carried) for metric in further() if metric.of},
         }
         for what, cleared in (("states_cleared", e.cleared_states), ("all_cleared", e.cleared_all)):
             bits = cleared.bits_per_byte if cleared else math.nan
             row |= {f"{what}_bits_per_byte": bits, f"{what}_difference": bits - e.carried.bits_per_byte}
+            row |= {f"{what}_error_rate": cleared.error_rate if cleared else math.nan} if labelled else {}
         rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
     if unigram is not None:
         rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "bits_per_byte": unigram})
     return rows
+
+
+def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether any of them is of a labelled split: then there are errors, and figures by word or byte of none of these."""
+    return any(e.carried.errors is not None for e in evaluations)
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
@@ -69,6 +81,12 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         for what in ("states_cleared", "all_cleared"):
             if (difference := row[f"{what}_difference"]) is not None:
                 row[what] = f"{row[f'{what}_bits_per_byte']:.4f} ({difference:+.4f})"
+    form = METRICS["validation/error_rate"].form
+    errors: dict[str, tuple[str, Form]] = {
+        "error_rate": ("errors", form),
+        "states_cleared_error_rate": ("errors with\nstates cleared", form),
+        "all_cleared_error_rate": ("errors with\nall State cleared", form),
+    }
     columns: dict[str, tuple[str, Form]] = {
         "name": ("model", None),
         **({"split": ("split", None)} if len(splits) > 1 else {}),
@@ -81,20 +99,40 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         **{metric.column: (metric.unit, metric.form) for metric in further()},
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
+        **(errors if is_labelled(evaluations) else {}),
     }
+    if all(e.carried.errors is not None for e in evaluations):
+        columns = {key: column for key, column in columns.items() if key not in OF_TEXT}
     one = len(splits) == 1
-    best = ("bits_per_token", "bits_per_byte", "word_perplexity") if one and len(evaluations) > 1 else ()
+    best = ("bits_per_token", "bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
     title = splits.pop() if one else None
-    return table(rows, columns, dict.fromkeys(best, min), title=title, title_justify="left", title_style="bold")
+    return table(
+        rows,
+        columns,
+        {key: min for key in best if key in columns},
+        title=title,
+        title_justify="left",
+        title_style="bold",
+    )
 
 
 def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
-    tokens in the bucket [P] (of its tokens, the mean).
+    tokens in the bucket [P] (of its tokens, the mean). Of a labelled split: labels alone, NaN before the first of them.
     """
     tokens, nats = np.asarray(score.bucket_tokens, dtype=np.float64), np.cumsum(score.bucket_nats)
     ends = score.bucket * np.arange(1, len(tokens) + 1)
-    return ends, nats / math.log(2) / np.cumsum(tokens), tokens / score.bucket
+    return ends, _share(nats / math.log(2), np.cumsum(tokens)), tokens / score.bucket
+
+
+def errors_by_position(score: Score) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the buckets in tokens [P], and the error rate in each [P]; NaN where it has no label."""
+    errors, tokens = np.asarray(score.bucket_errors, dtype=np.float64), np.asarray(score.bucket_tokens)
+    return score.bucket * np.arange(1, len(tokens) + 1), _share(errors, tokens)
+
+
+def _share(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.divide(sums, counts, out=np.full(len(sums), math.nan), where=counts > 0)
 
 
 def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
@@ -103,6 +141,42 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     """
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
+    handles = _curves(axes, evaluations, lambda score: by_position(score)[:2])
+    axes.set_ylabel("bits per token, mean up to the position")
+    splits = ", ".join(dict.fromkeys(e.split for e in evaluations))
+    axes.set_title(f"Cumulative cross-entropy on {splits}", fontsize=11)
+
+    reach = axes.twinx()
+    longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
+    positions, _, documents = by_position(longest)
+    # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
+    reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
+    reach.set_ylim(0, None)
+    what = "reach" if longest.errors is None else "have a label at"
+    reach.set_ylabel(f"documents that {what} the position", color=DOCUMENTS_COLOUR)
+    reach.tick_params(axis="y", colors=DOCUMENTS_COLOUR)
+    axes.set_zorder(reach.get_zorder() + 1)  # lines above the shading
+    axes.patch.set_visible(False)
+    axes.legend(handles=handles, fontsize=9, framealpha=0.9)
+    return save_figure(figure, path)
+
+
+def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
+    """The error rate against position in the document, of labelled splits; lines as in `plot_cumulative`."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.add_subplot()
+    labelled = [e for e in evaluations if e.carried.errors is not None]
+    axes.legend(handles=_curves(axes, labelled, errors_by_position), fontsize=9, framealpha=0.9)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_ylabel("errors per label, at the position")
+    axes.set_title(f"Errors on {', '.join(dict.fromkeys(e.split for e in labelled))}", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _curves(
+    axes: Axes, evaluations: Sequence[Evaluation], curve: Callable[[Score], tuple[np.ndarray, np.ndarray]]
+) -> list[Line2D]:
+    """Draw the curve of each Score against position; the legend's handles."""
     handles, used = [], {}
     for number, e in enumerate(evaluations):
         colour = COLOURS[number % len(COLOURS)]
@@ -116,34 +190,22 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
         for what, style, score in scores:
             if score is not None:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
-                positions, bits, _ = by_position(score)
-                axes.plot(positions, bits, style, color=colour, linewidth=1.6 if score is e.carried else 1.2)
+                positions, values = curve(score)
+                axes.plot(positions, values, style, color=colour, linewidth=1.6 if score is e.carried else 1.2)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document (tokens)")
-    axes.set_ylabel("bits per token, mean up to the position")
-    splits = ", ".join(dict.fromkeys(e.split for e in evaluations))
-    axes.set_title(f"Cumulative cross-entropy on {splits}", fontsize=11)
     axes.grid(alpha=0.25)
-
-    reach = axes.twinx()
-    longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
-    positions, _, documents = by_position(longest)
-    # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
-    reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
-    reach.set_ylim(0, None)
-    reach.set_ylabel("documents that reach the position", color=DOCUMENTS_COLOUR)
-    reach.tick_params(axis="y", colors=DOCUMENTS_COLOUR)
-    axes.set_zorder(reach.get_zorder() + 1)  # lines above the shading
-    axes.patch.set_visible(False)
-    axes.legend(handles=[*handles, *used.values()], fontsize=9, framealpha=0.9)
-    return save_figure(figure, path)
+    return [*handles, *used.values()]
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every figure, by position too), table.csv and cumulative.png, each atomically. Returns their paths."""
+    """Write report.json (every figure, by position too), table.csv, cumulative.png and, of labelled splits, errors.png, each
+    atomically. Returns their paths.
+    """
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
     values = {"unigram_bits_per_byte": unigram, "table": rows, "evaluations": [asdict(e) for e in evaluations]}
     table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
-    return [report, table, plot]
+    errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
+    return [report, table, plot, *errors]

@@ -30,6 +30,7 @@ from pipelines.tracking.metrics_file import Record, read_records
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
 WORTH = "validation/worth_of_states_bits"
+ERROR, TRAIN_ERROR = "validation/error_rate", "train/error_rate"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def runs_of_sweep(folder: Path, every_trial: bool) -> list[FinishedRun]:
 
 
 def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
-    keys = (TOKEN, BYTE, TRAIN, WORTH, TOKENS, *(metric.name for metric in further()))
+    keys = (TOKEN, BYTE, TRAIN, WORTH, ERROR, TRAIN_ERROR, TOKENS, *(metric.name for metric in further()))
     run = read_run(config, root, run_id, keys)
     if not run.children:
         return [run_of_mlflow(run)]

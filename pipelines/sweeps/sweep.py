@@ -29,7 +29,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
-from pipelines.config.run import CHANGEABLE_ON_RESUME, TrainConfig, flatten, to_json
+from pipelines.config.run import CHANGEABLE_ON_RESUME, LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import value_of
 from pipelines.terminal import cli
@@ -193,7 +193,7 @@ class Sweep:
         ours = {name: getattr(config, name) for name in names} | {key: run[key] for key in fixed}
         if path.exists():
             try:
-                theirs = json.loads(path.read_text("utf-8"))["identity"]
+                theirs = {**LATER, **json.loads(path.read_text("utf-8"))["identity"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}): choose another --run") from None
             for key in [*ours, *(key for key in theirs if key not in ours)]:

@@ -11,7 +11,7 @@ what it means, docs/mlflow.md says. One more figure of a validation is one more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,7 @@ _KNOWN = (
     Metric(
         "train/bits_per_token", "training bits per token", "bits/token", better="lower", console="{:.3f} bits/token"
     ),
+    Metric("train/error_rate", "training errors per label", "errors", ".2%", better="lower", console="{:.2%} errors"),
     Metric("train/learning_rate", "learning rate", "", ".3g"),
     Metric("train/gradient_norm", "gradient norm before clipping", "", ".3g"),
     Metric("train/tokens", "tokens read in training", "tokens", ",.0f"),
@@ -67,7 +68,18 @@ _KNOWN = (
         "validation bits per byte",
         "bits/byte",
         better="lower",
-        of=lambda score: score.bits_per_token * score.tokens / score.bytes_in_proportion,
+        of=lambda score: (
+            score.bits_per_token * score.tokens / score.bytes_in_proportion if score.bytes_in_proportion else math.nan
+        ),
+    ),
+    Metric(
+        "validation/error_rate",
+        "validation errors per label",
+        "errors",
+        ".2%",
+        better="lower",
+        console="validation errors {:.2%}",
+        of=lambda score: score.error_rate,
     ),
     Metric(
         "validation/bits_per_token_states_cleared",
@@ -86,6 +98,16 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _KNOWN}
 def about(name: str) -> str:
     """A figure in words; its name where the table does not have it."""
     return METRICS[name].about if name in METRICS else name
+
+
+def training_figures(sums: Sequence[float], tokens: int) -> dict[str, float]:
+    """Of nats summed over so many tokens; of a labelled store from nats, errors and labels, and none where no label was read."""
+    nats, *of_labels = sums
+    errors, targets = of_labels or (None, tokens)
+    if not targets:
+        return {}
+    rate = {} if errors is None else {"train/error_rate": errors / targets}
+    return {"train/bits_per_token": nats / math.log(2) / targets, **rate}
 
 
 def validation_figures(score: Score) -> dict[str, float]:

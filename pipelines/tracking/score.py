@@ -13,10 +13,11 @@ class Score:
     nats: float
     """Summed over all predicted tokens."""
     tokens: int
+    """Those that are predicted: of a labelled store the labelled ones."""
     words: int
-    """Whitespace-separated words of the documents read; 0 when documents were clipped."""
+    """Whitespace-separated words of the documents read; 0 when documents were clipped, or are labelled."""
     bytes: int
-    """UTF-8 bytes of the documents read; 0 when documents were clipped."""
+    """UTF-8 bytes of the documents read; 0 when documents were clipped, or are labelled."""
     documents: int
     bucket: int
     """Tokens in a position bucket."""
@@ -27,10 +28,19 @@ class Score:
     """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
     share_beyond: float = 0.0
     """Share of the tokens that lie beyond the first segment of their document, whose State is cleared."""
+    errors: int | None = None
+    """Labelled tokens of which another than their label was the likeliest; None where the store is not labelled."""
+    bucket_errors: tuple[int, ...] = ()
+    """The same by position, as `bucket_nats`."""
 
     @property
     def bits_per_token(self) -> float:
         return self.nats / math.log(2) / self.tokens
+
+    @property
+    def error_rate(self) -> float:
+        """Share of the labelled tokens that were wrong. NaN where the store is not labelled."""
+        return math.nan if self.errors is None else self.errors / self.tokens
 
     @property
     def shows_worth(self) -> bool:
@@ -39,12 +49,12 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """NaN when documents were clipped."""
+        """NaN when documents were clipped, or are labelled."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
     def word_perplexity(self) -> float:
-        """exp(nats per word): comparable between vocabularies (paper, section 4.5). NaN when documents were clipped."""
+        """exp(nats per word): comparable between vocabularies (paper, section 4.5). NaN as for `bits_per_byte`."""
         return math.exp(min(self.nats / self.words, 700.0)) if self.words else math.nan
 
 

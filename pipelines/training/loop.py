@@ -12,19 +12,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 import xxhash
 
 from data_prep.errors import UserError
-from data_prep.lanes import Batch, TrainingLanes, read_batch
+from data_prep.lanes import IGNORE, Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
-from pipelines.tracking.metrics import validation_figures
+from pipelines.tracking.metrics import training_figures, validation_figures
 from pipelines.training.optim import build_optimizer, learning_rate
-from pipelines.training.scoring import has_states, score_split, tensors
+from pipelines.training.scoring import has_states, predict, score_split, tensors
 from pipelines.training.stopping import Stopped
 from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat
@@ -72,7 +73,9 @@ def train(
         block=config.model.block,
         seed=config.seed,
         fingerprint=train_store.manifest.fingerprint,
+        order=config.data.order,
     )
+    labelled = train_store.labelled
 
     # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
     torch.manual_seed(config.seed)
@@ -82,7 +85,8 @@ def train(
     optimizer = build_optimizer(model, config.optim)
     state = model.initial_state(stop - start)
     torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)
-    nats = torch.zeros((), dtype=torch.float64, device=world.device)  # summed since the last log, own lanes
+    # Summed since the last log, own lanes: nats; of a labelled store nats, wrong ones and labels.
+    sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
     read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
     first_step = logged = 0
     validated = None  # the newest validation
@@ -104,7 +108,7 @@ def train(
         model.load_state_dict(resume.weights())
         restore_optimizer(optimizer, resume)
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
-            state, read_B, nats = restore_lanes(resume, config, world, state, nats)
+            state, read_B, sums = restore_lanes(resume, config, world, state, sums)
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
             logged = first_step
@@ -116,7 +120,7 @@ def train(
     for step in range(first_step, config.steps):
         saver.check()
         heart.beat(step)
-        # One step. Own lanes' nats over the *global* number of targets; DDP averages, hence times the number of processes.
+        # One step. Own lanes' nats over the *global* number of targets, or 1; DDP averages, hence times the number of processes.
         batch = read_batch(train_store, schedule, step, start, stop)
         read_B = digest_lanes(read_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
@@ -125,24 +129,27 @@ def train(
         due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
         given = tokens_BT, state, fresh_BK, targets_BT
         with autocast(), watch(model if tracker and due else None, *given) as health:
-            nats_BT, state = wrapped(*given)
-        loss = nats_BT.sum() * (world.size / schedule.valid_tokens(step))
+            nats_BT, wrong_BT, state = predict(wrapped, *given, labelled)
+        labels = int(np.count_nonzero(batch.targets_BT != IGNORE)) if labelled else 0
+        targets = max(world.count(labels), 1) if labelled else schedule.valid_tokens(step)
+        loss = nats_BT.sum() * (world.size / targets)
         loss.backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state = detach(state)  # truncated backpropagation through time: gradients end here, State goes on
-        nats += nats_BT.detach().sum()
+        summed = nats_BT.detach().sum()
+        sums += summed if wrong_BT is None else torch.stack([summed, wrong_BT.sum(), torch.full_like(summed, labels)])
         done = step + 1
 
         if due:
-            targets = schedule.tokens_before(done) - schedule.tokens_before(logged)
-            bits_per_token = world.sum(nats).item() / math.log(2) / targets
-            check_finite(bits_per_token, done)
+            read = schedule.tokens_before(done) - schedule.tokens_before(logged)
+            learned = training_figures(world.sum(sums).flatten().tolist(), read)
+            check_finite(learned.get("train/bits_per_token", 0.0), done)
             rates = speed.figures((done - timed) * config.tokens_per_step)
             if tracker:
                 figures = {
-                    "train/bits_per_token": bits_per_token,
+                    **learned,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
                     "train/tokens": float(schedule.tokens_before(done)),
@@ -156,7 +163,7 @@ def train(
                     warned = warning is not None
                     tracker.set_tag("recurrence", warning or "in use again")
                     print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
-            nats, timed, logged = torch.zeros_like(nats), done, done
+            sums, timed, logged = torch.zeros_like(sums), done, done
 
         if run.validation_store and (done % config.validate_every == 0 or done == config.steps):
             with speed.paused():
@@ -168,14 +175,14 @@ def train(
 
         leaving = world.any(asked_to_stop()) and done < config.steps
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
-            check_finite(nats.item() + float(gradient_norm), done)
+            check_finite(sums.sum().item() + float(gradient_norm), done)
             with speed.paused():
                 saver.save(
                     done,
                     model=model,
                     optimizer=optimizer,
                     per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
-                    per_process={"nats": nats, **random_state(world)},
+                    per_process={"nats": sums, **random_state(world)},
                     meta={
                         "config": to_json(config),
                         "figures": FIGURES,
@@ -276,9 +283,9 @@ def random_state(world: World) -> dict[str, torch.Tensor]:
 
 
 def restore_lanes(
-    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, nats: torch.Tensor
+    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
 ) -> tuple[State, torch.Tensor, torch.Tensor]:
-    """State and digests of own lanes, and the sum of nats since the last log; the generators are set as they were.
+    """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
 
     State is in the dtype that it was carried in (under autocast bfloat16, where ``fresh`` is float32): what a gate makes of it is
     rounded by that. With another number of processes than before, lanes move to their new owners; dropout then draws anew.
@@ -287,11 +294,11 @@ def restore_lanes(
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
     if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
         torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
-        return state, lanes["digest"], (resume.total("nats") if world.rank == 0 else torch.zeros(())).to(nats)
+        return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
     torch.set_rng_state(own["rng/cpu"])
     if world.device.type == "cuda" and "rng/cuda" in own:
         torch.cuda.set_rng_state(own["rng/cuda"], world.device)
-    return state, lanes["digest"], own["nats"].to(nats)
+    return state, lanes["digest"], own["nats"].to(sums)
 
 
 def check_finite(value: float, step: int) -> None:

@@ -54,6 +54,13 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def count(self, number: int) -> int:
+        """The sum over the processes of a number that each has on its CPU."""
+        total = torch.tensor(number)
+        if self.size > 1:
+            dist.all_reduce(total, group=self.control)
+        return int(total)
+
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
         flags = torch.tensor(int(flag))

@@ -89,6 +89,13 @@ def test_a_config_of_an_earlier_version_keeps_its_dropout() -> None:
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
-    staircase = {"staircase", "cached-staircase", "feedback-transformer", "transformer-xl", "universal-transformer", "lstm"}
+    staircase = {
+        "staircase",
+        "cached-staircase",
+        "feedback-transformer",
+        "transformer-xl",
+        "universal-transformer",
+        "lstm",
+    }
     assert set(MODELS) == {"rec", "slide", "xl", "memorizing", "vanilla"} | staircase
     assert all(config.name == name for name, config in MODELS.items())
