@@ -6,7 +6,7 @@
 All take turns: a round is one training step of each (contenders.py), and gives one ratio. Three questions, of the paper's Table 2
 and section 3.2.1:
 
-- A staircase of N passes does N times the work of its core, so a line through the times should rise by the time of one pass: slope 1.
+- A staircase of N passes does N times the work of its core, so a line through the times should rise by that of one pass: slope 1.
 - A cached staircase of one pass does no more than Transformer-XL of the same span, but for the cached tokens' keys and values.
 - A feedback transformer does no more either, and is slow because it goes token by token (paper: 3,260 ms against 580 of N = 4).
 

@@ -14,7 +14,7 @@ Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 1
 that a program has what is known of theirs, about 431 tokens and 25.5 labels (here 432.2 and 25.4): where an `if` would compare a
 variable with itself the operation is drawn again, so that there are fewer of it than of `print`.
 
-    python -m pipelines.prepare algorithm --tokenizer symbols
+    python -m pipelines.prepare algorithm
 """
 
 from __future__ import annotations

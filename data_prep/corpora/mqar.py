@@ -12,7 +12,7 @@ the blank, the others up to half are keys, the upper half values.
 Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models"; the spacing is that of its authors'
 generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.
 
-    python -m pipelines.prepare mqar --tokenizer symbols --length 256 --pairs 16
+    python -m pipelines.prepare mqar --length 256 --pairs 16
 """
 
 from __future__ import annotations

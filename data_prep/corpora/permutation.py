@@ -10,7 +10,7 @@ A5 and S5 are not solvable, and their word problems complete for NC¹: a transfo
 recurrent network needs one layer (Merrill, Petty and Sabharwal 2024, "The Illusion of State in State-Space Models"). S3 is
 solvable, and small.
 
-    python -m pipelines.prepare permutation --tokenizer symbols --group A5
+    python -m pipelines.prepare permutation --group A5
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memo
 Attention for Recurrent Processing of Sequences", 4.1: "an agent in a small grid takes a random action that turns the agent, or
 moves it forward". The size, the start, the wall and the odds are ours.
 
-    python -m pipelines.prepare random-walk --tokenizer symbols
-    python -m pipelines.prepare random-walk --tokenizer symbols --curriculum 8 16 32 64 128 256 400
+    python -m pipelines.prepare random-walk
+    python -m pipelines.prepare random-walk --curriculum 8 16 32 64 128 256 400
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ nothing else: so any part of a corpus may be read by any worker, in any order an
 
 A new task is one file beside this one, with the fields of `Task` and its own, and one line in the registry.
 
-    python -m pipelines.prepare algorithm --tokenizer symbols --store runs/store
+    python -m pipelines.prepare algorithm --store runs/store
 """
 
 from __future__ import annotations
