@@ -1,0 +1,78 @@
+"""The state-tracking tasks at a size that a CPU trains: `python -m pipelines.train tiny-walk-staircase`.
+
+Every model of the papers with about 50,000 parameters beside its embeddings, reading the same tokens: one layer where a model is
+recurrent, two where depth is all it has. benchmarks/state_tracking.py prepares the tasks, trains all and compares them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
+from recur_models import (
+    CachedStaircaseConfig,
+    FeedbackTransformerConfig,
+    LSTMConfig,
+    MemorizingConfig,
+    RecConfig,
+    SlideConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    UniversalTransformerConfig,
+)
+
+CORE: dict[str, Any] = {"d_model": 64, "heads": 4, "head_dim": 16}
+
+
+def windowed(d_model: int, layers: int, mlp_dim: int) -> dict[str, Any]:
+    return {
+        "d_model": d_model,
+        "heads": 4,
+        "head_dim": d_model // 4,
+        "layers": layers,
+        "mlp_dim": mlp_dim,
+        "window": 8,
+        "dropout": 0.0,
+    }
+
+
+ONE: dict[str, Any] = {"layers": 1, "recurrent_layers": (1,), "states": 8}
+MODELS: dict[str, ModelSettings] = {
+    "staircase": StaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=2),
+    "cached-staircase": CachedStaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=1, chunks=4),
+    "feedback-transformer": FeedbackTransformerConfig(**CORE, layers=1, mlp_dim=256, span=4, window=8),
+    "lstm": LSTMConfig(layers=1, d_model=78, window=8),
+    "transformer-xl": TransformerXLConfig(**CORE, layers=2, mlp_dim=60, span=64, window=8),
+    "universal-transformer": UniversalTransformerConfig(**CORE, passes=2, mlp_dim=250, span=64, window=8),
+    "rec-fixed-skip": RecConfig(**{**windowed(60, 1, 48), **ONE}),
+    "rec-lstm-dual": RecConfig(**{**windowed(48, 1, 44), **ONE}, gate="lstm", cell="dual"),
+    "feedback": RecConfig(**{**windowed(60, 1, 48), **ONE}, feedback=True),
+    "slide": SlideConfig(**windowed(64, 2, 68)),
+    "memorizing": MemorizingConfig(**windowed(64, 2, 68), memory_layer=1, memory=256, top_k=8),
+}
+"""By name; block-recurrent's have windows of 8 tokens and as many states."""
+
+TASKS = {"walk": "random-walk", "algorithm": "algorithm", "mqar": "mqar", "permutation": "permutation"}
+"""What a preset's name calls a task, and its corpus."""
+
+
+def tiny(corpus: str, model: ModelSettings) -> TrainConfig:
+    """This model on this task."""
+    return TrainConfig(
+        model=model,
+        data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
+        optim=OptimConfig(name="adamw", lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
+        schedule=ScheduleConfig(name="cosine", warmup=100),
+        root="runs/state-tracking",
+        steps=3000,
+        num_workers=0,
+        log_every=50,
+        validate_every=500,
+        validate_tokens=32_000,
+        checkpoint=CheckpointConfig(every=500),
+    )
+
+
+STATE_TRACKING_PRESETS = {
+    f"tiny-{task}-{name}": tiny(corpus, model) for task, corpus in TASKS.items() for name, model in MODELS.items()
+}
