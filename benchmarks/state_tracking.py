@@ -1,0 +1,214 @@
+"""Which models follow a state? Every model of the papers on four tasks, at equal parameters and equal tokens.
+
+    python -m benchmarks.state_tracking --root runs/state-tracking                  a day on two cores
+    python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
+
+Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once for each seed, reads the test split
+with the best checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
+state_tracking.png: errors over the position in a document. What is done already is not done again; a killed training goes on.
+
+- walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 64 actions, half of the walks to train on 16: the cell
+  after each action. The paper has 400 actions and says nothing of the grid.
+- algorithm: programs of 20 statements with 3 variables: what each `print` prints (paper: 100 statements).
+- mqar: 8 pairs of 256 symbols, then each key again: recall, which needs no state that changes.
+- permutation: products of 32 elements of S5: the hardest state to follow (Merrill et al. 2024).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from data_prep.errors import UserError, nearest
+from data_prep.manifest import write_atomically
+from data_prep.store import SegmentStore
+from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.presets.state_tracking import MODELS, TASKS
+from pipelines.terminal import cli
+from pipelines.training.scoring import score_split
+from pipelines.training.world import World
+
+OPTIONS = {
+    "walk": "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500",
+    "algorithm": "--statements 20 --train 50000",
+    "mqar": "--vocabulary 256 --pairs 8 --length 64 --train 100000 --validation 500 --test 500",
+    "permutation": "--length 32 --train 100000 --validation 500 --test 500",
+}
+"""Of `pipelines.prepare`, each task's own."""
+COMMON = "--segment-length 64 --num-workers 0"
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is trained, and where."""
+
+    root: Path = Path("runs/state-tracking")
+    """Folder of store, runs, figures."""
+    tasks: tuple[str, ...] = tuple(TASKS)
+    """Of walk, algorithm, mqar and permutation."""
+    models: tuple[str, ...] = tuple(MODELS)
+    """Of pipelines/presets/state_tracking.py."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One training each."""
+    steps: int = 3000
+    """Steps of 4,096 tokens."""
+    at_once: int = 2
+    """Trainings side by side, of one thread each."""
+    train: bool = True
+    """Whether to train what is not there; else what is there is compared."""
+
+    def __post_init__(self) -> None:
+        for chosen, known in ((self.tasks, TASKS), (self.models, MODELS)):
+            if unknown := [name for name in chosen if name not in known]:
+                raise UserError(f"{unknown[0]!r} is not among these: {nearest(unknown[0], known)}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One training on one task."""
+
+    task: str
+    model: str
+    seed: int
+    parameters: int
+    tokens: int
+    """Read in training."""
+    error: float
+    """Share of the test split's labels that are wrong, 0 … 1."""
+    positions: list[int]
+    errors: list[float]
+    """From each of these positions to the next."""
+
+
+def call(log: Path, module: str, *words: str) -> None:
+    """Run one of our entry scripts as a user does, of one thread. Raises UserError where it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": "1"}
+    with log.open("w") as file:
+        command = [
+            "env",
+            *(f"{name}={value}" for name, value in environment.items()),
+            sys.executable,
+            "-m",
+            module,
+            *words,
+        ]
+        done = subprocess.run(command, check=False, stdout=file, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see {log}")
+
+
+def train(config: BenchConfig, task: str, model: str, seed: int) -> None:
+    root, name = config.root, f"{task}-{model}-{seed}"
+    words = (
+        f"--root {root} --data.store {root / 'store'} --seed {seed} --run {name} --steps {config.steps} --use-gpu no"
+    )
+    call(root / "logs" / f"{name}.log", "pipelines.train", f"tiny-{task}-{model}", *words.split())
+    print(f"  trained {name}", flush=True)
+
+
+def read(config: BenchConfig, task: str, model: str, seed: int) -> Result | None:
+    """How a trained model does on the test split; None where it is not there."""
+    folder = config.root / f"{task}-{model}-{seed}"
+    if not (folder / "checkpoints").is_dir():
+        return None
+    checkpoint = find_checkpoint(folder)
+    trained = model_of(checkpoint)
+    store = SegmentStore.open(config.root / "store", TASKS[task], "test")
+    score = score_split(trained, store, lanes=64, segment_length=64, world=World.alone())
+    tokens, errors = np.array(score.bucket_tokens), np.array(score.bucket_errors)
+    kept = np.flatnonzero(tokens)
+    cost = MODELS[model].costs(store.vocab_size)
+    return Result(
+        task, model, seed, cost.parameters, config.steps * 64 * 64, score.error_rate,
+        (kept * score.bucket).tolist(), (errors[kept] / tokens[kept]).tolist(),
+    )  # fmt: skip
+
+
+def table(results: list[Result], config: BenchConfig) -> Table:
+    """Errors in percent: the best seed's, and the worst's where there are several."""
+    shown = Table(box=None, pad_edge=False, title="labels of the test split that are wrong, %: best seed (worst)")
+    shown.add_column("model")
+    for task in config.tasks:
+        shown.add_column(task, justify="right")
+    shown.add_column("parameters (walk)", justify="right")
+    for model in config.models:
+        cells = []
+        for task in config.tasks:
+            errors = sorted(100 * r.error for r in results if (r.task, r.model) == (task, model))
+            spread = f" ({errors[-1]:.1f})" if len(errors) > 1 else ""
+            cells.append(f"{errors[0]:.1f}{spread}" if errors else "–")
+        sizes = [r.parameters for r in results if r.model == model]
+        shown.add_row(model, *cells, f"{sizes[0]:,}" if sizes else "–")
+    return shown
+
+
+def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
+    """Errors over position, a panel for each task; of each model the best seed."""
+    tasks = [task for task in config.tasks if any(r.task == task for r in results)]
+    figure = Figure(figsize=(4.2 * len(tasks) + 2.4, 4.2), layout="constrained")
+    panels: list[Any] = list(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0])
+    for axes, task in zip(panels, tasks, strict=True):
+        for number, model in enumerate(MODELS):
+            found = [r for r in results if (r.task, r.model) == (task, model)]
+            if found:
+                best = min(found, key=lambda r: r.error)
+                places, shares = coarse(best)
+                style = {"color": f"C{number % 10}", "linestyle": "-" if number < 4 else "--" if number < 8 else ":"}
+                axes.plot(places, [100 * share for share in shares], label=model, **style)
+        axes.set_title(task)
+        axes.set_xlabel("position in the document, tokens")
+        axes.set_ylim(-3, 103)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("labels that are wrong, %")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+
+
+def coarse(result: Result, bins: int = 16) -> tuple[list[float], list[float]]:
+    """The curve in at most so many points."""
+    groups = np.array_split(np.arange(len(result.positions)), min(bins, len(result.positions)))
+    places, errors = np.array(result.positions, float), np.array(result.errors)
+    return [float(places[group].mean()) for group in groups], [float(errors[group].mean()) for group in groups]
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config.root.mkdir(parents=True, exist_ok=True)
+    runs = [(task, model, seed) for seed in config.seeds for task in config.tasks for model in config.models]
+    print(
+        f"{machine.describe()}\n{len(runs)} trainings of {config.steps:,} steps, {config.at_once} at once, below {config.root}",
+        flush=True,
+    )
+    if config.train:
+        for task in config.tasks:
+            words = [TASKS[task], *OPTIONS[task].split(), *COMMON.split(), "--store", str(config.root / "store")]
+            call(config.root / "logs" / f"prepare-{task}.log", "pipelines.prepare", *words)
+        with ThreadPoolExecutor(config.at_once) as pool:
+            list(pool.map(lambda run: train(config, *run), runs))
+    torch.set_num_threads(1)
+    results = [result for run in runs if (result := read(config, *run))]
+    if not results:
+        raise UserError(f"there is no training below {config.root}: leave out --no-train")
+    rows = [vars(result) for result in results]
+    write_atomically(config.root / "state_tracking.json", json.dumps(rows, indent=1).encode())
+    plot(results, config, config.root / "state_tracking.png")
+    Console(width=max(Console().width, 120), markup=False).print(table(results, config))
+    print(f"  figure  {cli.shown(config.root / 'state_tracking.png')}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
