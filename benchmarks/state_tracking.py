@@ -3,8 +3,8 @@
     python -m benchmarks.state_tracking --root runs/state-tracking                  a day on two cores
     python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
 
-Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once for each seed, reads the test split
-with the best checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
+Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once a seed, reads the test split with
+the best checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
 state_tracking.png: errors over the position in a document. What is done already is not done again; a killed training goes on.
 
 - walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 64 actions, half of the walks to train on 16: the cell
