@@ -91,8 +91,8 @@ Context = list[tuple[Tensor, Tensor]]
 class Seen(NamedTuple):
     """Which keys some queries see, the same for all layers."""
 
-    unseen_nm: Tensor
-    """bool. What lies after a query, or too far before it."""
+    unseen_nm: Tensor | None
+    """bool. What lies after a query, or too far before it; None where nothing does, or the distance says it."""
     crossing_Bnm: Tensor | None
     """bool, broadcast to [..., n, m]. What is not of the query's document; None where everything is."""
     absent: Literal["zeros", "masked"]
@@ -139,12 +139,13 @@ class CoreLayer(nn.Module):
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen, v0 = seen.unseen_nm, None
         if crossing is not None and seen.absent == "masked":
-            unseen = unseen | crossing
+            unseen = crossing if unseen is None else unseen | crossing
         elif crossing is not None:
             k0, v0 = (maker or self).nothing()
             logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
-        weights = torch.softmax((logits + distance_Hnm).masked_fill(unseen, MASKED), dim=-1)
-        if crossing is not None and v0 is None:
+        logits = logits + distance_Hnm
+        weights = torch.softmax(logits if unseen is None else logits.masked_fill(unseen, MASKED), dim=-1)
+        if crossing is not None and v0 is None and unseen is not None:
             weights = weights.masked_fill(unseen.all(-1, keepdim=True), 0.0)
         weights = self.weights(weights)
         own = weights if v0 is None else weights.masked_fill(crossing, 0.0)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Parts, Seen, documents, keep_own
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import split_heads
+from recur_models.layers import MASKED, split_heads
 from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
 
 
@@ -50,7 +50,7 @@ class FeedbackTransformerConfig(CoreConfig):
     def costs(self, vocab_size: int) -> Costs:
         """Of a block; and of a segment, the keys and values of the memories that it begins with."""
         W, S = self.window, self.span
-        layer = self.layer_costs(W, W * S, W * S, S)
+        layer = self.layer_costs(W, W * S, W * S + W * (W - 1) // 2, S)
         total = sum([layer] * self.layers, start=self.outer_costs(vocab_size, W, S, W) + scales(self.layers + 1))
         kinds = 1 if self.keys == "shared" else self.layers
         keys = product(W, self.d_model, 2 * self.width)  # among those of a layer
@@ -113,17 +113,11 @@ class FeedbackTransformer(CoreModel):
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
         project = self.projection()
         for t in range(x_BWD.shape[1]):
-            seen = Seen(x_BWD.new_zeros(1, dtype=torch.bool), None, config.absent)
-            first = max(t - config.span, 0)
+            seen = Seen(None, None, config.absent)
             if crossing_BS is not None:
-                crossing_Bm = F.pad(crossing_BS[:, t:], (0, t - first), value=False)
-                seen = seen._replace(crossing_Bnm=crossing_Bm[:, None])
-            parts = []
-            for (k, v), pairs in zip(earlier, own, strict=True):
-                parts.append([(k[:, :, t:], v[:, :, t:])])
-                if t:
-                    parts[-1].append(_stacked(pairs[first:]))
-            output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, None)
+                seen = seen._replace(crossing_Bnm=F.pad(crossing_BS, (0, t), value=False)[:, None])
+            parts = [[pair, _stacked(pairs)] if t else [pair] for pair, pairs in zip(earlier, own, strict=True)]
+            output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, t)
             outputs.append(output_B1D)
             memories.append(memory_B1D)
             for pairs, (k, v) in zip(own, self.keys_values(memory_B1D, project), strict=True):
@@ -131,16 +125,19 @@ class FeedbackTransformer(CoreModel):
         return torch.cat(outputs, 1), torch.cat(memories, 1), [_stacked(pairs) for pairs in own]
 
     def token(
-        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | None
+        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys, where they are not the ``span``
-        before it in order."""
+        """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys; or how many of them lie further
+        back than the span, the last being the token's neighbour."""
         distances, outputs = Distances(self.distances_EP, itself=False), [x_B1D]
         for layer, keys in zip(self.layers, parts, strict=True):
             q = F.linear(layer.norm(x_B1D), layer.qkv.weight[: self.config.width])
             q = split_heads(q, self.config.heads) / self.config.head_dim**0.5
             maker = self.layers[0] if self.config.keys == "shared" else layer
-            near = q @ distances.table_EP if distance_B1m is None else distances.at(q, distance_B1m)
+            if isinstance(distance_B1m, int):
+                near = F.pad(q @ distances.table_EP, (distance_B1m, 0), value=MASKED)
+            else:
+                near = distances.at(q, distance_B1m)
             x_B1D = layer.finish(x_B1D, layer.attend(q, keys, near, seen, maker))
             outputs.append(x_B1D)
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
