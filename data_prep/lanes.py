@@ -312,9 +312,8 @@ def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, l
                 tokens_BT[row, first : first + length] = store.tokens(document, offset, offset + length)
                 targets_BT[row, first : first + length] = store.targets(document, offset, offset + length)
             else:
-                previous = max(
-                    offset - 1, 0
-                )  # the input of the first target is the token before it, or begin-of-document
+                # The input of the first target is the token before it, or begin-of-document.
+                previous = max(offset - 1, 0)
                 read = store.tokens(document, previous, offset + length)
                 targets_BT[row, first : first + length] = read[offset - previous :]
                 shift = 0 if offset else 1
