@@ -11,7 +11,7 @@ state_tracking.png: errors over the position in a document. What is done already
   after each action. The paper has 400 actions and says nothing of the grid.
 - algorithm: programs of 20 statements with 3 variables: what each `print` prints (paper: 100 statements).
 - mqar: 8 pairs of 256 symbols, then each key again: recall, which needs no state that changes.
-- permutation: products of 32 elements of S5: the hardest state to follow (Merrill et al. 2024).
+- permutation: products of 32 permutations of three things, S3. Those of S5 are the hardest state to follow (Merrill et al. 2024).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONS = {
     "walk": "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500",
     "algorithm": "--statements 20 --train 50000",
     "mqar": "--vocabulary 256 --pairs 8 --length 64 --train 100000 --validation 500 --test 500",
-    "permutation": "--length 32 --train 100000 --validation 500 --test 500",
+    "permutation": "--group S3 --length 32 --train 100000 --validation 500 --test 500",
 }
 """Of `pipelines.prepare`, each task's own."""
 COMMON = "--segment-length 64 --num-workers 0"
