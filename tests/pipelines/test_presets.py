@@ -120,7 +120,7 @@ def test_the_command_line_knows_every_model() -> None:
     for name, config in MODELS.items():
         preset = replace(PRESETS["small-rec"], model=config(), run=name)
         length: dict[str, Any] = {"chunk" if issubclass(config, StaircaseConfig) else "window": 32}
-        given = cli.parse_preset({name: preset}, [name, f"--model.{[*length][0]}", "32"], "Train.")
+        given = cli.parse_preset({name: preset}, [name, f"--model.{next(iter(length))}", "32"], "Train.")
         assert given == replace(preset, model=config(**length))
 
 
