@@ -106,10 +106,10 @@ SPACES: dict[str, Space] = {
     "optimizer": Space("AdamW and Adafactor, with rates of their own", ("optim.name", "optim.lr"), optimizer),
     "schedule": Space("shape of the learning rate, and warm-up", ("schedule.name",), schedule),
     "segment": Space("segment length, half to four times", ("data.segment_length", "model.window"), segment),
-    "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
     "staircase-passes": Space(
         "recurrent steps, 1 to 8, and forward size, half to double", ("model.passes", "model.chunk"), staircase_passes
     ),
+    "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
     **{name: Space(table.about, (), table.domains) for name, table in TABLES.items()},
 }
 
