@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from data_prep.corpora import CORPORA
 from pipelines.config.run import TrainConfig, to_json
+from pipelines.prepare import commands, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.presets.staircase import STAIRCASE_PRESETS
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, StaircaseConfig, XLConfig, model_from_json
 from tests.small_corpus import contents
@@ -152,6 +155,22 @@ def test_algorithms_settings_are_those_that_are_known() -> None:
     assert (model.chunk, model.passes * model.chunk, model.dropout) == (64, 128, 0.2)
     assert (run.optim.lr, run.optim.clip, run.schedule.warmup) == (1e-4, 0.1, 1000)
     assert PRESETS["walk-staircase"].data.order == "listed"
+
+
+@pytest.mark.slow
+def test_a_step_of_each_model_of_a_task_on_programs(tmp_path: Path) -> None:
+    """At full width; of few lanes, in short segments."""
+    corpus = CORPORA["algorithm"](train=4, validation=2, test=0)
+    where = ["--data.store", str(tmp_path / "store"), "--root", str(tmp_path / "runs"), "--tracking.backend", "none"]
+    prepare(replace(commands()["algorithm"], corpus=corpus, store=str(tmp_path / "store"), num_workers=0))
+    tiny = shlex.split("--data.lanes 2 --data.segment-length 128 --steps 1 --num-workers 0 --use-gpu no")
+    for model in ("staircase", "cached-staircase", "feedback", "xl", "universal", "lstm"):
+        name = f"algorithm-{model}"
+        main([name, *where, *tiny, "--validate-every", "0"])
+        records = read_records(tmp_path / "runs" / name / "metrics.jsonl")
+        assert 0.9 < records[0].metrics["train/error_rate"] <= 1, (
+            name
+        )  # one of 220 symbols, by a model that knows nothing
 
 
 WORDS = shlex.split("""
