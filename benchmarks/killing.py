@@ -36,20 +36,30 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.prepare import PrepareConfig, commands, prepare
 from pipelines.tracking.metrics_file import read_records
 
+CORE = "--model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.dropout 0.1"
+SIZE = f"{CORE} --model.window 8"
+REC = f"small-rec {SIZE} --model.recurrent-layers 2 --model.states 4"
+MODELS = {
+    name: shlex.split(words)
+    for name, words in {
+        "rec fixed:skip": f"{REC} --model.gate fixed --model.cell skip",
+        "rec lstm:dual": f"{REC} --model.gate lstm --model.cell dual",
+        "slide": f"small-slide {SIZE}",
+        "xl": f"small-xl {SIZE}",
+        "memorizing": f"small-memorizing {SIZE} --model.memory-layer 2 --model.memory 32 --model.top-k 4",
+        "staircase": f"algorithm-staircase {CORE} --model.chunk 8 --model.passes 3",
+        "cached-staircase": f"algorithm-cached-staircase {CORE} --model.chunk 8 --model.passes 2 --model.chunks 4",
+        "feedback-transformer": f"algorithm-feedback {SIZE} --model.span 12",
+        "transformer-xl": f"algorithm-xl {SIZE} --model.span 12",
+        "universal-transformer": f"algorithm-universal {SIZE} --model.span 12 --model.layers 1 --model.passes 3",
+        "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
+    }.items()
+}
+"""Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""
 TINY = shlex.split("""
-    --model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.window 8 --model.dropout 0.1
     --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 60 --schedule.warmup 4 --log-every 1 --validate-every 5
     --validate-tokens 200 --checkpoint.every 3 --num-workers 0 --use-gpu no --tracking.system-metrics off
 """)
-REC = "--model.recurrent-layers 2 --model.states 4"
-MODELS = {
-    "rec fixed:skip": shlex.split(f"small-rec {REC} --model.gate fixed --model.cell skip"),
-    "rec lstm:dual": shlex.split(f"small-rec {REC} --model.gate lstm --model.cell dual"),
-    "slide": ["small-slide"],
-    "xl": ["small-xl"],
-    "memorizing": shlex.split("small-memorizing --model.memory-layer 2 --model.memory 32 --model.top-k 4"),
-}
-"""Words that begin a command; TINY makes a run of seconds of it."""
 
 
 def make_store(folder: Path, documents: int = 12, words: int = 1200) -> Path:

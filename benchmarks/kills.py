@@ -1,6 +1,6 @@
 """Kills training at random moments and compares what comes of it, bit for bit, with a run that nothing disturbed.
 
-    python -m benchmarks.kills                     five models, 20 kills each: about fifteen minutes on two busy cores
+    python -m benchmarks.kills                     eleven models, 20 kills each: about half an hour on two busy cores
 
 Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
 process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
@@ -34,7 +34,8 @@ class BenchConfig:
     """What is run, and how often it is killed."""
 
     models: tuple[str, ...] = tuple(MODELS)
-    """Of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing."""
+    """Of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing, staircase, cached-staircase, feedback-transformer, transformer-xl,
+    universal-transformer, lstm."""
     kills: int = 20
     """Kills of each run."""
     seed: int = 0

@@ -44,11 +44,11 @@ ROW = 4096
 class Unverified(SegmentStore):
     """The same store, trusting its bytes: to see what verification costs."""
 
-    def _read_batch(self, part: int, batch: int) -> np.ndarray:
+    def _read_batch(self, part: int, batch: int) -> tuple[np.ndarray, ...]:
         block = self.manifest.parts[part].batches[batch]
         data = self._read(self._open_part(part), block.offset, block.bytes)
         rows = pa.ipc.read_record_batch(data, self._schema)
-        return rows.column("tokens").flatten().to_numpy(zero_copy_only=True)
+        return (rows.column("tokens").flatten().to_numpy(zero_copy_only=True),)
 
 
 @dataclass(frozen=True)

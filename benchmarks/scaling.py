@@ -177,8 +177,10 @@ def lanes(config: BenchConfig) -> None:
     )
 
     def make() -> TrainingLanes:
-        sizes = {"lanes": config.lanes, "segment_length": config.segment_length, "block": config.block}
-        return TrainingLanes(lengths, **sizes, seed=0, fingerprint="x")
+        lanes, block = config.lanes, config.block
+        return TrainingLanes(
+            lengths, lanes=lanes, segment_length=config.segment_length, block=block, seed=0, fingerprint="x"
+        )
 
     steps = math.ceil(lengths.sum() / (config.lanes * config.segment_length))
     began = time.perf_counter()

@@ -17,15 +17,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.killing import TINY, make_store
+from benchmarks.killing import SIZE, TINY, make_store
 from pipelines.sweeps.command import read_command
 from pipelines.sweeps.sweep import Sweep, SweepConfig
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 
-SWEEP = shlex.split("""
+SWEEP = shlex.split(f"""
     optim.lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3 --preset small-rec --search grid --scheduler none --num-workers 1 --baseline no
-    --model.recurrent-layers 2 --model.states 4
+    {SIZE} --model.recurrent-layers 2 --model.states 4
 """)
 
 

@@ -27,12 +27,12 @@ from typing import Any
 
 import psutil
 
-from benchmarks.killing import TINY, curve, make_store
+from benchmarks.killing import SIZE, TINY, curve, make_store
 from pipelines.terminal import cli
 
-SWEEP = shlex.split("""
+SWEEP = shlex.split(f"""
     optim.lr=1e-3,4e-3+model.states=4,8 --preset small-rec --search grid --scheduler none --num-workers 1
-    --model.recurrent-layers 2 --model.states 4
+    {SIZE} --model.recurrent-layers 2 --model.states 4
 """)
 
 

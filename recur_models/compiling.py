@@ -4,8 +4,11 @@
 
 What it makes is the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
 break, under feedback too; that one is unrolled over all blocks, and so are the layers of every model compiled as a whole, which
-takes a compiler minutes. Layer by layer, layers of one kind share their code. memorizing breaks its graph at each block,
-where it asks how full its memory is. Module hooks are not seen by compiled code (health.py).
+takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the staircases (with code of its own
+for a step that crosses documents, and for each number of chunks that drain), transformer-xl and universal-transformer; an lstm's
+layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
+memorizing breaks its graph at each block, where it asks how full its memory is. Module hooks are not seen by compiled code
+(health.py).
 """
 
 from __future__ import annotations

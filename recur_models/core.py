@@ -166,13 +166,22 @@ class CoreLayer(nn.Module):
         distances: Distances,
         unseen_nm: Tensor,
         crossing_Bnm: Tensor | None,
+        window: int = 0,
     ) -> Tensor:
-        """Tokens see themselves, one another and a ``context`` of earlier keys and values [..., H, m − n, E]."""
+        """Tokens see one another and a ``context`` of earlier keys and values [..., H, m − n, E].
+
+        ``window``: where it is given, tokens [B, T, D] come in blocks of so many, and each block sees itself and as many keys
+        before it as the context has; ``unseen_nm`` is then of a block, ``crossing_Bnm`` [B, K, n, m].
+        """
         q, k, v = self.project(x_nD)
         if context is not None:
             k, v = torch.cat([context[0], k], dim=-2), torch.cat([context[1], v], dim=-2)
+        if window:
+            q, seen_by_each = q.unflatten(2, (-1, window)).transpose(1, 2), unseen_nm.shape[1]
+            k, v = (each.unfold(2, seen_by_each, window).permute(0, 2, 1, 4, 3) for each in (k, v))
         seen = Seen(unseen_nm, crossing_Bnm, self.config.absent)
-        return self.finish(x_nD, self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen))
+        heads_HnE = self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen)
+        return self.finish(x_nD, heads_HnE.transpose(1, 2).flatten(2, 3) if window else heads_HnE)
 
 
 class Distances(NamedTuple):

@@ -137,18 +137,9 @@ class TransformerXL(CoreModel):
         crossing_BK1m: Tensor | None,
     ) -> Tensor:
         """One layer over blocks behind what they see of the State."""
-        span, W = self.config.span, self.block
-        x_BTD = earlier_BSD[:, span:]
+        span = self.config.span
         before = layer.keys_values(earlier_BSD[:, :span])
-        q, k, v = layer.project(x_BTD)
-        q_BKHWE = q.unflatten(2, (-1, W)).transpose(1, 2)
-        parts = [
-            torch.cat(pair, 2).unfold(2, span + W, W).permute(0, 2, 1, 4, 3)
-            for pair in zip(before, (k, v), strict=True)
-        ]
-        seen = Seen(unseen_nm, crossing_BK1m, self.config.absent)
-        heads_BKHWE = layer.attend(q_BKHWE, [(parts[0], parts[1])], distances.of(q_BKHWE, span + W), seen)
-        return layer.finish(x_BTD, heads_BKHWE.transpose(1, 2).flatten(2, 3))
+        return layer(earlier_BSD[:, span:], before, distances, unseen_nm, crossing_BK1m, self.block)
 
     def stepper(self) -> Stepper:
         return TransformerXLStepper(self)

@@ -90,6 +90,14 @@ def size(values: Values) -> Domains:
     return {",".join(fields): tune.choice(list(dict.fromkeys(sizes)))}
 
 
+def staircase_passes(values: Values) -> Domains:
+    """Of a cached staircase, no more than it has chunks; chunks that divide the segment."""
+    passes = [count for count in (1, 2, 4, 8) if count <= values.get("model.chunks", count)]
+    chunks = _around(values["model.chunk"], (0.5, 1, 2))
+    fitting = [size for size in chunks if values["data.segment_length"] % size == 0]
+    return {"model.passes": tune.choice(passes), "model.chunk": tune.choice(fitting)}
+
+
 SPACES: dict[str, Space] = {
     "lr": Space("learning rate, a tenth to ten times the preset's", ("optim.lr",), lr),
     "states": Space("state vectors, a quarter to double", ("model.states",), states),
@@ -98,6 +106,9 @@ SPACES: dict[str, Space] = {
     "optimizer": Space("AdamW and Adafactor, with rates of their own", ("optim.name", "optim.lr"), optimizer),
     "schedule": Space("shape of the learning rate, and warm-up", ("schedule.name",), schedule),
     "segment": Space("segment length, half to four times", ("data.segment_length", "model.window"), segment),
+    "staircase-passes": Space(
+        "recurrent steps, 1 to 8, and forward size, half to double", ("model.passes", "model.chunk"), staircase_passes
+    ),
     "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
     **{name: Space(table.about, (), table.domains) for name, table in TABLES.items()},
 }

@@ -51,6 +51,20 @@ def _stores(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"data.store": tune.choice([str(path) for path in found])}
 
 
+def _on_task(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Rows of the staircase paper, on the preset's task; on Reddit where it has none."""
+
+    def domains(values: Mapping[str, Any]) -> dict[str, Any]:
+        task = values["preset"].partition("-")[0]
+        return {"preset": tune.choice([f"{task if task in TASKS else 'reddit'}-{name}" for name in names])}
+
+    return domains
+
+
+def _on_reddit(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    return lambda _: {"preset": tune.choice([f"reddit-{name}" for name in names])}
+
+
 MODELS = (
     *(f"xl-{window}" for window in (512, 1024, 2048)),
     *(f"slide-{layers}L" for layers in (12, 13)),
@@ -63,10 +77,21 @@ SCALES = [
     f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
 ]
 
+TASKS = ("algorithm", "walk", "enwik8", "reddit")
+STEPS = ("xl", "feedback", "cached-staircase", "staircase", "staircase-4", "staircase-8")
+UNIVERSAL = (*(f"universal-{passes}-small" for passes in (2, 4, 8, 16)), "universal")
+FORWARD_SIZES = (
+    *("cached-staircase-chunk-32", "cached-staircase-chunk-64", "cached-staircase"),
+    *("staircase-2-chunk-64", "staircase", "staircase-4-chunk-32", "staircase-4"),
+)
+
 TABLES: dict[str, Table] = {
     "rec-table-1": Table("block-recurrent, Table 1: the models", _rows(*MODELS, pg19_alone=False)),
     "rec-table-3-window": Table("block-recurrent, Table 3a: windows", _rows(*WINDOWS)),
     "rec-table-3-states": Table("block-recurrent, Table 3b: states", _rows(*STATES)),
     "rec-table-4": Table("block-recurrent, Table 4: scales", _rows(*SCALES)),
     "rec-table-5": Table("block-recurrent, Table 5: vocabularies, a store each", _stores),
+    "staircase-figure-2": Table("staircase, Figure 2: recurrent steps, on the preset's task", _on_task(*STEPS)),
+    "staircase-table-2": Table("staircase, Table 2: recurrent steps", _on_reddit("xl-2x", *STEPS, *UNIVERSAL)),
+    "staircase-table-3": Table("staircase, Table 3: forward sizes", _on_reddit(*FORWARD_SIZES)),
 }

@@ -1,7 +1,8 @@
 """enwik8, the first 10⁸ bytes of a Wikipedia dump: one long text of bytes, cut 90/5/5 million into train, validation and test.
 
 The file is plain, in a zip (`enwik8.zip` as released) or gzipped. A shorter prefix is cut in the same shares, rounded down. A
-split is one document. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
+split is one document, or the train split so many as `pieces` says: a lane reads a document from its beginning, so several lanes
+would all read the same. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
 
     python -m pipelines.prepare enwik8 --source enwik8.zip
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from data_prep.corpora.streams import (
@@ -21,7 +23,7 @@ from data_prep.corpora.streams import (
     reading,
     zip_archive,
 )
-from data_prep.documents import SPLITS, CorpusError, Document, Source
+from data_prep.documents import CorpusError, Document, Source
 from data_prep.places import Place
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
@@ -38,9 +40,15 @@ class Enwik8:
     """The file: plain, .zip or .gz."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger split is refused."""
+    pieces: int = 1
+    """Documents of equal size that the train split is cut into: as many as there will be lanes."""
+
+    def __post_init__(self) -> None:
+        if self.pieces < 1:
+            raise CorpusError(f"pieces of corpus {self.name} is {self.pieces}: give --pieces 1 or more")
 
     def options(self) -> dict[str, Any]:
-        return {}
+        return {"pieces": self.pieces} if self.pieces > 1 else {}
 
     def sources(self, split: str) -> list[Source]:
         if not self.source:
@@ -57,10 +65,17 @@ class Enwik8:
             raise CorpusError(
                 f"{file} has {total:,} bytes, too many for one document a split: give a larger --max-document-bytes"
             )
-        return [Source(split, f"{self.name} {split}", split, stop - start, f"{start} {stop}")]
+        pieces = self.pieces if split == "train" else 1
+        cuts = [start + (stop - start) * i // pieces for i in range(pieces + 1)]
+        names = [split] if pieces == 1 else [f"{split}/{i}" for i in range(pieces)]
+        return [
+            Source(name, f"{self.name} {name}", split, after - before, f"{before} {after}")
+            for name, (before, after) in zip(names, pairwise(cuts), strict=True)
+            if pieces == 1 or after > before
+        ]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document]:
-        for source in sorted(sources, key=lambda source: SPLITS.index(source.split)):
+        for source in sorted(sources, key=lambda source: int(source.place.partition(" ")[0])):
             start, stop = map(int, source.place.split())
             with self._open() as stream:
                 stream.seek(start)

@@ -102,15 +102,19 @@ def _rule(axes: Axes, at: float, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def plot_fields(sweep: SweepResult, path: Path) -> Path:
-    """The best figure of each trial against each swept field, by itself."""
-    trials, fields = sweep.scored, sweep.fields
+    """The best figure of each trial against each swept field, by itself; and against FLOPs per token where these differ."""
+    trials = sweep.scored
+    fields: dict[str, list[Any]] = {name: [trial.values.get(name) for trial in trials] for name in sweep.fields}
+    compute = [trial.flops_per_token for trial in trials]
+    if len({*compute}) > 1:
+        fields["FLOPs of training per token"] = compute
     across = min(3, max(1, len(fields)))
     down = -(-len(fields) // across) or 1
     figure = Figure(figsize=(4.1 * across + 0.6, 3.5 * down + 0.5), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     shade = _shades([trial.best or 0.0 for trial in trials])
-    for axes, name in zip(panels, fields, strict=False):
-        scale = Scale([trial.values.get(name) for trial in trials])
+    for axes, (name, values) in zip(panels, fields.items(), strict=False):
+        scale = Scale(values)
         for trial, value in zip(trials[::-1], scale.values[::-1], strict=True):
             if value is None and scale.numeric:
                 continue

@@ -38,6 +38,7 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "steps": trial.steps,
             "tokens": trial.tokens,
             "flops": trial.flops,
+            "flops_per_token": trial.flops_per_token,
             "seconds": round(trial.seconds, 1),
             **{name: trial.values.get(name) for name in sweep.fields},
             "baseline": "yes" if trial.baseline else "",

@@ -71,6 +71,11 @@ class TrialResult:
         return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
     @property
+    def flops_per_token(self) -> float | None:
+        """Of training; None before its first figure, and of a sweep that did not write them."""
+        return self.flops / self.tokens if self.flops and self.tokens else None
+
+    @property
     def copied(self) -> list[Point]:
         """The points from which it went on as a copy of a better trial."""
         steps = {each.get("step") for each in self.exploited}

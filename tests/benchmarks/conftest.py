@@ -1,5 +1,5 @@
 """The small runs of tests/pipelines are also what benchmarks are tried on."""
 
-from tests.pipelines.conftest import store, train
+from tests.pipelines.conftest import store, train, train_model
 
-__all__ = ["store", "train"]
+__all__ = ["store", "train", "train_model"]

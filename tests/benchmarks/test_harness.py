@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
+from benchmarks.killing import MODELS
 from pipelines.inference.trained import load
 
 
-def test_windows_cover_every_token_once_and_may_be_the_whole_document(train: Callable[..., Path]) -> None:
-    trained = load(train("--steps", "5", "--validate-every", "0"))
+@pytest.mark.parametrize("model", ["rec fixed:skip", "cached-staircase", "lstm"])
+def test_windows_cover_every_token_once_and_may_be_the_whole_document(
+    model: str, train_model: Callable[..., Path]
+) -> None:
+    trained = load(train_model(model, "--steps", "5", "--validate-every", "0", "--optim.lr", "1e-2"))
     ids = list(b"It was a bright cold day in April, and the clocks were striking thirteen.")
     whole = harness.nats(trained, [trained.bod_id, *ids[:-1]], ids)
     assert harness.windowed_nats(trained, ids, len(ids)) == pytest.approx(whole)
@@ -27,8 +31,11 @@ def test_windows_cover_every_token_once_and_may_be_the_whole_document(train: Cal
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
-def test_the_harness_scores_what_we_score(train: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    run = train("--steps", "40", "--validate-every", "0", "--optim.lr", "1e-2")
+@pytest.mark.parametrize("model", MODELS)
+def test_the_harness_scores_what_we_score(
+    model: str, train_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_model(model, "--steps", "40", "--validate-every", "0", "--optim.lr", "1e-2")
     assert harness.main([str(run), "--questions", "8"]) == 0
     out = capsys.readouterr().out
     assert out.count("\nequal ") == 4 and "DIFFERENT" not in out

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,11 @@ def test_enwik8(tmp_path: Path, form: str, total: int) -> None:
         total * 95 // 100 - total * 90 // 100,
         total - total * 95 // 100,
     ]
+    pieces = documents(replace(corpus, pieces=4), "train")
+    assert b"".join(piece.text for piece in pieces) == texts[0]  # type: ignore[misc]
+    sizes = [len(piece.text) for piece in pieces]
+    assert len(pieces) == 4 and max(sizes) - min(sizes) <= 1 and pieces[-1].id == "train/3"
+    assert corpus.options() == {} and replace(corpus, pieces=4).options() == {"pieces": 4}
 
 
 def test_enwik8_is_cut_in_millions() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import killing
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
@@ -40,6 +41,19 @@ def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
 
     def run(*words: str, name: str = "run") -> Path:
         main([*TINY, "--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name, *words])
+        return tmp_path / "runs" / name
+
+    return run
+
+
+@pytest.fixture
+def train_model(store: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The same of any model that the kill benchmark has, by its name there; 12 steps."""
+
+    def run(model: str, *words: str, name: str = "run") -> Path:
+        rest = shlex.split("--steps 12 --validate-every 6 --checkpoint.every 6 --tracking.backend none")
+        where = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name]
+        main([*killing.MODELS[model], *killing.TINY, *rest, *where, *words])
         return tmp_path / "runs" / name
 
     return run

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from data_prep.corpora import CORPORA
 from pipelines.config.run import TrainConfig, to_json
+from pipelines.prepare import commands, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
+from pipelines.presets.staircase import STAIRCASE_PRESETS
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
-from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, XLConfig, model_from_json
+from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, StaircaseConfig, XLConfig, model_from_json
 from tests.small_corpus import contents
 
 
@@ -118,8 +122,55 @@ def test_studies_compare_nearly_equal_parameters_on_the_same_batches(ours: str, 
 def test_the_command_line_knows_every_model() -> None:
     for name, config in MODELS.items():
         preset = replace(PRESETS["small-rec"], model=config(), run=name)
-        given = cli.parse_preset({name: preset}, [name, "--model.window", "64"], "Train.")
-        assert given == replace(preset, model=config(window=64))  # pyright: ignore[reportCallIssue]
+        length: dict[str, Any] = {"chunk" if issubclass(config, StaircaseConfig) else "window": 32}
+        given = cli.parse_preset({name: preset}, [name, f"--model.{next(iter(length))}", "32"], "Train.")
+        assert given == replace(preset, model=config(**length))
+
+
+SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001}
+
+
+@pytest.mark.parametrize("task", SYMBOLS)
+def test_models_of_a_task_have_the_same_parameters_and_read_the_same_tokens(task: str) -> None:
+    rows = {name.partition("-")[2]: run for name, run in STAIRCASE_PRESETS.items() if name.startswith(f"{task}-")}
+    expected = rows["staircase"].model.costs(SYMBOLS[task]).parameters
+    for name, run in rows.items():
+        assert replace(run, model=rows["staircase"].model) == rows["staircase"]
+        if not name.endswith(("2x", "small")) and (task, name) != ("reddit", "feedback"):
+            assert run.model.costs(SYMBOLS[task]).parameters == pytest.approx(expected, rel=0.03), name
+    assert {run.model.name for run in rows.values()} == {
+        *("staircase", "cached-staircase", "feedback-transformer", "transformer-xl", "universal-transformer", "lstm")
+    }
+
+
+def test_reddits_models_have_the_parameters_of_table_2() -> None:
+    millions = {"xl": 117, "xl-2x": 218, "feedback": 102, "cached-staircase": 117, "staircase-8": 117, "universal": 120}
+    for name, count in {**millions, "universal-2-small": 29, "universal-16-small": 29}.items():
+        assert round(PRESETS[f"reddit-{name}"].model.costs(8001).parameters / 1e6) == count, name
+
+
+def test_algorithms_settings_are_those_that_are_known() -> None:
+    run, model = PRESETS["algorithm-staircase"], PRESETS["algorithm-staircase"].model
+    assert isinstance(model, StaircaseConfig) and (model.layers, model.d_model, model.mlp_dim) == (4, 256, 1024)
+    assert (model.chunk, model.passes * model.chunk, model.dropout) == (64, 128, 0.2)
+    assert (run.optim.lr, run.optim.clip, run.schedule.warmup) == (1e-4, 0.1, 1000)
+    assert PRESETS["walk-staircase"].data.order == "listed"
+
+
+@pytest.mark.slow
+def test_a_step_of_each_model_of_a_task_on_programs(tmp_path: Path) -> None:
+    """At full width; of few lanes, in short segments."""
+    corpus = CORPORA["algorithm"](train=4, validation=2, test=0)
+    where = ["--data.store", str(tmp_path / "store"), "--root", str(tmp_path / "runs"), "--tracking.backend", "none"]
+    prepare(replace(commands()["algorithm"], corpus=corpus, store=str(tmp_path / "store"), num_workers=0))
+    tiny = shlex.split("--data.lanes 2 --data.segment-length 128 --steps 1 --num-workers 0 --use-gpu no")
+    for model in ("staircase", "cached-staircase", "feedback", "xl", "universal", "lstm"):
+        name = f"algorithm-{model}"
+        main([name, *where, *tiny, "--validate-every", "0"])
+        records = read_records(tmp_path / "runs" / name / "metrics.jsonl")
+        assert 0.9 < records[0].metrics["train/error_rate"] <= 1, (
+            name
+        )  # one of 220 symbols, by a model that knows nothing
 
 
 WORDS = shlex.split("""

@@ -25,6 +25,8 @@ from pipelines.training.world import World
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., Group]
+FAMILY = [*MODELS][[*MODELS].index("staircase") :]
+"""The others stand for one another: what moves is what the protocol calls State."""
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,32 @@ def test_two_one_four_and_two_processes_read_and_learn_the_same(
     expected, got = losses(tmp_path / "steady"), losses(run)
     assert len(got) == 60
     np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", FAMILY)
+def test_two_one_and_three_processes_move_the_state_of_every_model(model: str, made: Path, tmp_path: Path) -> None:
+    """Killed between them; figures and tensors are those of one process."""
+    untracked = ["--data.store", str(made), "--root", str(tmp_path), "--tracking.backend", "none"]
+    mine = [*MODELS[model], *TINY, *untracked, "--model.dropout", "0", "--steps", "12", "--validate-every", "12"]
+    mine += ["--checkpoint.every", "1"]  # a save ends before the next one begins: some are there when it is killed
+    with Group([*mine, "--run", "steady"], 1, tmp_path / "steady.log") as group:
+        assert group.wait() == [0], group.said()
+    for workers, step in ((2, 4), (1, 8), (3, 12)):
+        trap = {rank: Trap("forward", step, 0) for rank in range(workers)} if step < 12 else {}
+        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
+            if trap:
+                group.wait_until_killed(range(workers))
+            else:
+                assert group.wait() == [0, 0, 0], group.said()
+        found, _ = RunPlace.parse(tmp_path / "moved").newest()
+        assert found and found.meta["world"] == workers
+        check_the_move(found, mine, next_workers=3 if workers == 1 else 2)
+    steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000012")
+    before, after = ({**each.weights(), **each.lanes(0, 4)[0]} for each in (steady, found))
+    assert before.keys() == after.keys() and torch.equal(before["digest"], after["digest"])
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+    np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "steady"), rtol=1e-4)
 
 
 def test_lanes_are_shared_unevenly_and_their_sums_move_with_them(words: list[str], tmp_path: Path) -> None:

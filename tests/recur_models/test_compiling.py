@@ -3,10 +3,23 @@ with State."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from recur_models import RecConfig, VanillaConfig
+from recur_models import (
+    CachedStaircaseConfig,
+    LSTMConfig,
+    ModelConfig,
+    RecConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    UniversalTransformerConfig,
+    VanillaConfig,
+    detach,
+)
 from recur_models.compiling import compile_model, is_compiled
 from recur_models.health import watch
 from tests.recur_models.conftest import SIZE
@@ -58,3 +71,48 @@ def test_watching_changes_nothing_that_is_computed_nor_what_is_recomputed() -> N
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
     assert model.training and health.figures() == pytest.approx(uncompiled.figures(), rel=1e-5)
+
+
+CORE: Any = {"layers": 1, "d_model": 16, "heads": 2, "head_dim": 8, "mlp_dim": 24}
+FAMILY: dict[str, ModelConfig] = {
+    "staircase": StaircaseConfig(**CORE, chunk=4, passes=2),
+    "cached-staircase": CachedStaircaseConfig(**CORE, chunk=4, passes=1, chunks=3),
+    "transformer-xl": TransformerXLConfig(**CORE, window=4, span=6),
+    "universal-transformer": UniversalTransformerConfig(**CORE, window=4, span=6, passes=2),
+    "lstm": LSTMConfig(layers=1, d_model=16, window=4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILY)
+def test_layers_of_the_staircase_family_are_compiled_whole_and_once(name: str) -> None:
+    """As dynamo sees them: it is what breaks graphs, and what compiles again for another shape. Documents begin in every second
+    step: what a step compiles, the step after the next finds."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model = FAMILY[name].build(VOCAB)
+    text = torch.randint(VOCAB, (2, 3 * model.block))
+
+    def steps() -> tuple[list[Tensor | None], list[int]]:
+        """What comes of six, and how many graphs there are after each."""
+        state, tensors, graphs = model.initial_state(2), [], []
+        for step in range(6):
+            fresh = torch.zeros(2, 3, dtype=torch.bool)
+            fresh[0, 1], fresh[:, 0] = step % 2 == 1, step == 0
+            nats, state = model(text, state, fresh, text)
+            nats.sum().backward()
+            state = detach(state)
+            tensors += [nats, *state.values()]
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        tensors += [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        return tensors, graphs
+
+    expected, none = steps()
+    for layer in model.layers:
+        layer.compile(backend="eager", fullgraph=name != "lstm")  # that one's kernel is behind a break
+    found, graphs = steps()
+    assert none[-1] == 0 < graphs[0] and graphs[3] == graphs[5] < 16
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)

@@ -63,6 +63,7 @@ def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
         ("stats", "small-rec", "unknown space 'stats': did you mean 'states'"),
         ("states", "small-slide", "varies model.states, which small-slide does not have"),
         ("gate", "small-xl", "varies model.gate, which small-xl does not have"),
+        ("staircase-passes", "algorithm-universal", "varies model.chunk, which algorithm-universal does not have"),
         ("model.stats=4,8", "small-rec", "has no field 'model.stats'.*did you mean 'model.states'"),
         ("model.states=4..8", "small-rec", "does not give values of model.states"),
         ("model.states=four", "small-rec", "does not give values of model.states"),
@@ -84,6 +85,24 @@ def test_the_papers_tables_are_rows_of_presets(table: str, rows: int) -> None:
     assert len(found) == rows and {some["preset"] for some in found} <= set(PRESETS)
     if table == "rec-table-1":
         assert len(grid(combine(table, values("github-rec-fixed-skip")), points=1)) == 11
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"), [("staircase-figure-2", 6), ("staircase-table-2", 12), ("staircase-table-3", 7)]
+)
+def test_the_staircase_papers_tables_are_rows_too(table: str, rows: int) -> None:
+    for preset in ("small-rec", "walk-xl"):
+        found = [some["preset"] for some in grid(combine(table, values(preset)), points=1)]
+        assert len(found) == len(set(found)) == rows and set(found) <= set(PRESETS)
+        assert {name.startswith("walk-") for name in found} == {preset == "walk-xl" and table == "staircase-figure-2"}
+
+
+@pytest.mark.parametrize("preset", ["algorithm-staircase", "enwik8-cached-staircase"])
+def test_staircases_of_any_passes_and_chunk_are_runs(preset: str) -> None:
+    found = grid(combine("staircase-passes", values(preset)), points=1)
+    assert len(found) == (12 if preset == "algorithm-staircase" else 6)
+    for some in found:
+        with_fields(PRESETS[preset], some)
 
 
 def test_table_5_takes_every_store_of_the_folder(tmp_path: Path) -> None:
