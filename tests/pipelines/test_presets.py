@@ -17,6 +17,7 @@ from pipelines.prepare import commands, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from pipelines.presets.staircase import STAIRCASE_PRESETS
+from pipelines.presets.state_tracking import MODELS as STATE_TRACKING_MODELS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
@@ -194,3 +195,12 @@ def test_a_memory_goes_through_a_checkpoint_and_its_worth_is_logged(store: Path,
     shutil.rmtree(root / "halves" / "checkpoints" / "step-00000012")
     assert train("halves") == whole
     assert "validation/worth_of_states_bits" in (root / "whole" / "metrics.jsonl").read_text()
+
+
+def test_the_small_tasks_compare_equal_parameters() -> None:
+    """benchmarks/state_tracking.py: beside embeddings, of which the tied ones make the logits too; the table prints the totals."""
+    sizes: dict[str, int] = {}
+    for name, model in STATE_TRACKING_MODELS.items():
+        costs = model.costs(13)
+        sizes[name] = costs.parameters - costs.embedding_parameters
+    assert max(sizes.values()) < 1.05 * min(sizes.values()), sizes
