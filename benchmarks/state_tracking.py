@@ -36,7 +36,7 @@ from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.presets.state_tracking import MODELS, TASKS
+from pipelines.presets.state_tracking import MODELS, STEPS, TASKS
 from pipelines.terminal import cli
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -63,8 +63,6 @@ class BenchConfig:
     """Of pipelines/presets/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One training each."""
-    steps: int = 3000
-    """Steps of 4,096 tokens."""
     at_once: int = 2
     """Trainings side by side, of one thread each."""
     train: bool = True
@@ -113,17 +111,15 @@ def call(log: Path, module: str, *words: str) -> None:
 
 def train(config: BenchConfig, task: str, model: str, seed: int) -> None:
     root, name = config.root, f"{task}-{model}-{seed}"
-    words = (
-        f"--root {root} --data.store {root / 'store'} --seed {seed} --run {name} --steps {config.steps} --use-gpu no"
-    )
+    words = f"--root {root} --data.store {root / 'store'} --seed {seed} --run {name} --use-gpu no"
     call(root / "logs" / f"{name}.log", "pipelines.train", f"tiny-{task}-{model}", *words.split())
     print(f"  trained {name}", flush=True)
 
 
 def read(config: BenchConfig, task: str, model: str, seed: int) -> Result | None:
-    """How a trained model does on the test split; None where it is not there."""
+    """How a trained model does on the test split; None where it is not trained to the end."""
     folder = config.root / f"{task}-{model}-{seed}"
-    if not (folder / "checkpoints").is_dir():
+    if not (folder / "checkpoints" / f"step-{STEPS[task]:08d}").is_dir():
         return None
     checkpoint = find_checkpoint(folder)
     trained = model_of(checkpoint)
@@ -133,14 +129,14 @@ def read(config: BenchConfig, task: str, model: str, seed: int) -> Result | None
     kept = np.flatnonzero(tokens)
     cost = MODELS[model].costs(store.vocab_size)
     return Result(
-        task, model, seed, cost.parameters, config.steps * 64 * 64, score.error_rate,
+        task, model, seed, cost.parameters, STEPS[task] * 64 * 64, score.error_rate,
         (kept * score.bucket).tolist(), (errors[kept] / tokens[kept]).tolist(),
     )  # fmt: skip
 
 
 def table(results: list[Result], config: BenchConfig) -> Table:
     """Errors in percent: the best seed's, and the worst's where there are several."""
-    shown = Table(box=None, pad_edge=False, title="labels of the test split that are wrong, %: best seed (worst)")
+    shown = Table(box=None, pad_edge=False)
     shown.add_column("model")
     for task in config.tasks:
         shown.add_column(task, justify="right")
@@ -190,7 +186,7 @@ def main(argv: list[str]) -> None:
     config.root.mkdir(parents=True, exist_ok=True)
     runs = [(task, model, seed) for seed in config.seeds for task in config.tasks for model in config.models]
     print(
-        f"{machine.describe()}\n{len(runs)} trainings of {config.steps:,} steps, {config.at_once} at once, below {config.root}",
+        f"{machine.describe()}\n{len(runs)} trainings, {config.at_once} at once, below {config.root}",
         flush=True,
     )
     if config.train:
@@ -206,6 +202,7 @@ def main(argv: list[str]) -> None:
     rows = [vars(result) for result in results]
     write_atomically(config.root / "state_tracking.json", json.dumps(rows, indent=1).encode())
     plot(results, config, config.root / "state_tracking.png")
+    print("labels of the test split that are wrong, %: the best seed's (the worst's)")
     Console(width=max(Console().width, 120), markup=False).print(table(results, config))
     print(f"  figure  {cli.shown(config.root / 'state_tracking.png')}")
 

@@ -54,17 +54,19 @@ MODELS: dict[str, ModelSettings] = {
 
 TASKS = {"walk": "random-walk", "algorithm": "algorithm", "mqar": "mqar", "permutation": "permutation"}
 """What a preset's name calls a task, and its corpus."""
+STEPS = {"walk": 3000, "algorithm": 3000, "mqar": 2000, "permutation": 1000}
+"""Of 4,096 tokens."""
 
 
-def tiny(corpus: str, model: ModelSettings) -> TrainConfig:
+def tiny(task: str, model: ModelSettings) -> TrainConfig:
     """This model on this task."""
     return TrainConfig(
         model=model,
-        data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
+        data=DataConfig(corpus=TASKS[task], store="runs/state-tracking/store", lanes=64, segment_length=64),
         optim=OptimConfig(name="adamw", lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=ScheduleConfig(name="cosine", warmup=100),
         root="runs/state-tracking",
-        steps=3000,
+        steps=STEPS[task],
         num_workers=0,
         log_every=50,
         validate_every=500,
@@ -73,6 +75,4 @@ def tiny(corpus: str, model: ModelSettings) -> TrainConfig:
     )
 
 
-STATE_TRACKING_PRESETS = {
-    f"tiny-{task}-{name}": tiny(corpus, model) for task, corpus in TASKS.items() for name, model in MODELS.items()
-}
+STATE_TRACKING_PRESETS = {f"tiny-{task}-{name}": tiny(task, model) for task in TASKS for name, model in MODELS.items()}
