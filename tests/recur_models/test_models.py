@@ -16,6 +16,7 @@ from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
+from tests.recur_models.naive_gpt2 import NaiveGPT2
 
 VOCAB = 31
 
@@ -27,9 +28,9 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
         for name, parameter in model.named_parameters():
             if name.endswith(("scale", "scale_H")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
-            if name.endswith(("gate_H", "memory_weights_L")):
+            if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
-            if name.endswith(("norm.weight", "norm.bias")):
+            if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
@@ -47,7 +48,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def restated(config: ModelConfig) -> Any:
-    return OF_NAME.get(config.name) or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
+    own = {**OF_NAME, "gpt2": NaiveGPT2, "gpt2-rec": NaiveGPT2}.get(config.name)
+    return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 
 def test_equals_the_naive_restatement(config: ModelConfig) -> None:
