@@ -78,9 +78,7 @@ class GPT2Config(ModelConfig):
         if self.overlap >= self.window:
             raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
         if self.window > sizes.positions:
-            raise ValueError(
-                f"model.window is {self.window}, but there are {sizes.positions} positions: a window can have as many"
-            )
+            raise ValueError(f"model.window is {self.window}: with {sizes.positions} positions it can have as many")
         if sizes.d_model % sizes.heads:
             raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
         if not 0 <= self.dropout < 1:
@@ -309,15 +307,17 @@ class GPT2(RecurrentModel):
             with_prev_Bnm = torch.cat([has_BnN, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
         x_BnD = self.dropout(self.embedding(tokens_Bn) + self.positions(position_Bn))
-        sum_BnD = torch.zeros_like(x_BnD)
+        sum_BnD, weights_L = torch.zeros_like(x_BnD), None
+        if self.recurrence is not None:
+            weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
         for i, layer in enumerate(self.layers):
             run, cache = self.recomputed("layer", layer), None if caches is None else caches[i]
             if prev is not None and i in self.inserted:
                 x_BnD = run(x_BnD, with_prev_Bnm, prev.states_BND, cache)
             else:
                 x_BnD = run(x_BnD, seen_Bnm, None, cache)
-            if self.recurrence is not None:
-                sum_BnD = sum_BnD + torch.softmax(self.recurrence.layer_weights_L, 0)[i] * x_BnD
+            if weights_L is not None:
+                sum_BnD = sum_BnD + weights_L[i] * x_BnD
         return x_BnD, sum_BnD
 
     def stepper(self) -> Stepper:

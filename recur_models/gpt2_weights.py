@@ -67,7 +67,7 @@ def sizes_of(folder: Path) -> dict[str, int]:
     for ours, theirs in NAMES.items():
         size: Any = values.get(theirs)
         if ours == "mlp_dim" and size is None:
-            size = 4 * sizes["d_model"]
+            size = 4 * sizes["d_model"]  # n_inner is null in all published ones
         if not isinstance(size, int):
             raise ValueError(f"{folder / 'config.json'} has {theirs}={size}, which is no size: {REMEDY}")
         sizes[ours] = size
@@ -96,8 +96,8 @@ def weights_of(folder: Path, vocab_size: int, like: Mapping[str, Tensor]) -> dic
     if vocab_size == len(rows_VD) + 1:
         mark = values.get("eos_token_id")
         known = isinstance(mark, int) and 0 <= mark < len(rows_VD)
-        begin_1D = rows_VD[mark : mark + 1] if known else rows_VD.mean(0, keepdim=True)
-        named["embedding.weight"] = torch.cat([rows_VD, begin_1D])
+        begin_D = rows_VD[mark] if known else rows_VD.mean(0)
+        named["embedding.weight"] = torch.cat([rows_VD, begin_D[None]])
     elif vocab_size != len(rows_VD):
         raise ValueError(
             f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {len(rows_VD):,}: prepare the store with "

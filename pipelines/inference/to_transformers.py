@@ -87,9 +87,11 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     disable_progress_bar()
     tokenizer, model, meta = tokenizer_of(checkpoint, store), model_of(checkpoint), checkpoint.meta
     config, first = meta["config"], bod_id(tokenizer)
-    wrapped = ThroughlineForCausalLM(
-        ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
-    )
+    with torch.device("meta"):  # the checkpoint has all weights
+        wrapped = ThroughlineForCausalLM(
+            ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
+        )
+    wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.tmp")

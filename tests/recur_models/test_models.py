@@ -261,6 +261,17 @@ def test_state_follows_the_model(config: ModelConfig) -> None:
         assert tensor.dtype in (torch.float64, torch.bool, torch.int64)
 
 
+def test_restored_from_its_weights_it_is_the_same(config: ModelConfig) -> None:
+    model = build(config)
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    again = config.restore(VOCAB, model.state_dict()).eval()
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    text = tokens(2, 3 * model.block)
+    assert torch.equal(again(text)[0], model(text)[0])
+
+
 def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
     model = build(config)
     with pytest.raises(ValueError, match="not a multiple of the block of 4"):
