@@ -182,11 +182,9 @@ def begun(model: GPT2) -> GPT2:
     config, own = model.config, model.state_dict()
     if config.pretrained and not model.embedding.weight.is_meta:
         folder = folder_of(config.pretrained)
-        if odd := [name for name, size in sizes_of(folder).items() if getattr(config, name) != size]:
-            raise ValueError(
-                f"model.{odd[0]} is {getattr(config, odd[0])}, but {folder} has {sizes_of(folder)[odd[0]]}: leave the sizes at "
-                "0, and they are the folder's"
-            )
+        sizes = sizes_of(folder).items()
+        if odd := [f"--model.{name.replace('_', '-')} {size}" for name, size in sizes if getattr(config, name) != size]:
+            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
         model.load_state_dict(weights_of(folder, model.vocab_size, own))
     return model
 

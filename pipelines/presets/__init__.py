@@ -10,7 +10,8 @@ from dataclasses import replace
 from pipelines.config.run import TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS
 from pipelines.presets.demo import DEMO_PRESETS
+from pipelines.presets.gpt2 import GPT2_PRESETS
 
 PRESETS: dict[str, TrainConfig] = {
-    name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **PAPER_PRESETS}.items()
+    name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **PAPER_PRESETS, **GPT2_PRESETS}.items()
 }

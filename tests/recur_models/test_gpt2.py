@@ -257,7 +257,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     assert "lacks the weight 'layers.3." in refused(of(changed("more", n_layer=4)))
     assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
     assert "embeddings of 31: prepare the store" in refused(of(folder), 40)
-    assert "model.layers is 2, but" in refused(of(folder, layers=2))
+    assert "give --model.layers 3, or 0" in refused(of(folder, layers=2))
     unsafe = Path(changed("unsafe"))
     (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")
     assert "has pytorch_model.bin, which may run code" in refused(of(unsafe))

@@ -90,5 +90,5 @@ def test_a_config_of_an_earlier_version_keeps_its_dropout() -> None:
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
     staircase = {"staircase", "cached-staircase", "feedback-transformer", "transformer-xl", "universal-transformer", "lstm"}
-    assert set(MODELS) == {"rec", "slide", "xl", "memorizing", "vanilla"} | staircase
+    assert set(MODELS) == {"rec", "slide", "xl", "memorizing", "vanilla", "gpt2", "gpt2-rec"} | staircase
     assert all(config.name == name for name, config in MODELS.items())
