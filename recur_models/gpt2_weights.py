@@ -43,7 +43,9 @@ def folder_of(pretrained: str) -> Path:
     folder = Path(pretrained).expanduser().absolute()
     if folder.is_dir():
         return folder
+    remedy = "name a folder"
     if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", pretrained):
+        remedy = f"name a folder, or fetch it before with `hf download {pretrained}`"
         from huggingface_hub import snapshot_download  # a second, which nobody else is to pay
 
         try:
@@ -51,8 +53,8 @@ def folder_of(pretrained: str) -> Path:
         except (OSError, ValueError):
             pass
     raise ValueError(
-        f"model.pretrained is {pretrained}, which is no folder of this machine, nor a model in its Hugging Face cache: name a "
-        f"folder, or fetch it before (`hf download {pretrained}`); a run that has begun goes on without it from its config.json"
+        f"model.pretrained is {pretrained}, which is no folder of this machine, nor a model in its Hugging Face cache: {remedy}; a "
+        "run that has begun goes on without it from its config.json"
     )
 
 

@@ -62,6 +62,8 @@ STATES = [f"rec-fixed-skip-states-{count}" for count in (128, 256, 512, 1024, 20
 SCALES = [
     f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
 ]
+OVERLAPS = [f"{model}-overlap-{overlap}" for model in ("gpt2", "gpt2-rec") for overlap in (0, 5, 10, 30, 50)]
+WIDER = [f"gpt2-overlap-{overlap}" for overlap in (75, 100, 150, 200)]
 
 TABLES: dict[str, Table] = {
     "rec-table-1": Table("block-recurrent, Table 1: the models", _rows(*MODELS, pg19_alone=False)),
@@ -69,4 +71,9 @@ TABLES: dict[str, Table] = {
     "rec-table-3-states": Table("block-recurrent, Table 3b: states", _rows(*STATES)),
     "rec-table-4": Table("block-recurrent, Table 4: scales", _rows(*SCALES)),
     "rec-table-5": Table("block-recurrent, Table 5: vocabularies, a store each", _stores),
+    "gpt2-table-1": Table(
+        "GPT-2 with recurrence, Table 1: overlaps, WikiText-103",
+        lambda _: {"preset": tune.choice([f"wikitext-{name}" for name in OVERLAPS])},
+    ),
+    "gpt2-table-2": Table("GPT-2 with recurrence, Table 2: overlaps, PG-19", _rows(*OVERLAPS, *WIDER)),
 }
