@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
+from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.importing import when_imported
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
@@ -43,6 +44,8 @@ MODELS: dict[str, type[ModelConfig]] = {
         TransformerXLConfig,
         UniversalTransformerConfig,
         LSTMConfig,
+        GPT2Config,
+        GPT2RecConfig,
     )
 }
 Config = TypeVar("Config", bound=ModelConfig)
@@ -79,6 +82,8 @@ __all__ = [
     "RECURRENT",
     "CachedStaircaseConfig",
     "FeedbackTransformerConfig",
+    "GPT2Config",
+    "GPT2RecConfig",
     "LSTMConfig",
     "MemorizingConfig",
     "ModelConfig",

@@ -67,7 +67,15 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def build(self, vocab_size: int) -> RecurrentModel:
-        """A freshly initialised model; draws from torch's global generator."""
+        """A freshly initialised model; draws from torch's global generator. Under the device ``meta`` it has shapes alone."""
+
+    def restore(self, vocab_size: int, weights: Mapping[str, Tensor]) -> RecurrentModel:
+        """The model with these weights, on the CPU: none are initialised, and no file is read that `build` begins with."""
+        with torch.device("meta"):
+            model = self.build(vocab_size)
+        model = model.to_empty(device="cpu")
+        model.load_state_dict(weights)
+        return model
 
     @abstractmethod
     def costs(self, vocab_size: int) -> Costs:

@@ -109,6 +109,11 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
             file = tmp_path / words[0]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(to_json(PRESETS["small-rec"])))
+        if "--model.pretrained" in words:
+            folder = tmp_path / words[words.index("--model.pretrained") + 1]
+            folder.mkdir()
+            sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024}
+            (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
         try:
             importlib.import_module(module).main(words)
         except Parsed as done:

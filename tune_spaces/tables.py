@@ -76,6 +76,8 @@ STATES = [f"rec-fixed-skip-states-{count}" for count in (128, 256, 512, 1024, 20
 SCALES = [
     f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
 ]
+OVERLAPS = [f"{model}-overlap-{overlap}" for model in ("gpt2", "gpt2-rec") for overlap in (0, 5, 10, 30, 50)]
+WIDER = [f"gpt2-overlap-{overlap}" for overlap in (75, 100, 150, 200)]
 
 TASKS = ("algorithm", "walk", "enwik8", "reddit")
 STEPS = ("xl", "feedback", "cached-staircase", "staircase", "staircase-4", "staircase-8")
@@ -94,4 +96,9 @@ TABLES: dict[str, Table] = {
     "staircase-figure-2": Table("staircase, Figure 2: recurrent steps, on the preset's task", _on_task(*STEPS)),
     "staircase-table-2": Table("staircase, Table 2: recurrent steps", _on_reddit("xl-2x", *STEPS, *UNIVERSAL)),
     "staircase-table-3": Table("staircase, Table 3: forward sizes", _on_reddit(*FORWARD_SIZES)),
+    "gpt2-table-1": Table(
+        "GPT-2 with recurrence, Table 1: overlaps, WikiText-103",
+        lambda _: {"preset": tune.choice([f"wikitext-{name}" for name in OVERLAPS])},
+    ),
+    "gpt2-table-2": Table("GPT-2 with recurrence, Table 2: overlaps, PG-19", _rows(*OVERLAPS, *WIDER)),
 }

@@ -101,9 +101,11 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     config, first = meta["config"], bod_id(tokenizer)
     symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
-    wrapped = ThroughlineForCausalLM(
-        ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
-    )
+    with torch.device("meta"):  # the checkpoint has all weights
+        wrapped = ThroughlineForCausalLM(
+            ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
+        )
+    wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.tmp")

@@ -114,9 +114,7 @@ def model_of(checkpoint: Checkpoint) -> RecurrentModel:
 
     with given_by_user(ValueError):
         config = model_from_json(checkpoint.meta["config"]["model"])
-    model = config.build(checkpoint.meta["vocab_size"])
-    model.load_state_dict(checkpoint.weights())
-    return model.eval()
+    return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
 def tokenizer_of(checkpoint: Checkpoint, store: str = "") -> Tokenizer:

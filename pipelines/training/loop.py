@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import xxhash
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from data_prep.lanes import IGNORE, Batch, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -79,7 +79,10 @@ def train(
 
     # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
     torch.manual_seed(config.seed)
-    model: RecurrentModel = config.model.build(train_store.manifest.tokenizer.vocab_size).to(world.device)
+    vocab_size = train_store.manifest.tokenizer.vocab_size
+    with given_by_user(ValueError):  # weights that a run is to begin with, say
+        built = config.model.restore(vocab_size, resume.weights()) if resume else config.model.build(vocab_size)
+    model: RecurrentModel = built.to(world.device)
     model.recompute = config.recompute
     compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)
@@ -105,7 +108,6 @@ def train(
                 "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",
                 flush=True,
             )
-        model.load_state_dict(resume.weights())
         restore_optimizer(optimizer, resume)
         if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
             state, read_B, sums = restore_lanes(resume, config, world, state, sums)

@@ -122,10 +122,10 @@ def test_studies_compare_nearly_equal_parameters_on_the_same_batches(ours: str, 
 
 def test_the_command_line_knows_every_model() -> None:
     for name, config in MODELS.items():
-        preset = replace(PRESETS["small-rec"], model=config(), run=name)
-        length: dict[str, Any] = {"chunk" if issubclass(config, StaircaseConfig) else "window": 32}
-        given = cli.parse_preset({name: preset}, [name, f"--model.{next(iter(length))}", "32"], "Train.")
-        assert given == replace(preset, model=config(**length))
+        data = replace(PRESETS["small-rec"].data, segment_length=8 * config().block)
+        preset = replace(PRESETS["small-rec"], model=config(), data=data, run=name)
+        given = cli.parse_preset({name: preset}, [name, "--model.dropout", "0.25"], "Train.")
+        assert given == replace(preset, model=config(dropout=0.25))  # pyright: ignore[reportCallIssue]
 
 
 SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001}

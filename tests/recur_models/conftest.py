@@ -8,6 +8,7 @@ import pytest
 from recur_models import ModelConfig
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
+from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
@@ -56,6 +57,16 @@ def small_configs() -> dict[str, ModelConfig]:
         )
         configs[f"feedback_transformer-{absent}"] = FeedbackTransformerConfig(
             **core, window=window, span=6, keys="shared" if absent == "masked" else "own"
+        )
+    size = {name: SIZE[name] for name in ("d_model", "heads", "mlp_dim", "layers")} | {"positions": 12, "dropout": 0.0}
+    for overlap in (0, 2, 6):  # less and more than a block, which is always 4
+        configs[f"gpt2-overlap-{overlap}"] = GPT2Config(**size, window=4 + overlap, overlap=overlap)
+        configs[f"gpt2_rec-overlap-{overlap}"] = GPT2RecConfig(
+            **size, window=4 + overlap, overlap=overlap, hidden=(16, 8)
+        )
+    for pooling in ("max", "attention"):
+        configs[f"gpt2_rec-{pooling}"] = GPT2RecConfig(
+            **size, window=6, overlap=2, pooling=pooling, insert_layer=0, embeddings=2, hidden=()
         )
     return configs
 

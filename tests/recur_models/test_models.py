@@ -16,6 +16,7 @@ from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
+from tests.recur_models.naive_gpt2 import NaiveGPT2
 
 VOCAB = 31
 
@@ -27,9 +28,9 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
         for name, parameter in model.named_parameters():
             if name.endswith(("scale", "scale_H")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
-            if name.endswith(("gate_H", "memory_weights_L")):
+            if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
-            if name.endswith(("norm.weight", "norm.bias")):
+            if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
@@ -47,7 +48,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def restated(config: ModelConfig) -> Any:
-    return OF_NAME.get(config.name) or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
+    own = {**OF_NAME, "gpt2": NaiveGPT2, "gpt2-rec": NaiveGPT2}.get(config.name)
+    return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 
 def test_equals_the_naive_restatement(config: ModelConfig) -> None:
@@ -257,6 +259,17 @@ def test_state_follows_the_model(config: ModelConfig) -> None:
     for name, tensor in state.items():
         assert tensor.shape == initial[name].shape and tensor.dtype == initial[name].dtype and tensor.shape[0] == 2
         assert tensor.dtype in (torch.float64, torch.bool, torch.int64)
+
+
+def test_restored_from_its_weights_it_is_the_same(config: ModelConfig) -> None:
+    model = build(config)
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    again = config.restore(VOCAB, model.state_dict()).eval()
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    text = tokens(2, 3 * model.block)
+    assert torch.equal(again(text)[0], model(text)[0])
 
 
 def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:

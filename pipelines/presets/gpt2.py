@@ -1,0 +1,75 @@
+"""The rows of the GPT-2 paper's tables as runs, and small ones: `python -m pipelines.train pg19-gpt2-rec-overlap-50`.
+
+    wikitext-gpt2-overlap-…, wikitext-gpt2-rec-overlap-…      Table 1
+    pg19-gpt2-overlap-…, pg19-gpt2-rec-overlap-…              Table 2
+
+The paper fine-tunes the published GPT-2 small: `--model.pretrained FOLDER` names its weights, and the store is prepared with its
+tokenizer. Without that option a run begins with weights of no training.
+
+Settings are those of section 5: windows of 300 tokens, backpropagation through 20 of them, Adam, a
+warm-up of 100 steps to a constant rate, 2 epochs (of PG-19's first 1,250 books), validation every 2M tokens. The rate, which it
+chose on WikiText-103, and the size of a batch it does not give: those here are usual for GPT-2 small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from recur_models import GPT2Config, GPT2RecConfig
+
+WINDOWS, LANES = 20, 8
+TWO_EPOCHS = {"wikitext": 236_000_000, "pg19": 233_000_000}
+"""Tokens: WikiText-103 has 118M of GPT-2's; 1,250 books of 69,000 words each (section 5) at 1.35 tokens a word, 116M."""
+OVERLAPS = {
+    "wikitext": {"gpt2": (0, 5, 10, 30, 50), "gpt2-rec": (0, 5, 10, 30, 50)},
+    "pg19": {"gpt2": (0, 5, 10, 30, 50, 75, 100, 150, 200), "gpt2-rec": (0, 5, 10, 30, 50)},
+}
+"""Of Tables 1 and 2."""
+
+
+def row(model: GPT2Config, corpus: str) -> TrainConfig:
+    """This model, fine-tuned on the corpus."""
+    segment = WINDOWS * model.block
+    steps = TWO_EPOCHS[corpus] // (LANES * segment)
+    every = 2_000_000 // (LANES * segment)
+    return TrainConfig(
+        model=model,
+        data=DataConfig(corpus=corpus, lanes=LANES, segment_length=segment),
+        optim=OptimConfig(name="adamw", lr=5e-5, betas=(0.9, 0.999), weight_decay=0.0),
+        schedule=ScheduleConfig(name="constant", warmup=100),
+        steps=steps,
+        num_workers=1,
+        recompute="block",
+        validate_every=every,
+        validate_tokens=0,
+        checkpoint=CheckpointConfig(every=every),
+    )
+
+
+KINDS: dict[str, type[GPT2Config]] = {"gpt2": GPT2Config, "gpt2-rec": GPT2RecConfig}
+ROWS = {
+    f"{corpus}-{name}-overlap-{overlap}": row(KINDS[name](window=300, overlap=overlap), corpus)
+    for corpus, models in OVERLAPS.items()
+    for name, overlaps in models.items()
+    for overlap in overlaps
+}
+
+# A size that a CPU trains: with the other small presets' layers, and windows of 128 of which 16 overlap.
+SIZE: dict[str, Any] = {"layers": 6, "d_model": 256, "heads": 4, "mlp_dim": 1024, "positions": 1024, "dropout": 0.0}
+SMALL = TrainConfig(
+    model=GPT2RecConfig(window=128, overlap=16, **SIZE),
+    data=DataConfig(corpus="text", lanes=8, segment_length=1120),
+    optim=OptimConfig(name="adamw", lr=1e-3),
+    schedule=ScheduleConfig(name="cosine", warmup=100),
+    steps=2000,
+    validate_every=200,
+    checkpoint=CheckpointConfig(every=200),
+)
+
+GPT2_PRESETS = {
+    "small-gpt2-rec": SMALL,
+    "small-gpt2": replace(SMALL, model=GPT2Config(window=128, overlap=16, **SIZE)),
+    **ROWS,
+}

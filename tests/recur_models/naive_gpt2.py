@@ -1,0 +1,80 @@
+"""GPT-2 with recurrence restated for one document, window by window, sharing nothing with ours but the weights.
+
+Written from the paper's sections 3.1 and 4.2, and from GPT-2's equations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class NaiveGPT2:
+    def __init__(self, model: Any):
+        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
+        self.config = model.config
+        self.recurrent = self.config.name == "gpt2-rec"
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
+        return scaled * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+
+    def affine(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+
+    def attend(self, i: int, x: Tensor, prev: Tensor | None) -> Tensor:
+        """``prev`` stands before the tokens, and asks nothing."""
+        d, size = x.shape[-1], x.shape[-1] // self.config.heads
+        inputs = x if prev is None else torch.cat([prev, x])
+        more = len(inputs) - len(x)
+        q, k, v = self.affine(f"layers.{i}.attn.c_attn", self.norm(f"layers.{i}.ln_1", inputs)).split(d, -1)
+        out = torch.zeros_like(x)
+        for n in range(len(x)):
+            for h in range(self.config.heads):
+                part, sees = slice(h * size, (h + 1) * size), slice(0, more + n + 1)
+                weights = torch.softmax(k[sees, part] @ q[more + n, part] / size**0.5, 0)
+                out[n, part] = weights @ v[sees, part]
+        return self.affine(f"layers.{i}.attn.c_proj", out)
+
+    def window(self, text: Tensor, prev: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """What the last layer makes of a window, and what each layer adds up to."""
+        p, each = self.p, []
+        x = p["embedding.weight"][text] + p["positions.weight"][: len(text)]
+        for i in range(self.config.layers):
+            reads = self.recurrent and self.config.insert_layer in (0, i + 1)
+            x = x + self.attend(i, x, prev if reads else None)
+            hidden = self.affine(f"layers.{i}.mlp.c_fc", self.norm(f"layers.{i}.ln_2", x))
+            hidden = 0.5 * hidden * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
+            x = x + self.affine(f"layers.{i}.mlp.c_proj", hidden)
+            each.append(x)
+        return x, each
+
+    def left(self, each: list[Tensor]) -> Tensor:
+        """h_prev [N, D] of a window (equation 1)."""
+        weights = torch.softmax(self.p["recurrence.layer_weights_L"], 0)
+        z = sum((w * x for w, x in zip(weights, each, strict=True)), torch.zeros_like(each[0]))
+        if self.config.pooling == "max":
+            z = z.max(0).values
+        elif self.config.pooling == "mean":
+            z = z.mean(0)
+        else:
+            key = self.p["recurrence.key_D"]
+            z = torch.softmax(z @ key / len(key) ** 0.5, 0) @ z
+        last = len(self.config.hidden)
+        for i in range(last + 1):
+            z = self.p[f"recurrence.steps.{i}.weight"] @ z + self.p[f"recurrence.steps.{i}.bias"]
+            z = z if i == last else F.gelu(z, approximate="tanh")
+        return z.view(self.config.embeddings, -1)
+
+    def logits(self, text: Tensor) -> Tensor:
+        stride, prev, parts = self.config.window - self.config.overlap, None, []
+        for start in range(0, len(text), stride):
+            first = max(start - self.config.overlap, 0)
+            x, each = self.window(text[first : start + stride], prev)
+            parts.append(self.norm("final_norm", x[start - first :]) @ self.p["embedding.weight"].T)
+            prev = self.left(each) if self.recurrent else None
+        return torch.cat(parts)

@@ -1,0 +1,284 @@
+"""GPT-2 against transformers' own, windows that overlap, what a window leaves to the next, and weights out of folders."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.gpt2.configuration_gpt2 import GPT2Config as TheirConfig
+from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+from recur_models import GPT2Config, GPT2RecConfig, RecurrentModel, model_from_json
+from recur_models.gpt2 import paper_flops_per_token
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
+
+IDS = 31
+SMALL: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 2, "mlp_dim": 40, "positions": 32, "dropout": 0.0}
+
+
+def saved(folder: Path, **options: Any) -> GPT2LMHeadModel:
+    """A tiny GPT-2 of transformers' that has been saved there, its weights large enough for logits that differ."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 32, "initializer_range": 0.2}
+    theirs: Any = GPT2LMHeadModel(TheirConfig(vocab_size=IDS, eos_token_id=IDS - 1, bos_token_id=IDS - 1, **sizes))
+    theirs.eval().save_pretrained(folder, **options)
+    return theirs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("weights") / "gpt2"
+    saved(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    return GPT2LMHeadModel.from_pretrained(folder).eval()
+
+
+def text(lanes: int, length: int) -> torch.Tensor:
+    return torch.randint(IDS, (lanes, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vocab_size", [IDS, IDS + 1])
+@pytest.mark.parametrize("kind", [GPT2Config, GPT2RecConfig])
+def test_a_first_window_has_the_logits_of_transformers(
+    kind: type[GPT2Config], vocab_size: int, folder: Path, theirs: Any
+) -> None:
+    model = kind(pretrained=str(folder), window=32).build(vocab_size).eval()
+    ids = text(2, 32)
+    logits, expected = model(ids)[0], theirs(ids).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits[..., :IDS], expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+    if vocab_size > IDS:  # begin-of-document begins as the folder's mark between documents
+        assert torch.equal(logits[..., IDS], logits[..., IDS - 1])
+
+
+@torch.no_grad()
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_token_is_predicted_once_from_its_window(data: st.DataObject, folder: Path, theirs: Any) -> None:
+    window = data.draw(st.integers(1, 12), "window")
+    overlap = data.draw(st.integers(0, window - 1) | st.just(window - 1), "overlap")
+    ids = text(2, data.draw(st.integers(1, 30), "length"))
+    model = GPT2Config(pretrained=str(folder), window=window, overlap=overlap).build(IDS).eval()
+    stride = window - overlap
+    filled = torch.nn.functional.pad(ids, (0, -ids.shape[1] % stride))
+    logits, _ = model(filled)
+    assert logits.shape[1] == filled.shape[1]
+    for place in range(ids.shape[1]):  # token by token
+        first = max(place // stride * stride - overlap, 0)
+        assert place - first < window
+        if overlap == window - 1:
+            assert first == max(place - window + 1, 0)
+        expected = theirs(ids[:, first : place + 1]).logits[:, -1]
+        torch.testing.assert_close(logits[:, place], expected, rtol=0, atol=1e-5)
+
+
+def recurrent(**fields: Any) -> RecurrentModel:
+    torch.manual_seed(0)
+    return GPT2RecConfig(**{**SMALL, "window": 8, "overlap": 3, **fields}).build(IDS)
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "block"])
+def test_what_a_window_leaves_gets_gradients_through_20_windows(recompute: Any) -> None:
+    model: Any = recurrent().double()
+    model.recompute = recompute
+    ids, left = text(2, 20 * model.block), []
+    model.recurrence.register_forward_hook(lambda *given: left.append(given[2]))
+    state = model.initial_state(2)
+    before = state["states"].requires_grad_()
+    state["states_count"] += 1
+    nats, _ = model(ids, state, torch.zeros(2, 20, dtype=torch.bool), ids)
+    assert len(left) == 20
+    (gradient,) = torch.autograd.grad(nats[:, -1].sum(), before, retain_graph=True)
+    assert gradient.abs().amax() > 0 and gradient.isfinite().all()
+    if recompute == "nothing":
+        for state in torch.autograd.grad(nats[:, -1].sum(), left[:-1]):
+            assert state.abs().amax() > 0
+
+
+def test_checkpointing_at_the_bottleneck_changes_no_gradient() -> None:
+    found = []
+    for recompute in ("nothing", "block"):
+        model: Any = recurrent().double().train()
+        model.recompute, ids = recompute, text(2, 20 * 5)
+        model(ids, None, None, ids)[0].sum().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-6, atol=1e-6)
+
+
+def tensors() -> list[torch.Tensor]:
+    gc.collect()
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+
+
+def held_bytes(model: RecurrentModel, blocks: int) -> int:
+    """What is alive between forward and backward pass beside the parameters: tensors that Python knows, and what autograd saved."""
+    ids, own = text(2, blocks * model.block), {p.untyped_storage().data_ptr() for p in model.parameters()}
+    before = {t.untyped_storage().data_ptr() for t in tensors()} | own
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = model(ids, None, None, ids)
+    alive = [made[0], *saved, *tensors()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+    return sum(size for place, size in storages.items() if place not in before)
+
+
+@pytest.mark.parametrize("d_model", [24, 96])
+def test_between_windows_little_is_kept(d_model: int) -> None:
+    model, lanes, block = recurrent(window=24, overlap=8, d_model=d_model), 2, 16
+    model.recompute = "block"
+    few, some, many = (held_bytes(model, blocks) for blocks in (5, 20, 60))
+    drawn, tokens = (
+        torch.get_rng_state().nbytes,
+        block * (8 + 4),
+    )  # for dropout, once a window; ids, and the nats that are returned
+    for more, blocks in ((some - few, 15), (many - some, 40)):
+        assert (
+            4 * d_model <= (more / blocks - drawn) / lanes - tokens <= 4 * d_model + 64
+        )  # h_prev; the paper counts z too
+    model.recompute = "nothing"
+    assert held_bytes(model, 20) > 30 * some
+
+
+PAPERS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
+"""FLOPs per token by overlap, windows of 300 (Table 2)."""
+
+
+@pytest.mark.parametrize(("overlap", "flops"), PAPERS.items())
+def test_flops_per_token_are_the_papers(overlap: int, flops: float) -> None:
+    for kind in (GPT2Config, GPT2RecConfig):
+        config = kind(window=300, overlap=overlap)
+        assert paper_flops_per_token(config) == pytest.approx(flops, rel=0.005)
+        with_logits = config.costs(50_257).flops_per_token - 2 * 768 * 50_257
+        assert with_logits == pytest.approx(flops, rel=0.01)  # recurrence included: it costs next to nothing
+
+
+def test_gpt2_small_has_its_parameters() -> None:
+    assert GPT2Config().costs(50_257).parameters == 124_439_808
+
+
+def test_frozen_weights_stay_as_they_are() -> None:
+    model = recurrent(trained="recurrence")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if name.startswith("recurrence.")}
+    ids = text(2, 20)
+    model(ids, None, None, ids)[0].sum().backward()
+    assert all((parameter.grad is not None) == (name in trained) for name, parameter in model.named_parameters())
+
+
+def test_pooling_leaves_out_what_is_not_there() -> None:
+    for pooling in ("mean", "max", "attention"):
+        model: Any = recurrent(pooling=pooling)
+        x, there = torch.randn(1, 6, 24), torch.tensor([[False, False, True, True, True, True]])
+        other = torch.cat([torch.randn(1, 2, 24), x[:, 2:]], 1)
+        assert torch.equal(model.recurrence.pool(x, there), model.recurrence.pool(other, there))
+
+
+def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "gpt2"
+    shutil.copytree(folder, place)
+    config = GPT2RecConfig(pretrained=str(place), window=8)
+    model = config.build(IDS).eval()
+    assert (config.layers, config.d_model, config.mlp_dim, config.positions) == (3, 24, 96, 32)
+    values, weights = json.loads(json.dumps(config.to_json())), model.state_dict()
+    shutil.rmtree(place)
+    again = model_from_json(values)
+    assert again == config
+    assert torch.equal(again.restore(IDS, weights).eval()(text(2, 16))[0], model(text(2, 16))[0])
+    with pytest.raises(ValueError, match="no folder of this machine"):
+        again.build(IDS)
+
+
+def test_an_exported_model_is_pretrained_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config, ids = GPT2Config(**SMALL, window=16), text(2, 16)
+    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    exported.save_pretrained(tmp_path / "exported")
+    for kind in (GPT2Config, GPT2RecConfig):
+        model = kind(pretrained=str(tmp_path / "exported"), window=16, dropout=0.0).build(IDS).eval()
+        torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
+
+
+def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) -> None:
+    saved(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    saved(tmp_path / "bare")
+    theirs.transformer.save_pretrained(
+        tmp_path / "bare"
+    )  # as the published files: without "transformer." and the output layer
+    for name in ("parts", "bare"):
+        model = GPT2Config(pretrained=str(tmp_path / name), window=16).build(IDS).eval()
+        torch.testing.assert_close(model(text(1, 16))[0], theirs(text(1, 16)).logits, rtol=0, atol=1e-5)
+
+
+def refused(config: Any, vocab_size: int = IDS) -> str:
+    with pytest.raises(ValueError) as error:
+        config().build(vocab_size)
+    return str(error.value)
+
+
+def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    def changed(name: str, **values: Any) -> str:
+        place = tmp_path / name
+        shutil.copytree(folder, place)
+        was = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**was, **values}))
+        return str(place)
+
+    def of(place: object, **fields: Any) -> Any:
+        return lambda: GPT2Config(pretrained=str(place), window=8, **fields)
+
+    assert "no folder of this machine" in refused(of(tmp_path / "nowhere"))
+    assert "hf download gpt2-no-such" in refused(of("gpt2-no-such"))
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refused(of(tmp_path / "empty"))
+    assert "'llama', not of a GPT-2" in refused(of(changed("llama", model_type="llama")))
+    assert "activation_function=relu" in refused(of(changed("relu", activation_function="relu")))
+    assert "n_layer=None" in refused(of(changed("unsized", n_layer=None)))
+    assert "lacks the weight 'layers.3." in refused(of(changed("more", n_layer=4)))
+    assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
+    assert "embeddings of 31: prepare the store" in refused(of(folder), 40)
+    assert "give --model.layers 3, or 0" in refused(of(folder, layers=2))
+    unsafe = Path(changed("unsafe"))
+    (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")
+    assert "has pytorch_model.bin, which may run code" in refused(of(unsafe))
+    torn = Path(changed("torn"))
+    (torn / "model.safetensors").write_bytes(b"nothing")
+    assert "cannot be read" in refused(of(torn))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"overlap": 8}, "a window has 8 tokens"),
+        ({"overlap": -1}, "model.overlap is -1"),
+        ({"window": 33}, "with 32 positions"),
+        ({"heads": 5}, "must divide model.d_model, 24"),
+        ({"dropout": 1.0}, "model.dropout is 1.0"),
+        ({"insert_layer": 4}, "there are 3 layers"),
+        ({"embeddings": 0}, "model.embeddings is 0"),
+        ({"hidden": (200, 0)}, "each size must be"),
+    ],
+)
+def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(GPT2RecConfig(**SMALL, window=8), **change)
