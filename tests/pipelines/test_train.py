@@ -390,7 +390,7 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
         with_fields(PRESETS["demo-rec"], {"model.states": 0})
     values = to_json(PRESETS["demo-rec"])
     for model, sentence in (
-        ({"name": "gru"}, "model 'lstm' is unknown"),
+        ({"name": "rnn"}, "model 'rnn' is unknown"),
         ({"name": "rec", "odd": 1}, "no field 'odd'"),
     ):
         (tmp_path / "run.json").write_text(json.dumps({**values, "model": model}))
