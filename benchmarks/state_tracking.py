@@ -86,9 +86,9 @@ class Result:
     """Read in training."""
     error: float
     """Share of the test split's labels that are wrong, 0 … 1."""
-    positions: list[int]
+    positions: list[float]
     errors: list[float]
-    """From each of these positions to the next."""
+    """Around each of these positions, in a block of the model's."""
 
 
 def call(log: Path, module: str, *words: str) -> None:
@@ -130,7 +130,7 @@ def read(config: BenchConfig, task: str, model: str, seed: int) -> Result | None
     cost = MODELS[model].costs(store.vocab_size)
     return Result(
         task, model, seed, cost.parameters, STEPS[task] * 64 * 64, score.error_rate,
-        (kept * score.bucket).tolist(), (errors[kept] / tokens[kept]).tolist(),
+        (kept * score.bucket + score.bucket / 2).tolist(), (errors[kept] / tokens[kept]).tolist(),
     )  # fmt: skip
 
 
@@ -170,7 +170,9 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
         axes.set_ylim(-3, 103)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("labels that are wrong, %")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    shown = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    named = [name for name in MODELS if name in shown]
+    figure.legend([shown[name] for name in named], named, loc="outside right center", fontsize=8)
     FigureCanvasAgg(figure).print_figure(path, dpi=130)
 
 
