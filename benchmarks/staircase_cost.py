@@ -16,6 +16,7 @@ for the backward pass, over the segment's length.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, VOCAB, Contender
+from data_prep.errors import UserError
 from pipelines.terminal import cli
 from recur_models import (
     CachedStaircaseConfig,
@@ -55,6 +57,20 @@ class BenchConfig:
     """Of the staircases."""
     rounds: int = 8
     """Rounds; the first two do not count."""
+
+    def __post_init__(self) -> None:
+        if 1 not in self.passes or len({*self.passes}) < 2:
+            raise UserError(
+                f"--passes {' '.join(map(str, self.passes))}: a slope needs 1 and another, as in --passes 1 2 4"
+            )
+        if self.rounds < 3:
+            raise UserError(f"--rounds is {self.rounds}, and the first two do not count: give 3 or more")
+        if self.chunk < 1:
+            raise UserError(f"--chunk is {self.chunk}: give 1 or more")
+        # Half a segment is weighed too, and some contenders have blocks of 16.
+        for name, unit in (("span", self.chunk), ("segment", 2 * math.lcm(self.chunk, 16))):
+            if (size := getattr(self, name)) < unit or size % unit:
+                raise UserError(f"--{name} is {size}: give a multiple of {unit}, for chunks of {self.chunk}")
 
 
 def models(config: BenchConfig) -> dict[str, ModelConfig]:

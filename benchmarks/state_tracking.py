@@ -72,6 +72,11 @@ class BenchConfig:
         for chosen, known in ((self.tasks, TASKS), (self.models, MODELS)):
             if unknown := [name for name in chosen if name not in known]:
                 raise UserError(f"{unknown[0]!r} is not among these: {nearest(unknown[0], known)}")
+        for name in ("tasks", "models", "seeds"):
+            if not getattr(self, name):
+                raise UserError(f"--{name} names nothing: give one or more, or leave it out")
+        if self.at_once < 1:
+            raise UserError(f"--at-once is {self.at_once}: give 1 or more")
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,9 @@ def call(log: Path, module: str, *words: str) -> None:
 
 def train(config: BenchConfig, task: str, model: str, seed: int) -> None:
     root, name = config.root, f"{task}-{model}-{seed}"
-    words = f"--root {root} --data.store {root / 'store'} --seed {seed} --run {name} --use-gpu no"
-    call(root / "logs" / f"{name}.log", "pipelines.train", f"tiny-{task}-{model}", *words.split())
+    places = ("--root", str(root), "--data.store", str(root / "store"))
+    words = (*places, "--seed", str(seed), "--run", name, "--use-gpu", "no")
+    call(root / "logs" / f"{name}.log", "pipelines.train", f"tiny-{task}-{model}", *words)
     print(f"  trained {name}", flush=True)
 
 
@@ -140,14 +146,14 @@ def table(results: list[Result], config: BenchConfig) -> Table:
     shown.add_column("model")
     for task in config.tasks:
         shown.add_column(task, justify="right")
-    shown.add_column("parameters (walk)", justify="right")
+    shown.add_column(f"parameters ({config.tasks[0]})", justify="right")
     for model in config.models:
         cells = []
         for task in config.tasks:
             errors = sorted(100 * r.error for r in results if (r.task, r.model) == (task, model))
             spread = f" ({errors[-1]:.1f})" if len(errors) > 1 else ""
             cells.append(f"{errors[0]:.1f}{spread}" if errors else "–")
-        sizes = [r.parameters for r in results if r.model == model]
+        sizes = [r.parameters for r in results if (r.task, r.model) == (config.tasks[0], model)]
         shown.add_row(model, *cells, f"{sizes[0]:,}" if sizes else "–")
     return shown
 

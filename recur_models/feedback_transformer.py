@@ -44,6 +44,10 @@ class FeedbackTransformerConfig(CoreConfig):
     def block(self) -> int:
         return self.window
 
+    @property
+    def least_blocks(self) -> int:
+        return 1 if self.window > 1 else 2  # a token's memory, and so the weights in it, serve later tokens alone
+
     def build(self, vocab_size: int) -> FeedbackTransformer:
         return FeedbackTransformer(self, vocab_size)
 

@@ -64,11 +64,10 @@ class GPT2Config(ModelConfig):
     """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
 
     def __post_init__(self) -> None:
+        if self.pretrained and Path(self.pretrained).expanduser().is_dir():
+            object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
         if self.pretrained and not all(getattr(self, name) for name in SMALL):  # not of a config that is read back
-            folder = folder_of(self.pretrained)
-            if Path(self.pretrained).expanduser().is_dir():
-                object.__setattr__(self, "pretrained", str(folder))  # workers have another working directory
-            for name, size in sizes_of(folder).items():
+            for name, size in sizes_of(folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
         sizes = self.sized()
         for name, value in vars(sizes).items():

@@ -98,9 +98,19 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
             """Nothing: `build` initialises."""
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """The same embeddings make the logits: there are no others (`resize_token_embeddings` calls this)."""
+        """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
+        (`resize_token_embeddings` calls this)."""
         assert isinstance(value, nn.Embedding)
         self.model.embedding, self.model.vocab_size = value, value.num_embeddings
+        output: Any = getattr(self.model, "output", None)
+        if output is None:
+            return
+        with torch.no_grad():
+            for name, parameter in output.named_parameters():
+                added = value.num_embeddings - len(parameter)
+                rows = [parameter[: value.num_embeddings], *[parameter.mean(0, keepdim=True)] * added]
+                setattr(output, name, nn.Parameter(torch.cat(rows), requires_grad=parameter.requires_grad))
+        output.out_features = value.num_embeddings
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

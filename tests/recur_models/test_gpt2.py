@@ -193,6 +193,16 @@ def test_pooling_leaves_out_what_is_not_there() -> None:
         assert torch.equal(model.recurrence.pool(x, there), model.recurrence.pool(other, there))
 
 
+def test_a_folder_is_named_for_workers_elsewhere_with_sizes_and_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    unsized = GPT2Config(pretrained=folder.name, window=8)
+    sizes: dict[str, Any] = {name: getattr(unsized, name) for name in SMALL if name != "dropout"}
+    assert GPT2Config(pretrained=folder.name, window=8, **sizes) == unsized
+    assert unsized.pretrained == str(folder.absolute())
+
+
 def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "gpt2"
     shutil.copytree(folder, place)

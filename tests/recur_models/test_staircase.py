@@ -27,6 +27,14 @@ SIZE: dict[str, Any] = {"layers": 2, "d_model": 24, "heads": 2, "head_dim": 12, 
 VOCAB = 31
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_in_the_shortest_segment_every_weight_of_a_feedback_transformer_gets_a_gradient(window: int) -> None:
+    config = FeedbackTransformerConfig(**SIZE, span=4, window=window)
+    model, ids = config.build(VOCAB), tokens(2, config.least_blocks * window) % VOCAB
+    model(ids, None, None, ids)[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
 def alike(ours: Any, theirs: Any) -> tuple[RecurrentModel, RecurrentModel]:
     """Two models with the same weights where they have the same names."""
     torch.manual_seed(0)
