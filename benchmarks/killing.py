@@ -39,6 +39,8 @@ from pipelines.tracking.metrics_file import read_records
 CORE = "--model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.dropout 0.1"
 SIZE = f"{CORE} --model.window 8"
 REC = f"small-rec {SIZE} --model.recurrent-layers 2 --model.states 4"
+GPT2 = "--model.layers 2 --model.d-model 16 --model.heads 2 --model.mlp-dim 32"
+WINDOWS = "--model.positions 16 --model.window 12 --model.overlap 4"
 MODELS = {
     name: shlex.split(words)
     for name, words in {
@@ -53,6 +55,8 @@ MODELS = {
         "transformer-xl": f"algorithm-xl {SIZE} --model.span 12",
         "universal-transformer": f"algorithm-universal {SIZE} --model.span 12 --model.layers 1 --model.passes 3",
         "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
+        "gpt2": f"small-gpt2 {GPT2} {WINDOWS}",
+        "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
     }.items()
 }
 """Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""
