@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def folder_of(pretrained: str) -> Path:
     remedy = "name a folder"
     if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", pretrained):
         remedy = f"name a folder, or fetch it before with `hf download {pretrained}`"
-        from huggingface_hub import snapshot_download  # a second, which nobody else is to pay
+        hub: Any = import_module("huggingface_hub")  # a second, which nobody else is to pay
 
         try:
-            return Path(snapshot_download(pretrained, local_files_only=True))
+            return Path(hub.snapshot_download(pretrained, local_files_only=True))
         except (OSError, ValueError):
             pass
     raise ValueError(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from data_prep.errors import UserError
 from pipelines.export import main as export
 from pipelines.inference.trained import load
 from pipelines.train import main
 from tests.small_corpus import contents
+
+# By name, so that pyright does not read half of transformers.
+THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
+GPT2LMHeadModel, GPT2Config = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
 
 WORDS = shlex.split("""
     pg19-gpt2-rec-overlap-5 --model.window 13 --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 6

@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.models.gpt2.configuration_gpt2 import GPT2Config as TheirConfig
-from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from recur_models import GPT2Config, GPT2RecConfig, RecurrentModel, model_from_json
 from recur_models.gpt2 import paper_flops_per_token
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 
+# By name, so that pyright does not read half of transformers.
+THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
+GPT2LMHeadModel, TheirConfig = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
+
 IDS = 31
 SMALL: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 2, "mlp_dim": 40, "positions": 32, "dropout": 0.0}
 
 
-def saved(folder: Path, **options: Any) -> GPT2LMHeadModel:
+def saved(folder: Path, **options: Any) -> Any:
     """A tiny GPT-2 of transformers' that has been saved there, its weights large enough for logits that differ."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 32, "initializer_range": 0.2}
