@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+from recur_models.stepping import put
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,8 @@ class Staircase(CoreModel):
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
         steps = self.steps(document_BS, new_BKCD.shape[1])
-        x_BSCD, context, outputs = (
-            state["states"].to(new_BKCD.dtype),
-            self.look_at(state["states"].to(new_BKCD.dtype)),
-            [],
-        )
-        chunks, after = new_BKCD.unbind(1), x_BSCD
+        x_BSCD = after = state["states"].to(new_BKCD.dtype)
+        context, chunks, outputs = self.look_at(x_BSCD), new_BKCD.unbind(1), []
         for i, step in enumerate(steps):
             if i < len(chunks):
                 x_BSCD = torch.cat([x_BSCD, chunks[i][:, None]], dim=1)
@@ -158,8 +155,7 @@ class Staircase(CoreModel):
             x_BSCD = x_BSCD[:, 1:]
             if i == len(chunks) - 1:
                 after = x_BSCD
-        states_BSCD, count_B = keep_own(after, document_BS[:, document_BS.shape[1] - old :]) if old else (after, None)
-        count_B = state["states_count"] if count_B is None else count_B
+        states_BSCD, count_B = keep_own(after, document_BS[:, document_BS.shape[1] - old :])
         states_BSCD = states_BSCD.to(state["states"].dtype).clone()
         return self.read_out(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
 
@@ -167,9 +163,8 @@ class Staircase(CoreModel):
         """Those of a segment: one for each chunk that joins, and those that drain."""
         N, M, total = self.config.in_step, self.config.passes, document_BS.shape[1]
         windows = [(i, min(i + N, total)) for i in range(blocks + M - 1)]
-        mixed = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows])
-        empty = torch.stack([(document_BS[:, a:b] < 0).any() for a, b in windows])
-        crosses = (mixed | empty).tolist()
+        # What is missing differs too: every step has a chunk of the segment.
+        crosses = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows]).tolist()
         last = len(windows) - 1
         return [Step(a, a + N - M, b, crosses[i], i == last) for i, (a, b) in enumerate(windows)]
 
@@ -273,7 +268,7 @@ class StaircaseStepper(Stepper):
             for j, layer in enumerate(model.layers):
                 q, k, v = layer.project(x_BnD)
                 for kind, new in ((f"{i}.{j}.keys", k), (f"{i}.{j}.values", v)):
-                    after[kind] = places.write(after[kind].transpose(1, 2), new.transpose(1, 2)).transpose(1, 2)
+                    after[kind] = put(places, after[kind], new)
                 parts = [(after[f"{i}.{j}.{kind}keys"], after[f"{i}.{j}.{kind}values"]) for kind in ("earlier_", "")]
                 parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in parts]
                 x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))

@@ -44,9 +44,12 @@ def attend_halves(
     return before + now
 
 
+def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:
+    """Keys or values of the current block with these tokens' own, as `Places.write` does it."""
+    return places.write(kept_BHWE.transpose(1, 2), new_BHnE.transpose(1, 2)).transpose(1, 2)
+
+
 def append(places: Places, tokens: Projections, block: State) -> tuple[Tensor, Tensor, State]:
     """A layer's keys and values of the block with these tokens' own [B, H, W, E], and the layer's block with them."""
-    after = dict(block)
-    for kind, new_BHnE in (("keys", tokens.k), ("values", tokens.v)):
-        after[kind] = places.write(block[kind].transpose(1, 2), new_BHnE.transpose(1, 2)).transpose(1, 2)
+    after = block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
     return after["keys"].to(tokens.k.dtype), after["values"].to(tokens.v.dtype), after

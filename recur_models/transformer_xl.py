@@ -21,6 +21,7 @@ from torch import Tensor
 from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+from recur_models.stepping import put
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class TransformerXLStepper(Stepper):
             after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)
             for kind, new in ((f"{i}.keys", k), (f"{i}.values", v)):
-                after[kind] = places.write(after[kind].transpose(1, 2), new.transpose(1, 2)).transpose(1, 2)
+                after[kind] = put(places, after[kind], new)
             parts = [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
             x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
         return model.read_out(x_BnD, None), after
