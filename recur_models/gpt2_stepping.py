@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recur_models.losses import tied_output
 from recur_models.protocol import Places, State, Stepper
+from recur_models.stepping import put
 
 if TYPE_CHECKING:
     from recur_models.gpt2 import GPT2
@@ -61,8 +62,7 @@ class GPT2Stepper(Stepper):
 
         def append(i: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
             for kind, new in zip(("keys", "values"), pair, strict=True):
-                written = places.write(block[f"{i}.{kind}"].transpose(1, 2), new.transpose(1, 2))
-                after[f"{i}.{kind}"] = written.transpose(1, 2)
+                after[f"{i}.{kind}"] = put(places, block[f"{i}.{kind}"], new)
             k, v = (
                 torch.cat([block[f"{i}.earlier_{kind}"], after[f"{i}.{kind}"]], 2).to(pair[0].dtype)
                 for kind in ("keys", "values")
