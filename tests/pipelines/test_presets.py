@@ -128,19 +128,22 @@ def test_the_command_line_knows_every_model() -> None:
         assert given == replace(preset, model=config(dropout=0.25))  # pyright: ignore[reportCallIssue]
 
 
-SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001}
+SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001, "tiny-enwik8": 257}
 
 
 @pytest.mark.parametrize("task", SYMBOLS)
 def test_models_of_a_task_have_the_same_parameters_and_read_the_same_tokens(task: str) -> None:
-    rows = {name.partition("-")[2]: run for name, run in STAIRCASE_PRESETS.items() if name.startswith(f"{task}-")}
+    rows = {
+        name.removeprefix(f"{task}-"): run for name, run in STAIRCASE_PRESETS.items() if name.startswith(f"{task}-")
+    }
     expected = rows["staircase"].model.costs(SYMBOLS[task]).parameters
     for name, run in rows.items():
         assert replace(run, model=rows["staircase"].model) == rows["staircase"]
         if not name.endswith(("2x", "small")) and (task, name) != ("reddit", "feedback"):
             assert run.model.costs(SYMBOLS[task]).parameters == pytest.approx(expected, rel=0.03), name
     assert {run.model.name for run in rows.values()} == {
-        *("staircase", "cached-staircase", "feedback-transformer", "transformer-xl", "universal-transformer", "lstm")
+        *("staircase", "cached-staircase", "feedback-transformer", "transformer-xl", "universal-transformer", "lstm"),
+        *(("slide", "rec") if task == "tiny-enwik8" else ()),
     }
 
 
