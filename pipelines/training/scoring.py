@@ -69,10 +69,12 @@ def score_split(
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
+    each: Callable[[Batch, np.ndarray], None] | None = None,
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step.
+    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step, and
+    ``each(batch, nats_BT)`` with what this process has read in it, float32 [B, T].
     Raises UserError where not one label is among what was read of a labelled store.
     """
     sizes = {"segment_length": segment_length, "block": model.block}
@@ -95,6 +97,8 @@ def score_split(
         with autocast():
             nats_BT, wrong_BT, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, store.labelled)
         state = detach(state)
+        if each:
+            each(batch, nats_BT.float().cpu().numpy())
         nats_BK = nats_BT.double().unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
         valid_BK = (batch.targets_BT >= 0).reshape(*nats_BK.shape, model.block).sum(-1)
         used_BK = batch.document_BK >= 0

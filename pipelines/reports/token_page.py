@@ -1,0 +1,278 @@
+"""Two models on the same text, token by token, on one page: an HTML file that needs nothing beside itself, and two pictures.
+
+paths = write_pages(comparison, folder)               # tokens.html, words.csv, position.png, distance.png
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from data_prep.manifest import write_atomically
+from pipelines.reports.files import COLOURS, save_figure, write_csv
+from pipelines.reports.words import Words, around, by_distance, rare, top, where
+
+STEPS = (0.25, 1.0, 2.0, 4.0)
+"""Nats of difference from which a token's colour is one stronger."""
+STYLE = """
+:root{color-scheme:light}
+body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:0 1rem 3rem;color:#111;background:#fff}
+h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}img{max-width:100%;height:auto}.wide{overflow-x:auto}
+table{border-collapse:collapse;font-size:.9rem}th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #ccc}
+td.t,th.t{text-align:left}td.c{text-align:left;min-width:22rem;white-space:pre-wrap;overflow-wrap:anywhere}
+th button{font:inherit;font-weight:600;background:none;border:0;cursor:pointer;color:#111;text-align:inherit}
+mark{background:#ffe08a;color:#111}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;font:.9rem/1.7 ui-monospace,monospace;border:1px solid #ccc;padding:.75rem}
+.b1{background:#e3f2e6}.b2{background:#c0e4c7}.b3{background:#93d3a0}.b4{background:#5fbd74}
+.w1{background:#fbe9e2}.w2{background:#f6cbb9}.w3{background:#eea488}.w4{background:#e58a66}
+"""
+SCRIPT = """
+for (const table of document.querySelectorAll("table.sorts")) {
+  const heads = [...table.querySelectorAll("th")], body = table.tBodies[0];
+  heads.forEach((head, column) => head.firstChild.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") !== "descending";
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const value = row => {
+      const cell = row.cells[column], text = cell.dataset.v ?? cell.textContent;
+      return isNaN(text) || text === "" ? text : Number(text);
+    };
+    const order = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (down ? -1 : 1);
+    body.append(...[...body.rows].sort(order));
+  }));
+}
+"""
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """Two passes over one split."""
+
+    names: tuple[str, str]
+    """What is compared with, then what is looked at."""
+    split: str
+    titles: Sequence[str]
+    """Of the documents."""
+    tokens: Callable[[int], np.ndarray]
+    """Ids [T] of a document."""
+    nats: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    """Of each pass, float32 [T]."""
+    write: Callable[[Sequence[int]], str]
+    words: Words
+    window: int
+    """Tokens that the models see without recurrence."""
+    segment: int
+    shown: int
+    """The document whose text is on the page, and"""
+    shown_tokens: int
+    """how many tokens of it at most."""
+    count: int = 40
+    """Words in the table."""
+    common: int = 1000
+    """The most frequent words of the split, which the distances leave out."""
+
+
+def summary(comparison: TokenComparison) -> dict[str, Any]:
+    """The figures over all documents: nats per token of both passes, and shares among the top words."""
+    sums, tokens = np.zeros(2), 0
+    for document in range(len(comparison.titles)):
+        nats = comparison.nats(document)
+        sums += [float(column.sum(dtype=np.float64)) for column in nats]
+        tokens += len(nats[0])
+    best = top(comparison.words, comparison.count)
+    places = [where(b, comparison.window, comparison.segment, o) for b, o in _pairs(best)]
+    return {
+        "tokens": tokens,
+        "words": len(comparison.words),
+        "bits_per_token": (sums / math.log(2) / tokens).tolist(),
+        "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
+        "names_among_all": float(comparison.words.name_N.mean()) if len(comparison.words) else math.nan,
+        "top_places": {place: places.count(place) for place in sorted(set(places))},
+    }
+
+
+def _pairs(words: Words) -> list[tuple[int, int]]:
+    return list(zip(words.before_N.tolist(), words.offset_N.tolist(), strict=True))
+
+
+def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """One row for each of the words by which the second pass is better than the first, the most first."""
+    best = top(comparison.words, comparison.count)
+    rows = []
+    for number in range(len(best)):
+        document, offset, count = int(best.document_N[number]), int(best.offset_N[number]), int(best.tokens_N[number])
+        left, word, right = around(comparison.write, comparison.tokens(document), offset, count)
+        before = int(best.before_N[number])
+        first, second = best.nats_MN[:, number].tolist()
+        rows.append(
+            {
+                "document": comparison.titles[document],
+                "token": offset,
+                "word": best.text_N[number],
+                "gain": first - second,
+                comparison.names[0]: first,
+                comparison.names[1]: second,
+                "last_seen": before,
+                "where": where(before, comparison.window, comparison.segment, offset),
+                "name": bool(best.name_N[number]),
+                "text": (left, word, right),
+            }
+        )
+    return rows
+
+
+def plot_position(comparison: TokenComparison, path: Path) -> Path:
+    """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
+    mean over a hundredth of it.
+    """
+    first, second = comparison.nats(comparison.shown)
+    gain = (first - second).astype(np.float64)
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(gain, color=COLOURS[0], linewidth=0.4, alpha=0.6)
+    size = max(len(gain) // 100, 1)
+    bins = gain[: len(gain) // size * size].reshape(-1, size).mean(1)
+    axes.plot(
+        (np.arange(len(bins)) + 0.5) * size, bins, color=COLOURS[5], linewidth=1.6, label=f"mean of {size:,} tokens"
+    )
+    axes.axhline(0, color="0.3", linewidth=0.8)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("position in the document, tokens")
+    axes.set_ylabel(f"nats, {comparison.names[0]}\nless {comparison.names[1]}")
+    axes.set_title(
+        f"{comparison.titles[comparison.shown]}: above 0, {comparison.names[1]} predicts better", fontsize=11
+    )
+    axes.legend(fontsize=9)
+    return save_figure(figure, path, dpi=110)
+
+
+def distances(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """What rare words cost, by how far back they stood last."""
+    return by_distance(comparison.words.at(rare(comparison.words, comparison.common)))
+
+
+def plot_distance(comparison: TokenComparison, path: Path) -> Path:
+    """What a repeated rare word costs each model over the distance to its last occurrence, with standard errors."""
+    rows = [row for row in distances(comparison) if row["from"]]
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    for number, name in enumerate(comparison.names):
+        values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
+        centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
+        axes.errorbar(centres, values, errors, color=COLOURS[number], marker="o", markersize=4, capsize=2, label=name)
+    for at, what in ((comparison.window, "window"), (comparison.segment, "segment")):
+        axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
+        axes.annotate(
+            what, (at, 1), (2, -10), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("tokens since the word stood last")
+    axes.set_ylabel("nats per word")
+    axes.set_title("What a rare word costs that has stood before", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=9)
+    return save_figure(figure, path, dpi=110)
+
+
+def coloured(comparison: TokenComparison) -> str:
+    """The shown document's text in spans of one colour, as HTML."""
+    ids = comparison.tokens(comparison.shown)[: comparison.shown_tokens]
+    first, second = (column[: comparison.shown_tokens] for column in comparison.nats(comparison.shown))
+    gain = first - second
+    level = np.searchsorted(STEPS, np.abs(gain), "right") * np.sign(gain).astype(int)
+    parts = []
+    for colour, group in groupby(zip(level.tolist(), ids.tolist(), strict=True), lambda pair: pair[0]):
+        text = html.escape(comparison.write([token for _, token in group]), quote=False)
+        parts.append(f'<span class="{"b" if colour > 0 else "w"}{abs(colour)}">{text}</span>' if colour else text)
+    return "".join(parts)
+
+
+def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
+    """The whole page."""
+    base, better = map(html.escape, comparison.names)
+    facts = summary(comparison)
+    figures = zip(pictures, ("Difference over position", "Cost over distance"), strict=True)
+    images = "".join(
+        f'<p><img alt="{about}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></p>'
+        for path, about in figures
+    )
+    bits = facts["bits_per_token"]
+    places = ", ".join(f"{count} {place}" for place, count in facts["top_places"].items())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{better} against {base}, token by token</title><style>{STYLE}</style></head><body><main>
+<h1>{better} against {base}, token by token</h1>
+<p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {len(comparison.titles):,} documents. {base} {bits[0]:.4f},
+{better} {bits[1]:.4f} bits per token: {bits[1] - bits[0]:+.4f}.</p>
+<p>Among the {comparison.count} words that {better} predicts better by most, {facts["names_among_top"]:.0%} are names
+(of all words {facts["names_among_all"]:.0%}); they stood last: {places}.</p>
+<h2>Words that {better} predicts better</h2>{_top_table(comparison)}
+<h2>Over position and distance</h2>{images}{_distance_table(comparison)}
+<h2>{html.escape(comparison.titles[comparison.shown])}</h2>
+<p>The first {min(comparison.shown_tokens, len(comparison.tokens(comparison.shown))):,} tokens. <span class="b3">Green</span>:
+{better} predicts better, <span class="w3">red</span>: {base}; stronger from {", ".join(f"{step:g}" for step in STEPS)} nats on.</p>
+<pre>{coloured(comparison)}</pre></main><script>{SCRIPT}</script></body></html>
+"""
+
+
+def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
+    heads = "".join(
+        f'<th scope="col"><button type="button">{html.escape(heading)}</button></th>' for heading in headings
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{caption}"><table class="sorts"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _top_table(comparison: TokenComparison) -> str:
+    base, better = comparison.names
+    rows = []
+    for row in top_rows(comparison):
+        left, word, right = map(html.escape, row["text"])
+        rows.append(
+            f'<tr><td class="t">{html.escape(row["word"])}</td><td>{row["gain"]:.2f}</td><td>{row[base]:.2f}</td>'
+            f'<td>{row[better]:.2f}</td><td data-v="{row["last_seen"]}">{row["last_seen"] or "–"}</td>'
+            f'<td class="t">{row["where"]}</td><td class="t">{"name" if row["name"] else ""}</td>'
+            f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td>'
+            f'<td class="c">{left}<mark>{word}</mark>{right}</td></tr>'
+        )
+    headings = ("word", "gain, nats", base, better, "tokens back", "where", "name", "document", "token", "text")
+    return _table(headings, rows, "Words by gain")
+
+
+def _distance_table(comparison: TokenComparison) -> str:
+    rows = []
+    for row in distances(comparison):
+        span = f"{row['from']:,} to {row['to']:,}" if row["from"] else "not before"
+        means = "".join(
+            f"<td>{mean:.3f} ± {error:.3f}</td>" for mean, error in zip(row["nats"], row["errors"], strict=True)
+        )
+        rows.append(
+            f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'
+            f"<td>{row['nats'][0] - row['nats'][1]:+.3f}</td></tr>"
+        )
+    return _table(
+        ("tokens since it stood last", "rare words", *comparison.names, "difference"), rows, "Rare words by distance"
+    )
+
+
+def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
+    """tokens.html, words.csv, distances.csv, position.png and distance.png, each atomically. Returns their paths."""
+    pictures = [
+        plot_position(comparison, folder / "position.png"),
+        plot_distance(comparison, folder / "distance.png"),
+    ]
+    write_atomically(folder / "tokens.html", page(comparison, pictures).encode())
+    tables = [write_csv([{**row, "text": "".join(row["text"])} for row in top_rows(comparison)], folder / "words.csv")]
+    return [folder / "tokens.html", *pictures, *tables]

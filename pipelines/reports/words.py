@@ -1,0 +1,168 @@
+"""Words of a split with what they cost each model: what a model that looks further back is better at.
+
+    words = words_of(tokenizer, tokens, [nats_a, nats_b])     # of one document
+    rows = top(words, count=20)                               # where b costs least against a
+
+A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is theirs. A name is a word with a
+capital letter whose small form stands nowhere in the document more often (block-recurrent paper, section 4.6: what long context is
+used for). Letters: T tokens · N words · M models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from data_prep.tokenizers import Tokenizer
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""How a token reads that is a part of a letter's bytes."""
+WORD = re.compile(rf"[\w{UNKNOWN}]+")
+AROUND = 80
+"""Characters of text on each side of a word that is shown."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of one document, or of several behind each other."""
+
+    text_N: np.ndarray
+    """object: as they are written."""
+    document_N: np.ndarray
+    """int32."""
+    offset_N: np.ndarray
+    """int64: the first token."""
+    tokens_N: np.ndarray
+    """int32: how many."""
+    before_N: np.ndarray
+    """int64: tokens from the first token of the word's last occurrence in the document to this one; 0 where there is none."""
+    name_N: np.ndarray
+    """bool."""
+    nats_MN: np.ndarray
+    """float64."""
+
+    @classmethod
+    def join(cls, parts: Sequence[Words]) -> Words:
+        """Documents behind each other."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts], axis=-1) for field in fields(cls)))
+
+    def at(self, chosen: np.ndarray) -> Words:
+        """These of them, by index or mask [N]."""
+        return Words(*(getattr(self, field.name)[..., chosen] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.text_N)
+
+
+def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    """The text that some ids add to what stands before them: a first blank is kept, which `decode` may leave out."""
+    anchor = tokenizer.encode("a").tolist()
+    before = tokenizer.decode(anchor)
+    return lambda ids: tokenizer.decode([*anchor, *ids]).removeprefix(before)
+
+
+def words_of(
+    write: Callable[[Sequence[int]], str], tokens_T: np.ndarray, nats_MT: Sequence[np.ndarray], document: int = 0
+) -> Words:
+    """The words of a document, with the losses of some models in it.
+
+    Args:
+        write: `writing_of` its tokenizer.
+        nats_MT: of each model, float [T].
+    """
+    pieces = {token: write([token]) for token in np.unique(tokens_T).tolist()}
+    written = [pieces[token] for token in tokens_T.tolist()]
+    ends_T = np.cumsum([len(text) for text in written])
+    found = list(WORD.finditer("".join(written)))
+    starts_N = np.array([match.start() for match in found], np.int64)
+    stops_N = np.array([match.end() for match in found], np.int64)
+    # The tokens whose last character lies in the word: a blank before it belongs to its first token.
+    first_N, last_N = np.searchsorted(ends_T, starts_N, "right"), np.searchsorted(ends_T, stops_N, "right")
+    kept = last_N > first_N  # not where a token holds a word and more
+    texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
+    first_N, last_N = first_N[kept], last_N[kept]
+    for number, text in enumerate(texts):
+        if UNKNOWN in text:
+            texts[number] = write(tokens_T[first_N[number] : last_N[number]].tolist()).strip() or text
+    sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
+    seen: dict[str, int] = {}
+    before = []
+    for text, offset in zip(texts, first_N.tolist(), strict=True):
+        before.append(offset - seen[text] if text in seen else 0)
+        seen[text] = offset
+    counts = Counter(texts)
+    names = [text[0].isupper() and counts[text] > counts[text.lower()] for text in texts]
+    return Words(
+        np.array(texts, object),
+        np.full(len(texts), document, np.int32),
+        first_N.astype(np.int64),
+        (last_N - first_N).astype(np.int32),
+        np.array(before, np.int64),
+        np.array(names, bool),
+        sums_MT[:, last_N] - sums_MT[:, first_N],
+    )
+
+
+def rare(words: Words, common: int) -> np.ndarray:
+    """bool [N]: whether a word is none of the so many most frequent ones."""
+    frequent = {text for text, _ in Counter(words.text_N.tolist()).most_common(common)}
+    return np.array([text not in frequent for text in words.text_N.tolist()], bool)
+
+
+def top(words: Words, count: int, base: int = 0, better: int = 1) -> Words:
+    """Those by which one model is most below another in nats, the most first."""
+    gains = words.nats_MN[base] - words.nats_MN[better]
+    return words.at(np.argsort(-gains, kind="stable")[:count])
+
+
+def where(before: int, window: int, segment: int, offset: int) -> str:
+    """In words, how far back the last occurrence of a word lies."""
+    if not before:
+        return "not before"
+    if before <= window:
+        return "in the window"
+    return "in the segment" if before <= offset % segment else "in an earlier segment"
+
+
+def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
+    """What repeated words cost each model, by how far back they stood last: powers of two, each with so many words at least.
+
+    Returns rows of `from`, `to` (tokens), `words`, and lists over the models: `nats`, the means, and `errors`, their standard
+    errors. The first row is of words that did not stand before: from 0 to 0.
+    """
+    bins_N = np.where(words.before_N > 0, np.floor(np.log2(np.maximum(words.before_N, 1))).astype(int), -1)
+    rows = []
+    for number in np.unique(bins_N).tolist():
+        chosen = words.nats_MN[:, bins_N == number]
+        if (count := chosen.shape[1]) >= max(least, 2):
+            bounds = (0, 0) if number < 0 else (2**number, 2 ** (number + 1) - 1)
+            errors = chosen.std(axis=1, ddof=1) / np.sqrt(count)
+            rows.append(
+                {
+                    "from": bounds[0],
+                    "to": bounds[1],
+                    "words": count,
+                    "nats": chosen.mean(1).tolist(),
+                    "errors": errors.tolist(),
+                }
+            )
+    return rows
+
+
+def around(
+    write: Callable[[Sequence[int]], str], tokens_T: np.ndarray, offset: int, count: int
+) -> tuple[str, str, str]:
+    """Text before a word, the word's tokens as text, and text after it, on one line each."""
+    reach = AROUND  # a token has a character at least, or nearly
+    parts = (
+        tokens_T[max(offset - reach, 0) : offset],
+        tokens_T[offset : offset + count],
+        tokens_T[offset + count : offset + count + reach],
+    )
+    left, word, right = (write(part.tolist()).replace("\n", " ") for part in parts)
+    return left[-AROUND:], word, right[:AROUND]

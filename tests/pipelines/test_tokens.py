@@ -1,0 +1,176 @@
+"""Token by token: every token once, words and distances, a planted name on top, and the command on one and on two runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from data_prep.tokenizers.byte import BytesTokenizer
+from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.reports.token_losses import TokenLosses
+from pipelines.reports.words import Words, by_distance, rare, top, where, words_of, writing_of
+from pipelines.tokens import main
+from pipelines.training.scoring import score_split
+from pipelines.training.world import World
+
+WRITE = writing_of(BytesTokenizer())
+
+
+def words(text: str, *nats: np.ndarray, document: int = 0) -> Words:
+    tokens = BytesTokenizer().encode(text)
+    return words_of(WRITE, tokens, nats or [np.ones(len(tokens))], document)
+
+
+def test_a_word_has_all_its_tokens_and_knows_where_it_stood_last() -> None:
+    found = words("the cat saw Tom and the cat, Tom", np.arange(32.0))
+    assert found.text_N.tolist() == ["the", "cat", "saw", "Tom", "and", "the", "cat", "Tom"]
+    assert found.offset_N.tolist() == [0, 4, 8, 12, 16, 20, 24, 29]
+    assert found.before_N.tolist() == [0, 0, 0, 0, 0, 20, 20, 17]
+    assert found.name_N.tolist() == [False, False, False, True, False, False, False, True]
+    assert found.nats_MN[0].tolist()[:2] == [0 + 1 + 2, 4 + 5 + 6]
+
+
+def test_a_word_of_several_pieces_ends_in_its_last() -> None:
+    pieces = {1: " hel", 2: "lo", 3: " wor", 4: "ld.", 5: "x"}
+    found = words_of(
+        lambda ids: "".join(pieces[token] for token in ids), np.array([1, 2, 3, 4, 5]), [np.array([1.0, 2, 4, 8, 16])]
+    )
+    assert found.text_N.tolist() == ["hello", "world", "x"]
+    assert found.nats_MN.tolist() == [[3, 4, 16]]  # `ld.` ends in no word
+
+
+def test_letters_beyond_ascii_stay_in_their_words() -> None:
+    assert words("café naïve über").text_N.tolist() == ["café", "naïve", "über"]
+
+
+def test_where_a_word_stood_is_told_by_window_and_segment() -> None:
+    assert where(0, 10, 100, 500) == "not before"
+    assert where(10, 10, 100, 500) == "in the window"
+    assert where(40, 10, 100, 550) == "in the segment"
+    assert where(60, 10, 100, 550) == "in an earlier segment"
+
+
+def test_distances_are_powers_of_two_with_means_of_each_model() -> None:
+    text = " ".join(["zebra"] * 9)
+    nats = np.arange(len(text), dtype=float)
+    rows = by_distance(words(text, nats, 2 * nats), least=2)
+    assert [(row["from"], row["to"], row["words"]) for row in rows] == [(4, 7, 8)]
+    first = [sum(range(6 * i, 6 * i + 5)) for i in range(1, 9)]  # the blank before a word is no part of it in bytes
+    assert rows[0]["nats"] == pytest.approx([np.mean(first), 2 * np.mean(first)])
+    assert rows[0]["errors"][0] == pytest.approx(np.std(first, ddof=1) / np.sqrt(8))
+
+
+def test_rare_words_are_those_beyond_the_most_frequent() -> None:
+    found = words("a a a b b c")
+    assert found.at(rare(found, 1)).text_N.tolist() == ["b", "b", "c"]
+
+
+def test_a_planted_name_stands_on_top_with_its_distance() -> None:
+    """A rare invented name every 5,000 bytes, which one model knows and the other does not."""
+    rng = np.random.Generator(np.random.Philox(3))
+    filler = rng.choice(["one", "two", "three", "four", "five"], 6000).tolist()
+    parts, places, text = [], [], ""
+    while len(text) < 25_000:
+        if len(text) >= 5000 * (len(places) + 1):
+            places.append(len(text))
+            text += "Zorblax "
+        text += filler.pop() + " "
+    parts.append(text)
+    base = rng.random(len(text))
+    better = base + rng.normal(0, 0.1, len(text))
+    for place in places[1:]:
+        better[place : place + 7] = 0.0
+    best = top(words(text, base, better), count=len(places) - 1)
+    assert set(best.text_N.tolist()) == {"Zorblax"} and best.name_N.all()
+    expected = {place: place - before for before, place in itertools.pairwise(places)}
+    assert dict(zip(best.offset_N.tolist(), best.before_N.tolist(), strict=True)) == expected
+
+
+@pytest.fixture
+def trained(train: Callable[..., Path]) -> Path:
+    return train("--steps", "4", "--validate-every", "4")
+
+
+def test_every_token_is_there_once_and_sums_to_the_score(trained: Path, store: Path, tmp_path: Path) -> None:
+    model, split = model_of(find_checkpoint(trained)), SegmentStore.open(store, "text", "test")
+    for lanes in (1, 3):
+        path = tmp_path / f"{lanes}.arrow"
+        with TokenLosses.make(path, split, {"lanes": lanes}) as sink:
+            score = score_split(model, split, lanes=lanes, segment_length=32, world=World.alone(), each=sink.add)
+        losses = TokenLosses.open(path, {"lanes": lanes})
+        assert losses is not None
+        documents = range(len(split.lengths))
+        nats = np.concatenate([losses.column("nats", d) for d in documents])
+        assert len(nats) == split.lengths.sum() and np.isfinite(nats).all()
+        assert nats.sum(dtype=np.float64) == pytest.approx(score.nats, rel=1e-6)
+        for document in documents:
+            length = int(split.lengths[document])
+            assert losses.column("token", document).tolist() == split.tokens(document, 0, length).tolist()
+            assert losses.column("offset", document).tolist() == list(range(length))
+    with pa.memory_map(str(path)) as file:
+        assert pa.ipc.open_file(file).schema.names == ["document", "offset", "token", "nats"]
+
+
+def test_what_is_damaged_or_of_another_key_is_not_there(trained: Path, store: Path, tmp_path: Path) -> None:
+    split, path = SegmentStore.open(store, "text", "test"), tmp_path / "losses.arrow"
+    with pytest.raises(KeyboardInterrupt), TokenLosses.make(path, split, {}):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.glob("*.arrow")) and TokenLosses.open(path, {}) is None
+    with TokenLosses.make(path, split, {"weights": "a"}) as sink:
+        sink.nats_T[:] = 1.0
+    assert TokenLosses.open(path, {"weights": "a"}) is not None
+    assert TokenLosses.open(path, {"weights": "b"}) is None
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert TokenLosses.open(path, {"weights": "a"}) is None
+
+
+def test_two_runs_are_compared_on_one_page(
+    train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [train("--steps", "4", "--seed", seed, name=name) for seed, name in (("0", "first"), ("1", "second"))]
+    words = [*map(str, runs), "--tracking.backend", "none"]
+    main(words)
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "reports" / "tokens-first-vs-second"
+    page = (folder / "tokens.html").read_text("utf-8")
+    assert "second against first" in page and "<mark>" in page and page.count("<tr>") > 10
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert (folder / "position.png").stat().st_size > 1000 and (folder / "distance.png").stat().st_size > 1000
+    bits = [float(x) for x in re.search(r"first (\S+), second (\S+) \(", out).groups()]  # pyright: ignore[reportOptionalMemberAccess]
+    assert all(0 < value < 20 for value in bits)
+    losses = folder / "first.arrow"
+    before = losses.stat().st_mtime_ns
+    main(words)
+    assert "first: first.arrow is there already" in capsys.readouterr().out and losses.stat().st_mtime_ns == before
+    losses.write_bytes(losses.read_bytes()[:-8])
+    main(words)
+    assert "first: first.arrow is there already" not in capsys.readouterr().out
+    assert json.loads((folder / "first.json").read_text())["xxh3"]
+
+
+def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path], tmp_path: Path) -> None:
+    run = train("--steps", "4")
+    main([str(run), "--tracking.backend", "none"])
+    folder = tmp_path / "runs" / "reports" / "tokens-run-cleared-vs-run"
+    assert (folder / "tokens.html").exists() and len(list(folder.glob("*.arrow"))) == 2
+
+
+def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) -> None:
+    for words, sentence in (
+        (["a", "b", "c"], "3 runs are named"),
+        ([str(trained), "--words", "0"], "--words is 0"),
+        ([str(trained), "--document", "99"], "--document is 99"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            main([*words, "--tracking.backend", "none"])
