@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import TimeElapsedColumn
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -36,7 +33,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
-from pipelines.terminal.output import bar
+from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score
 
@@ -153,16 +150,6 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
     bits = -np.log2(counts / counts.sum())
     total = sum(bits[test.tokens(document, 0, length)].sum() for document, length in enumerate(test.lengths.tolist()))
     return float(total / test.manifest.totals.bytes)
-
-
-@contextmanager
-def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, else one line at the end."""
-    console, began = Console(), time.monotonic()
-    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
-        yield lambda step, steps: update(completed=step, total=steps)
-    if not console.is_terminal:
-        print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentStore, SegmentStore | None]:

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 
 from data_prep.errors import given_by_user
 from data_prep.places import Place
-from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
+from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.run_place import find_run
 
@@ -40,6 +41,7 @@ class ExportedTokenizer:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+        self.labels = not self._tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
@@ -57,10 +59,14 @@ class Trained:
     tokenizer: TextTokenizer
     bod_id: int
     """What stands before a text's first token."""
+    labels: bool = False
+    """Whether it predicts labels of symbols, before whose first none stands, and no text."""
+    checkpoint: Checkpoint | None = None
+    """None of an exported folder."""
 
 
-def load(path: str | Path, store: str = "") -> Trained:
-    """The model and tokenizer at this path or URI.
+def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:
+    """The model and tokenizer at this path or URI. ``best``: a run's best checkpoint, and not its newest.
 
     Raises:
         CheckpointError: there is no model, or it is damaged.
@@ -74,10 +80,12 @@ def load(path: str | Path, store: str = "") -> Trained:
         disable_progress_bar()
         with given_by_user(ValueError, OSError, KeyError, SafetensorError):  # of a folder that is not whole
             wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
-            return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
-    checkpoint = find_checkpoint(path)
-    tokenizer = tokenizer_of(checkpoint, store)
-    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer))
+            model, tokenizer = wrapped.model.eval(), ExportedTokenizer(Path(path))
+            return Trained(str(path), model, tokenizer, wrapped.config.bos_token_id, tokenizer.labels)
+    checkpoint = find_checkpoint(path, best)
+    tokenizer = tokenizer_of(checkpoint, store, corpus)
+    labels = isinstance(tokenizer, SymbolsTokenizer)
+    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer), labels, checkpoint)
 
 
 def is_exported(path: str | Path) -> bool:
@@ -88,8 +96,10 @@ def is_exported(path: str | Path) -> bool:
         return False
 
 
-def find_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder."""
+def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
+    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder. ``best``: of those that
+    were validated at their own step, the best, where there is one.
+    """
     run, name = find_run(path)
     if name and run.is_local:
         return Checkpoint.open(Path(path).expanduser())
@@ -100,6 +110,9 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
         )
     if name:
         return run.open_checkpoint(name)
+    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())} if best else {}
+    if steps := retention.best(whole):
+        return run.open_checkpoint(whole[steps[0]].folder.name)
     found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
@@ -117,11 +130,12 @@ def model_of(checkpoint: Checkpoint) -> RecurrentModel:
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
-def tokenizer_of(checkpoint: Checkpoint, store: str = "") -> Tokenizer:
-    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since."""
+def tokenizer_of(checkpoint: Checkpoint, store: str = "", corpus: str = "") -> Tokenizer:
+    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since; or of another corpus that
+    was prepared with the same."""
     data = checkpoint.meta["config"]["data"]
     place = store or data["store"]
-    folder = Place.parse(place) / data["corpus"] / "tokenizer"
+    folder = Place.parse(place) / (corpus or data["corpus"]) / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"
