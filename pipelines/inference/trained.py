@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
 
-from data_prep.errors import given_by_user
+from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines.checkpoints import retention
@@ -23,7 +25,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.run_place import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
-    from recur_models import RecurrentModel
+    from recur_models import ModelConfig, RecurrentModel
 
 
 class TextTokenizer(Protocol):
@@ -121,12 +123,35 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     return found
 
 
-def model_of(checkpoint: Checkpoint) -> RecurrentModel:
-    """The model that was saved, in evaluation mode. Raises UserError for one that this version does not know."""
+def config_of(
+    checkpoint: Checkpoint, windows: Mapping[str, int] = MappingProxyType({}), allow: str = ""
+) -> ModelConfig:
+    """The model's config; with ``windows``, other values of the fields that say how a text is read. ``allow``: an option to name
+    where the weights are trained for the value that they have; empty where any will do.
+
+    Raises UserError for a model that this version does not know, and for a field or a value that it cannot take.
+    """
     from recur_models import model_from_json
 
     with given_by_user(ValueError):
         config = model_from_json(checkpoint.meta["config"]["model"])
+        for name, value in windows.items():
+            if name not in config.free:
+                raise UserError(
+                    f"{checkpoint.folder} is a {config.name}, which has one {name} for good: leave out --{name}"
+                )
+            trained: Any = getattr(config, name)
+            if name in config.learned and value != trained and allow:
+                raise UserError(
+                    f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}, and what one "
+                    f"window leaves to the next fits no other: leave out --{name}, or add {allow}"
+                )
+        return replace(config, **windows)
+
+
+def model_of(checkpoint: Checkpoint, config: ModelConfig | None = None) -> RecurrentModel:
+    """The model that was saved, in evaluation mode; ``config``: read in another way. Raises UserError as `config_of` does."""
+    config = config or config_of(checkpoint)
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
