@@ -84,14 +84,17 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         handles.append(Line2D([], [], label=label, **drawn))
         if several and (sized := [spot for spot in by_flops if "window" in spot.windows]):
             panels[1].plot([spot.windows["window"] for spot in sized], [spot.value for spot in sized], **drawn)
-    if len(spots) <= NAMED:
-        for spot in spots:
-            told = " · ".join(map(str, spot.windows.values())) or spot.name
-            panels[0].annotate(
-                told, (spot.flops, spot.value), xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35"
-            )
+    beside = next(
+        (name for name in ("window", "overlap") if len({spot.windows.get(name) for spot in spots}) > 1), "name"
+    )
+    for spot in spots if len(spots) <= NAMED else ():
+        told = spot.name if beside == "name" else str(spot.windows.get(beside, ""))
+        at = (spot.flops, spot.value)
+        panels[0].annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
     panels[0].set_xscale("log")
-    panels[0].set_xlabel(f"{of_flops} (log)" + ("; beside each, window · overlap" if len(spots) <= NAMED else ""))
+    panels[0].margins(x=0.1)
+    panels[0].tick_params(axis="x", which="both", labelsize=8)
+    panels[0].set_xlabel(f"{of_flops} (log)" + (f"; beside each, its {beside}" if len(spots) <= NAMED else ""))
     panels[0].set_ylabel(what)
     if several:
         panels[1].set_xlabel("tokens of a window")
