@@ -138,13 +138,13 @@ def record_batch(documents: Sequence[Encoded], segment_length: int, schema: pa.S
         if count:
             lengths[row - 1] = length - (count - 1) * segment_length
     indices = np.repeat(np.array([document.index for document in documents], dtype=np.int32), rows)
-    columns = [_array(indices), _array(offsets), _array(lengths)]
+    columns = [arrow_array(indices), arrow_array(offsets), arrow_array(lengths)]
     for values, name in zip(flat, ("tokens", "targets"), strict=False):
-        columns.append(pa.FixedSizeListArray.from_arrays(_array(values), type=schema.field(name).type))
+        columns.append(pa.FixedSizeListArray.from_arrays(arrow_array(values), type=schema.field(name).type))
     return pa.record_batch(columns, schema=schema)
 
 
-def _array(values: np.ndarray) -> pa.Array:
+def arrow_array(values: np.ndarray) -> pa.Array:
     """The same memory as an Arrow array. `pa.array` would import pandas in every worker, to see whether this is of it."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 

@@ -2,6 +2,7 @@
 
     python -m pipelines.evaluate runs/demo-rec runs/demo-slide
     python -m pipelines.evaluate runs/mine/checkpoints/step-00002000 --split validation
+    python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
 each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
@@ -14,17 +15,15 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import TimeElapsedColumn
 
 from data_prep.errors import UserError
 from data_prep.manifest import StoreError
@@ -33,15 +32,16 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
-from pipelines.terminal.output import bar
+from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
-from pipelines.tracking.score import Evaluation, Score
+from pipelines.tracking.score import Evaluation, Score, windows_of
 
 if TYPE_CHECKING:
     from pipelines.training.scoring import Clear
+    from recur_models import ModelConfig
 
 HOME = "runs"
 """Folder of all runs by default, where `make ui` looks: of what belongs to no run that can be written to."""
@@ -67,6 +67,12 @@ class EvaluateConfig:
     """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the figures."""
     segment_length: int = 0
     """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
+    window: tuple[int, ...] = ()
+    """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
+    overlap: tuple[int, ...] = ()
+    """The same of the tokens of a window that the window before it has read too."""
+    allow_other_windows: bool = False
+    """Score gpt2-rec over other windows and overlaps than it was trained for, which makes it worse."""
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     output: str = ""
@@ -91,15 +97,27 @@ class Subject:
     """The split to score."""
     train: SegmentStore | None
     """The training split beside it, where there is one."""
+    model: ModelConfig
+    """The run's, or what was asked for in the place of its windows."""
+    changed: Mapping[str, int]
+    """What is another than in the run."""
 
 
 def subjects_of(config: EvaluateConfig) -> list[Subject]:
     """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
     checkpoints = [find_checkpoint(path) for path in config.runs]
-    return [
-        Subject(name, checkpoint, run_of(path), *open_store(checkpoint, config))
-        for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True)
-    ]
+    asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
+    allow = "" if config.allow_other_windows else "--allow-other-windows"
+    subjects = []
+    for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
+        opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]["model"]
+        for values in product(*asked.values()):
+            windows = dict(zip(asked, values, strict=True))
+            called = "".join(f"-{field}-{value}" for field, value in windows.items())
+            model = config_of(checkpoint, windows, allow)
+            changed = {field: value for field, value in windows.items() if trained[field] != value}
+            subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed))
+    return subjects
 
 
 def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
@@ -111,8 +129,10 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model_of(checkpoint).to(device)
+    model = model_of(checkpoint, subject.model).to(device)
     data = meta["config"]["data"]
+    trained = config_of(checkpoint).block  # as many blocks as in training, where these are others
+    segment_length = config.segment_length or data["segment_length"] // trained * model.block
 
     def score(clearing: Clear, label: str) -> Score:
         with pass_progress(f"{subject.name}, {label}") as progress:
@@ -120,7 +140,7 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
                 model,
                 store,
                 lanes=config.lanes or data["lanes"],
-                segment_length=config.segment_length or data["segment_length"],
+                segment_length=segment_length,
                 world=World.current(device),
                 clearing=clearing,
                 progress=progress,
@@ -138,6 +158,8 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
         carried=score("nothing", "State carried"),
         cleared_states=score("states", "states cleared") if has_states(model) else None,
         cleared_all=score("everything", "all State cleared") if model.initial_state(0) else None,
+        flops_per_token=subject.model.costs(meta["vocab_size"]).flops_per_token,
+        windows=windows_of(subject.model.to_json()),
     )
 
 
@@ -153,16 +175,6 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
     bits = -np.log2(counts / counts.sum())
     total = sum(bits[test.tokens(document, 0, length)].sum() for document, length in enumerate(test.lengths.tolist()))
     return float(total / test.manifest.totals.bytes)
-
-
-@contextmanager
-def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, else one line at the end."""
-    console, began = Console(), time.monotonic()
-    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
-        yield lambda step, steps: update(completed=step, total=steps)
-    if not console.is_terminal:
-        print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def open_store(checkpoint: Checkpoint, config: EvaluateConfig) -> tuple[SegmentStore, SegmentStore | None]:
@@ -193,7 +205,7 @@ def main(argv: list[str]) -> None:
     evaluations = [evaluate(subject, config) for subject in subjects]
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
-    Console(width=max(Console().width, 120), markup=False).print(evaluation_table(evaluations, unigram))
+    Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
@@ -279,7 +291,8 @@ def track(
         home = root if subject is subjects[0] else home
         tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        figures = {f"whole_{split}/{key}": value for key, value in row.items() if isinstance(value, float)}
+        of = "_".join([f"whole_{split}", *(f"{field}_{value}" for field, value in subject.changed.items())])
+        figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first, tracking = evaluations[0], tracking_of(subjects[0], config.tracking)

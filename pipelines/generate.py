@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import tyro
 
 from data_prep.errors import UserError
-from data_prep.tokenizers import SymbolsTokenizer
 from pipelines.inference.trained import TextTokenizer, Trained, load
 from pipelines.terminal import cli
 
@@ -143,7 +142,7 @@ def main(argv: list[str]) -> None:
     except UnicodeDecodeError as error:
         raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
     trained = load(config.run, config.store)
-    if isinstance(trained.tokenizer, SymbolsTokenizer):
+    if trained.labels:
         raise UserError(
             f"{trained.place} predicts labels and not the next token, so it continues no text: score it with python -m "
             "pipelines.evaluate"

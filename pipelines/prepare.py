@@ -24,6 +24,7 @@ from rich.progress import TextColumn
 
 from data_prep.corpora import CORPORA
 from data_prep.credentials import without_credentials
+from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import Manifest, StoreError
@@ -137,7 +138,7 @@ def asked_tokenizer(config: PrepareConfig) -> Tokenizer | Training:
 
 
 def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
-    start, console, corpus = time.perf_counter(), lines(), config.corpus
+    start, console, corpus = time.perf_counter(), lines(), cut(config.corpus, config.splits, asked)
     splits = [split for split in SPLITS if split in config.splits]
     read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, Training))]
     sources = sources_of(corpus, read)

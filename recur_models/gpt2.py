@@ -42,6 +42,8 @@ class GPT2Config(ModelConfig):
     """GPT-2 over windows that overlap: the baseline."""
 
     name: ClassVar[str] = "gpt2"
+    free: ClassVar[tuple[str, ...]] = ("window", "overlap")
+    local: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     pretrained: str = ""
     """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
@@ -115,6 +117,7 @@ class GPT2RecConfig(GPT2Config):
     """GPT-2 with recurrence over windows that overlap."""
 
     name: ClassVar[str] = "gpt2-rec"
+    learned: ClassVar[tuple[str, ...]] = ("window", "overlap")  # section 4.2: h_prev stands for another text else
 
     insert_layer: int = 2
     """The layer, counted from 1, that reads what the window before has left; 0: every layer."""

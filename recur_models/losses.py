@@ -1,6 +1,7 @@
 """Cross-entropy in nats per token that never holds the logits of a whole segment.
 
     nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
+    hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # what the logits are made of
 
 The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
 logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V.
@@ -13,10 +14,13 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
-from recur_models.protocol import IGNORED
+from recur_models.protocol import IGNORED, RecurrentModel, State
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at a time: 16 MiB in float32."""
+
+_instead: list[torch.Size] | None = None
+"""While hidden states are read, in the place of logits: the shapes of those that the model has returned."""
 
 
 def chunked_cross_entropy(
@@ -35,16 +39,41 @@ def chunked_cross_entropy(
 def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
     """What a model returns whose embeddings also make its logits: nats [B, T] where there are targets, else logits [B, T, V]."""
     if targets_BT is None:
-        return hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
+        return hidden_BTD if _is_asked_for(hidden_BTD) else hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
     return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
 
 
 def output_layer(hidden_BTD: Tensor, output: nn.Linear, targets_BT: Tensor | None) -> Tensor:
     """What a model returns that has an output layer of its own: nats [B, T] where there are targets, else logits [B, T, V]."""
     if targets_BT is None:
-        return output(hidden_BTD)
+        return hidden_BTD if _is_asked_for(hidden_BTD) else output(hidden_BTD)
     hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
     return chunked_cross_entropy(hidden_ND, output.weight, targets_N, output.bias).view_as(targets_BT)
+
+
+def hidden_states(
+    model: RecurrentModel, tokens_BT: Tensor, state: State | None = None, fresh_BK: Tensor | None = None
+) -> tuple[Tensor, State]:
+    """``model(tokens_BT, state, fresh_BK)`` with the last hidden states [B, T, D] in the place of the logits, as its output layer
+    reads them: logits are their product with its weights, and its bias where it has one.
+
+    Raises TypeError for a model whose logits are made by neither `tied_output` nor `output_layer`.
+    """
+    global _instead
+    _instead = shapes = []
+    try:
+        made, after = model(tokens_BT, state, fresh_BK)
+    finally:
+        _instead = None
+    if not shapes:
+        raise TypeError(f"{type(model).__name__} makes its logits itself: end its forward with losses.tied_output")
+    return made, after
+
+
+def _is_asked_for(hidden_BTD: Tensor) -> bool:
+    if _instead is not None:
+        _instead.append(hidden_BTD.shape)
+    return _instead is not None
 
 
 def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:

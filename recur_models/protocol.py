@@ -54,6 +54,12 @@ class ModelConfig(ABC):
     name: ClassVar[str]
     recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
     """Kinds of activation checkpointing that are worth anything for this model."""
+    free: ClassVar[tuple[str, ...]] = ()
+    """Fields that say how a text is read and shape no weight: trained weights can be scored with other values of them."""
+    learned: ClassVar[tuple[str, ...]] = ()
+    """Those of them that the weights are trained for: another value is scored only where that is asked for in words."""
+    local: ClassVar[tuple[str, ...]] = ()
+    """Fields that name a file of this machine: empty in what is given away."""
 
     @property
     @abstractmethod

@@ -4,6 +4,9 @@ The splits are the folders. `metadata.csv` has no header and the columns id, tit
 its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer sentencepiece:32000
+    python -m pipelines.prepare pg19 --source FOLDER --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
+
+The second is the part of it that *Adding Recurrence to Pretrained Transformers* has (Yoshida et al. 2020, section 5).
 """
 
 from __future__ import annotations
@@ -32,9 +35,22 @@ class Pg19:
     """The release's line ends are CR LF: keep them, or make them LF."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger book is left out, and counted."""
+    books: int = 0
+    """Books of train: the first so many by file name, 10.txt before 2.txt; 0 for all."""
+    validation_tokens: int = 0
+    """Of each validation book the first so many tokens; 0 for all. For tokenizers that are not trained on the corpus."""
+
+    def __post_init__(self) -> None:
+        for name in ("books", "validation_tokens"):
+            if getattr(self, name) < 0:
+                raise CorpusError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 0 for all, or more")
 
     def options(self) -> dict[str, Any]:
-        return {"newline": self.newline}
+        fewer = {"books": self.books, "validation_tokens": self.validation_tokens}
+        return {"newline": self.newline, **{name: count for name, count in fewer.items() if count}}
+
+    def first_tokens(self, split: str) -> int:
+        return self.validation_tokens if split == "validation" else 0
 
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
@@ -45,6 +61,8 @@ class Pg19:
         files = [file for file in files_in(root / split) if file.name.endswith(".txt")]
         if not files and (root / split).is_dir():
             raise CorpusError(f"{root / split} holds no *.txt file: put the books of the PG-19 release there")
+        if split == "train" and self.books:
+            files = sorted(files, key=lambda file: file.name)[: self.books]
         for file in files:
             check_name(root, f"{split}/{file.name}")
         titles = _titles(root / "metadata.csv")

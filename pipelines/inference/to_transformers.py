@@ -31,7 +31,7 @@ from data_prep.tokenizers import (
     bod_id,
 )
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.inference.trained import model_of, tokenizer_of
+from pipelines.inference.trained import config_of, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import MODULE, ThroughlineConfig
@@ -103,7 +103,7 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
     with torch.device("meta"):  # the checkpoint has all weights
         wrapped = ThroughlineForCausalLM(
-            ThroughlineConfig(model=config["model"], vocab_size=meta["vocab_size"], bos_token_id=first)
+            ThroughlineConfig(model=given_away(checkpoint), vocab_size=meta["vocab_size"], bos_token_id=first)
         )
     wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
@@ -130,6 +130,11 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
         os.rename(unfinished, output)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def given_away(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The model's JSON, as the run has it, without the files of this machine that it names."""
+    return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).local, "")}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

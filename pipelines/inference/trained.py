@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
 
-from data_prep.errors import given_by_user
+from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
-from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, load_tokenizer
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
+from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.run_place import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
-    from recur_models import RecurrentModel
+    from recur_models import ModelConfig, RecurrentModel
 
 
 class TextTokenizer(Protocol):
@@ -40,6 +43,7 @@ class ExportedTokenizer:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+        self.labels = not self._tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
@@ -57,10 +61,14 @@ class Trained:
     tokenizer: TextTokenizer
     bod_id: int
     """What stands before a text's first token."""
+    labels: bool = False
+    """Whether it predicts labels of symbols, before whose first none stands, and no text."""
+    checkpoint: Checkpoint | None = None
+    """None of an exported folder."""
 
 
-def load(path: str | Path, store: str = "") -> Trained:
-    """The model and tokenizer at this path or URI.
+def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:
+    """The model and tokenizer at this path or URI. ``best``: a run's best checkpoint, and not its newest.
 
     Raises:
         CheckpointError: there is no model, or it is damaged.
@@ -74,10 +82,12 @@ def load(path: str | Path, store: str = "") -> Trained:
         disable_progress_bar()
         with given_by_user(ValueError, OSError, KeyError, SafetensorError):  # of a folder that is not whole
             wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
-            return Trained(str(path), wrapped.model.eval(), ExportedTokenizer(Path(path)), wrapped.config.bos_token_id)
-    checkpoint = find_checkpoint(path)
-    tokenizer = tokenizer_of(checkpoint, store)
-    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer))
+            model, tokenizer = wrapped.model.eval(), ExportedTokenizer(Path(path))
+            return Trained(str(path), model, tokenizer, wrapped.config.bos_token_id, tokenizer.labels)
+    checkpoint = find_checkpoint(path, best)
+    tokenizer = tokenizer_of(checkpoint, store, corpus)
+    labels = isinstance(tokenizer, SymbolsTokenizer)
+    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer), labels, checkpoint)
 
 
 def is_exported(path: str | Path) -> bool:
@@ -88,8 +98,10 @@ def is_exported(path: str | Path) -> bool:
         return False
 
 
-def find_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder."""
+def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
+    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder. ``best``: of those that
+    were validated at their own step, the best, where there is one.
+    """
     run, name = find_run(path)
     if name and run.is_local:
         return Checkpoint.open(Path(path).expanduser())
@@ -100,6 +112,9 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
         )
     if name:
         return run.open_checkpoint(name)
+    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())} if best else {}
+    if steps := retention.best(whole):
+        return run.open_checkpoint(whole[steps[0]].folder.name)
     found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
@@ -108,20 +123,44 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
     return found
 
 
-def model_of(checkpoint: Checkpoint) -> RecurrentModel:
-    """The model that was saved, in evaluation mode. Raises UserError for one that this version does not know."""
+def config_of(
+    checkpoint: Checkpoint, windows: Mapping[str, int] = MappingProxyType({}), allow: str = ""
+) -> ModelConfig:
+    """The model's config; with ``windows``, other values of the fields that say how a text is read. ``allow``: an option to name
+    where the weights are trained for the value that they have; empty where any will do.
+
+    Raises UserError for a model that this version does not know, and for a field or a value that it cannot take.
+    """
     from recur_models import model_from_json
 
     with given_by_user(ValueError):
         config = model_from_json(checkpoint.meta["config"]["model"])
+        for name, value in windows.items():
+            if name not in config.free:
+                raise UserError(
+                    f"{checkpoint.folder} is a {config.name}, which has one {name} for good: leave out --{name}"
+                )
+            trained: Any = getattr(config, name)
+            if name in config.learned and value != trained and allow:
+                raise UserError(
+                    f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}, and what one "
+                    f"window leaves to the next fits no other: leave out --{name}, or add {allow}"
+                )
+        return replace(config, **windows)
+
+
+def model_of(checkpoint: Checkpoint, config: ModelConfig | None = None) -> RecurrentModel:
+    """The model that was saved, in evaluation mode; ``config``: read in another way. Raises UserError as `config_of` does."""
+    config = config or config_of(checkpoint)
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
-def tokenizer_of(checkpoint: Checkpoint, store: str = "") -> Tokenizer:
-    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since."""
+def tokenizer_of(checkpoint: Checkpoint, store: str = "", corpus: str = "") -> Tokenizer:
+    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since; or of another corpus that
+    was prepared with the same."""
     data = checkpoint.meta["config"]["data"]
     place = store or data["store"]
-    folder = Place.parse(place) / data["corpus"] / "tokenizer"
+    folder = Place.parse(place) / (corpus or data["corpus"]) / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"

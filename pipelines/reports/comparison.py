@@ -19,6 +19,7 @@ from rich.table import Table
 from data_prep.errors import UserError
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
+from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
 from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
@@ -92,6 +93,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "run": run.name,
             "model": run.model,
             "parameters": run.parameters,
+            "forward_flops_per_token": run.forward_flops_per_token,
             "tokens": int(tokens),
             "flops": run.flops_per_token * tokens if run.flops_per_token else None,
             "seconds": round(run.curve(comparison.metric)[-1].time, 1),
@@ -110,6 +112,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "run": ("run", None),
         "model": ("model", None),
         "parameters": ("parameters", short),
+        "forward_flops_per_token": ("FLOPs/\ntoken", ".2e"),
         "tokens": ("tokens", short),
         "flops": ("FLOPs", ".2e"),
         "seconds": ("wall\ntime", duration),
@@ -163,9 +166,22 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     return save_figure(figure, path)
 
 
+def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
+    """What a token costs and the best figure, of those runs whose vocabulary is known."""
+    spots, what = [], ""
+    for run in comparison.runs:
+        what, value = perplexity_of(comparison.metric, min(point.value for point in run.curve(comparison.metric)))
+        if run.forward_flops_per_token:
+            spots.append(Spot(run.name, run.model, run.windows, run.forward_flops_per_token, value))
+    return what, spots
+
+
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """comparison.csv and comparison.png."""
+    """comparison.csv, comparison.png, and frontier.png where a token does not cost all of them the same."""
+    what, spots = spots_of(comparison)
+    path = folder / "frontier.png"
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),
+        *([plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []),
     ]

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import COLOURS, save_figure, write_csv
+from pipelines.reports.frontier import Spot, differ, plot_frontier
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, further
 
@@ -50,6 +51,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             "parameters": e.parameters,
             "steps": e.step,
             "train_tokens": e.train_tokens,
+            "forward_flops_per_token": e.flops_per_token,
             "bits_per_token": e.carried.bits_per_token,
             "bits_per_byte": e.carried.bits_per_byte,
             "word_perplexity": e.carried.word_perplexity,
@@ -93,6 +95,7 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "parameters": ("parameters", short),
         "steps": ("steps", ","),
         "train_tokens": ("tokens\ntrained", short),
+        "forward_flops_per_token": ("FLOPs/\ntoken", ".2e"),
         "bits_per_token": ("bits/\ntoken", ".4f"),
         "bits_per_byte": ("bits/\nbyte", ".4f"),
         "word_perplexity": ("word\nperplexity", ",.2f"),
@@ -200,12 +203,29 @@ def _curves(
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every figure, by position too), table.csv, cumulative.png and, of labelled splits, errors.png, each
-    atomically. Returns their paths.
+    """Write report.json (every figure, by position too), table.csv, cumulative.png, of labelled splits errors.png, and where they
+    cost differently frontier.png, each atomically. Returns their paths.
     """
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
     values = {"unigram_bits_per_byte": unigram, "table": rows, "evaluations": [asdict(e) for e in evaluations]}
     table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
-    return [report, table, plot, *errors]
+    what, spots = spots_of(evaluations)
+    path = folder / "frontier.png"
+    costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
+    return [report, table, plot, *errors, *costs]
+
+
+def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
+    """What each costs and gives, of evaluations on one split: word perplexity where it is known, else perplexity per token."""
+    scores = [e.carried for e in evaluations]
+    by_word = all(math.isfinite(score.word_perplexity) for score in scores)
+    values = [score.word_perplexity if by_word else 2**score.bits_per_token for score in scores]
+    spots = [
+        Spot(e.name, e.model, e.windows, e.flops_per_token, value)
+        for e, value in zip(evaluations, values, strict=True)
+        if e.flops_per_token is not None
+    ]
+    alike = len({e.split for e in evaluations}) == 1
+    return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

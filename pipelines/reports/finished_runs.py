@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap,
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
+from pipelines.tracking.score import windows_of
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
 WORTH = "validation/worth_of_states_bits"
@@ -48,6 +49,10 @@ class FinishedRun:
     """Corpus, and how much of its validation split was read."""
     records: tuple[Record, ...]
     """By step."""
+    forward_flops_per_token: float | None = None
+    """Of the forward pass alone."""
+    windows: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`window` and `overlap` of the model, of those that it has."""
 
     def curve(self, key: str) -> list[Point]:
         """The figure's points, in seconds since the run's first record, its pauses left out."""
@@ -159,4 +164,6 @@ def _run(
         tokenizer=tokenizer,
         text=f"{corpus}, {read:,} tokens" if read else f"{corpus}, all of it",
         records=tuple(sorted(records, key=lambda record: (record.step, record.time))),
+        forward_flops_per_token=cost.flops_per_token if cost else None,
+        windows=windows_of(model),
     )

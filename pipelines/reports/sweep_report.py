@@ -15,8 +15,10 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import write_csv
 from pipelines.reports.sweep_result import SweepResult, read_sweep
+from pipelines.tracking.score import windows_of
 
 if TYPE_CHECKING:
+    from pipelines.reports.frontier import Spot
     from pipelines.tracking import Tracker
 
 LEAST_SECONDS = 60.0
@@ -49,6 +51,19 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
     ]
 
 
+def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
+    """What a token costs and the best figure, of the trials that have one."""
+    from pipelines.reports.frontier import Spot, perplexity_of
+
+    spots, what = [], ""
+    for trial in sweep.scored:
+        what, value = perplexity_of(sweep.metric, trial.best or 0.0)
+        if trial.flops_per_token:
+            model = str(trial.model.get("name", ""))
+            spots.append(Spot(trial.id, model, windows_of(trial.model), trial.flops_per_token, value))
+    return what, spots
+
+
 def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = True) -> list[Path]:
     """Write the sweep's table and charts below ``folder/report`` and log them to its run. Returns the files.
 
@@ -57,7 +72,8 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
 
     Raises ValueError when this is no sweep's folder, or a file of it is damaged.
     """
-    from pipelines.reports import sweep_figures as figures  # matplotlib: a second
+    from pipelines.reports import frontier  # matplotlib: a second
+    from pipelines.reports import sweep_figures as figures
 
     place = folder / "report"
     table = place / "trials.csv"
@@ -76,6 +92,10 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
             figures.plot_importance(sweep, place / "importance.png"),
             figures.plot_curves(sweep, place / "curves.png"),
         ]
+        what, spots = spots_of(sweep)
+        if frontier.differ(spots):
+            flops = "FLOPs of training per token"
+            paths.append(frontier.plot_frontier(spots, f"best {what}", flops, place / "frontier.png"))
     paths.append(figures.plot_timeline(sweep, place / "timeline.png"))
     winner = sweep.winner or {}
     if command := winner.get("command"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class TrialResult:
     seconds: float = 0.0
     exploited: Sequence[Mapping[str, Any]] = ()
     baseline: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """JSON of its config; empty before it has begun."""
 
     def at(self, tokens: float) -> float:
         """Its figure at the last validation up to so many tokens, which must not be before its first."""
@@ -140,6 +142,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
     records = read_records(folder / "metrics.jsonl")
     further = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
     best, last = values.get("best") or {}, values.get("last") or {}
+    config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
     return TrialResult(
         id=str(values["id"]),
         values=values["values"],
@@ -149,6 +152,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         last=value_of(last, metric),
         points=points_of(records, metric),
         spans=spans([record.time / 1e3 for record in records]),
+        model=config.get("model", {}),
         **{name: values[name] for name in further if name in values},
     )
 

@@ -9,12 +9,13 @@ with bar("verifying", size, DownloadColumn(), console=out) as update:
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 def lines() -> Console:
@@ -30,3 +31,13 @@ def bar(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=not stays, disable=not console.is_terminal) as progress:
         yield partial(progress.update, progress.add_task(what, total=total, figures=""))
+
+
+@contextmanager
+def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, else one line at the end. Yields what is told how much is done, and of how much."""
+    console, began = Console(), time.monotonic()
+    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
+        yield lambda done, all_of_it: update(completed=done, total=all_of_it)
+    if not console.is_terminal:
+        print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,12 @@ class Evaluation:
     """Recurrent states cleared at each segment, keys and values kept; None where the model has none."""
     cleared_all: Score | None
     """The whole State cleared at each segment; None where the State is empty."""
+    flops_per_token: float | None = None
+    """Needed ones of the forward pass (recur_models/costs.py)."""
+    windows: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`window` and `overlap` of the model, of those that it has."""
+
+
+def windows_of(model: Mapping[str, Any]) -> dict[str, int]:
+    """`window` and `overlap` of a model's JSON, of those that it has."""
+    return {name: model[name] for name in ("window", "overlap") if name in model}

@@ -1,19 +1,29 @@
-"""Fine-tuning weights from a folder: the run goes on bit for bit, and is exported, when the folder is gone."""
+"""Fine-tuning weights from a folder: the run goes on bit for bit, and is exported, when the folder is gone. And scoring over other
+windows than those of training."""
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 import shlex
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines import evaluate
 from pipelines.export import main as export
-from pipelines.inference.trained import load
+from pipelines.inference.trained import config_of, find_checkpoint, load
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.small_corpus import contents
 
@@ -56,8 +66,57 @@ def test_a_run_goes_on_when_its_pretrained_weights_are_gone(pretrained: Path, st
     assert weights(last) == expected
     export([str(run), "--output", str(tmp_path / "exported")])
     ours, theirs = (load(place).model for place in (run, tmp_path / "exported"))
+    written = json.loads((tmp_path / "exported" / "config.json").read_text())["model"]
+    assert written["pretrained"] == "" and written["d_model"] == 16 and str(tmp_path) not in json.dumps(written)
     text = torch.randint(256, (1, 40), generator=torch.Generator().manual_seed(0))
     assert torch.equal(ours(text)[0], theirs(text)[0])
+
+
+def table_of(folder: Path) -> dict[str, dict[str, str]]:
+    with open(folder / "table.csv", newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+def test_the_baseline_is_scored_at_any_overlap(train_model: Callable[..., Path], store: Path, tmp_path: Path) -> None:
+    run = train_model("gpt2")
+    quiet = ("--tracking.backend", "none", "--output", str(tmp_path / "report"))
+    evaluate.main([str(run), *quiet])
+    as_trained = table_of(tmp_path / "report")["run"]
+    assert not (tmp_path / "report" / "frontier.png").exists()
+    evaluate.main([str(run), "--overlap", "0", "4", "8", *quiet])
+    rows = table_of(tmp_path / "report")
+    assert Image.open(tmp_path / "report" / "frontier.png").width > 1000
+    text, checkpoint = SegmentStore.open(store, "text", "test"), find_checkpoint(run)
+    ids = text.tokens(0, 0, int(text.lengths[0])).astype("int64")
+    tokens, targets = torch.tensor([256, *ids[:-1], *[0] * 24]), torch.tensor([*ids, *[-1] * 24])
+    trained: Any = config_of(checkpoint)
+    for overlap in (0, 4, 8):
+        row, config = rows[f"run-overlap-{overlap}"], replace(trained, overlap=overlap)
+        model, length = config.restore(257, checkpoint.weights()).eval(), -(-len(ids) // config.block) * config.block
+        with torch.no_grad():
+            nats = float(model(tokens[None, :length], None, None, targets[None, :length])[0].sum())
+        assert float(row["bits_per_token"]) == pytest.approx(nats / math.log(2) / len(ids), rel=1e-5)
+        assert float(row["word_perplexity"]) == pytest.approx(math.exp(nats / text.manifest.totals.words), rel=1e-4)
+        assert float(row["forward_flops_per_token"]) == config.costs(257).flops_per_token
+    assert {**rows["run-overlap-4"], "name": "run"} == as_trained  # what it was trained with
+    logged = {name: value for record in read_records(run / "metrics.jsonl") for name, value in record.metrics.items()}
+    for key, row in (("", rows["run-overlap-4"]), ("_overlap_0", rows["run-overlap-0"])):
+        for figure in ("bits_per_token", "forward_flops_per_token"):
+            assert logged[f"whole_test{key}/{figure}"] == float(row[figure])
+
+
+def test_recurrence_is_scored_at_its_own_overlap_unless_asked(train_model: Callable[..., Path], tmp_path: Path) -> None:
+    run, quiet = train_model("gpt2-rec"), ("--tracking.backend", "none", "--output", str(tmp_path / "report"))
+    evaluate.main([str(run), "--overlap", "4", *quiet])
+    assert float(table_of(tmp_path / "report")["run-overlap-4"]["word_perplexity"]) > 1
+    with pytest.raises(UserError, match=r"trained with model.overlap 4 and not 0.* or add --allow-other-windows"):
+        evaluate.main([str(run), "--overlap", "4", "0", *quiet])
+    evaluate.main([str(run), "--overlap", "0", "--allow-other-windows", *quiet])
+    assert next(iter(table_of(tmp_path / "report"))) == "run-overlap-0"
+    with pytest.raises(UserError, match=r"model.overlap is 12, but a window has 12 tokens: it must be less"):
+        evaluate.main([str(run), "--overlap", "12", "--allow-other-windows", *quiet])
+    with pytest.raises(UserError, match="is a slide, which has one overlap for good: leave out --overlap"):
+        evaluate.main([str(train_model("slide", name="slide")), "--overlap", "0", *quiet])
 
 
 def test_weights_of_another_vocabulary_are_a_users_error(pretrained: Path, store: Path, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from tests.recur_models.test_models import (  # noqa: F401
     test_bad_input_is_refused_in_a_sentence,
     test_every_parameter_gets_a_gradient_within_one_segment,
     test_fresh_in_the_middle_equals_starting_anew,
+    test_hidden_states_are_what_the_logits_are_made_of,
     test_lanes_do_not_see_each_other,
     test_nats_are_the_cross_entropy_of_the_logits,
     test_state_follows_the_model,

@@ -15,7 +15,6 @@ from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.evaluate import pass_progress
 from pipelines.reports.evaluation import (
     by_position,
     evaluation_rows,
@@ -23,6 +22,7 @@ from pipelines.reports.evaluation import (
     plot_cumulative,
     write_report,
 )
+from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
 
 BIT = math.log(2)  # nats

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
 from recur_models.block_recurrent import RecConfig
+from recur_models.losses import hidden_states
 from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
@@ -162,6 +163,18 @@ def test_nats_are_the_cross_entropy_of_the_logits(config: ModelConfig) -> None:
     nats, _ = model(text, None, None, targets)
     expected = F.cross_entropy(model(text)[0].flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     torch.testing.assert_close(nats.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_states_are_what_the_logits_are_made_of(config: ModelConfig) -> None:
+    model: Any = build(config)
+    text, fresh = tokens(2, 3 * model.block), fresh_at(2, 3, (1, 2))
+    with torch.no_grad():
+        hidden, state = hidden_states(model, text, model.initial_state(2), fresh)
+        logits, after = model(text, model.initial_state(2), fresh)
+        made = hidden @ model.embedding.weight.T if not hasattr(model, "output") else model.output(hidden)
+    assert hidden.shape == (*text.shape, model.embedding.embedding_dim)
+    torch.testing.assert_close(made, logits, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(state[name], after[name]) for name in after)
 
 
 def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig) -> None:

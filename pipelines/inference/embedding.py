@@ -1,0 +1,243 @@
+"""Contextual embeddings of whole documents, State carried from their first token to their last, as Arrow files.
+
+    texts = texts_of_store(SegmentStore.open("runs/store", "pg19", "test"), ids=())
+    embed(model, texts, Place.parse("embedded"), EmbeddingPlan(every=1, dtype="float32", ...), progress)
+
+    embedded/part-00000.arrow …    rows `document` (its id), `offset` (of its token, or of the first of them, in the document) and
+                                   `embedding` (fixed_size_list [D]); those of a document are in order and in one part
+    embedded/_embeddings.json      what they were made of; written last: without it the folder is not finished
+
+A token's embedding is the last hidden state after the token was read, as the output layer reads it (`losses.hidden_states`). A part
+has its name when it is whole, and knows what it was made of: the same command again makes those that are missing. Memory is that of
+one segment of all lanes, however long a document is.
+
+Letters: B lanes · T tokens of a segment · K blocks · n tokens, m rows of one document · D width.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from data_prep.errors import UserError
+from data_prep.lanes import EvaluationLanes, read_batch
+from data_prep.manifest import digest
+from data_prep.places import TEMPORARY, Place
+from data_prep.plan import group_by_bytes
+from data_prep.segments import arrow_array
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import LOCK, hold
+from recur_models import RecurrentModel
+from recur_models.losses import hidden_states
+
+PART_TOKENS = 1 << 19
+"""A part is closed when its documents have so many tokens: what a killed command may have to read again."""
+MADE_OF = b"throughline"
+"""Key of the fingerprint in a part's schema."""
+LAST = "_embeddings.json"  # readers of a folder of Arrow files pass over names that begin so
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Documents as a model reads them, for `read_batch`: begin-of-document is a token of theirs, the first."""
+
+    ids: Sequence[str]
+    lengths: np.ndarray
+    """int64 [documents]. Tokens of each, without begin-of-document."""
+    numbers: np.ndarray
+    """int64 [documents]. What ``read`` calls each."""
+    read: Callable[[int, int, int], np.ndarray]
+    """Tokens start to stop (not included) of a document."""
+    bod_id: int
+    before: int
+    """Tokens before a document's own: 1, begin-of-document; 0 of a labelled store, whose models read none."""
+    fingerprint: str
+    """Of the split or the text that they are from."""
+    labelled: bool = True
+    """Inputs are the tokens themselves, not those before them."""
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        own = self.read(int(self.numbers[document]), max(start - self.before, 0), stop - self.before)
+        return np.concatenate([[self.bod_id], own]) if start < self.before else own
+
+    def targets(self, document: int, start: int, stop: int) -> np.ndarray:
+        return np.zeros(stop - start, dtype=np.int64)
+
+    def part(self, run: range) -> Texts:
+        """Some of them."""
+        some = slice(run.start, run.stop)
+        return replace(self, ids=self.ids[some], lengths=self.lengths[some], numbers=self.numbers[some])
+
+
+def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
+    """A split's documents; those of these ids where there are any. Raises UserError where it has not one, or no token of it."""
+    numbers = {document.id: i for i, document in enumerate(store.manifest.documents) if store.lengths[i]}
+    if odd := [name for name in ids if name not in numbers]:
+        near = difflib.get_close_matches(odd[0], numbers, n=1, cutoff=0.0)
+        raise UserError(f"{store.folder} has no document {odd[0]!r} with tokens: its ids are such as {', '.join(near)}")
+    chosen = sorted({numbers[name] for name in ids}) if ids else list(numbers.values())
+    if not chosen:
+        raise UserError(f"{store.folder} has no document with any token: choose another --split")
+    names = list(numbers) if len(chosen) == len(numbers) else [store.manifest.documents[i].id for i in chosen]
+    before, index = 0 if store.labelled else 1, np.asarray(chosen)
+    return Texts(names, store.lengths[index], index, store.tokens, store.bod_id, before, store.manifest.fingerprint)
+
+
+def texts_of_ids(name: str, ids_n: np.ndarray, bod_id: int, labels: bool) -> Texts:
+    """One text, of these token ids. Raises UserError where there are none."""
+    if not len(ids_n):
+        raise UserError(f"{name} holds no text: choose another --file")
+    one = np.array([len(ids_n)]), np.zeros(1, dtype=np.int64)
+    made_of = digest(ids_n.tolist())
+    return Texts([name], *one, lambda _, start, stop: ids_n[start:stop], bod_id, 0 if labels else 1, made_of)
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """What is made of the hidden states. Neither lanes nor segments change a figure."""
+
+    model: str
+    """Digest of the weights."""
+    every: int
+    """Tokens that have one row, their mean."""
+    dtype: Literal["float32", "float16"]
+    lanes: int
+    segment_length: int
+
+    def fingerprint(self, texts: Texts) -> str:
+        return digest([self.model, self.every, self.dtype, texts.fingerprint, list(texts.ids)])
+
+
+def embed(
+    model: RecurrentModel, texts: Texts, output: Place, plan: EmbeddingPlan, progress: Callable[[int, int], None]
+) -> int:
+    """Write the parts that are missing. Returns the number of rows of all. ``progress(tokens, all of them)``.
+
+    Raises UserError where the folder holds anything else.
+    """
+    done, total, rows, fingerprint = 0, int(texts.lengths.sum()), 0, plan.fingerprint(texts)
+    with hold(output, "another pipelines.embed"):
+        _check_is_ours(output)
+        parts = group_by_bytes(texts.lengths.tolist(), PART_TOKENS)
+        for index, run in enumerate(parts):
+            place, part = output / f"part-{index:05d}.arrow", texts.part(run)
+            if place.exists():
+                _check_is_of(place, fingerprint)
+            else:
+                schema = _schema(plan, model.embedding.embedding_dim, fingerprint)
+                with place.writing() as stream, pa.ipc.new_file(stream, schema) as file:
+                    for batch, tokens in _batches(model, part, plan, schema):
+                        file.write_batch(batch)
+                        progress(done := done + tokens, total)
+            rows += int(np.sum(-(-part.lengths // plan.every)))
+            progress(done := int(texts.lengths[: run.stop].sum()), total)
+        about = {"fingerprint": fingerprint, "model": plan.model, "text": texts.fingerprint, "every": plan.every}
+        about |= {"documents": len(texts.ids), "tokens": total, "rows": rows, "parts": len(parts)}
+        (output / LAST).write_atomically(json.dumps(about, indent=1).encode())
+    return rows
+
+
+def _check_is_ours(output: Place) -> None:
+    """Also takes away what a killed command was writing."""
+    for file in output.list():
+        if file.name.endswith(TEMPORARY):
+            file.place.delete()
+        elif file.name not in (LAST, LOCK) and not re.fullmatch(r"part-\d{5}\.arrow", file.name):
+            raise UserError(f"{output} holds other files ({file.name}): name a folder of its own with --output")
+
+
+def _check_is_of(part: Place, fingerprint: str) -> None:
+    try:
+        with pa.ipc.open_file(part.open_random()) as file:
+            found = (file.schema.metadata or {}).get(MADE_OF, b"").decode()
+    except pa.ArrowInvalid:
+        found = ""
+    if found != fingerprint:
+        raise UserError(f"{part} is of another model, text or option: remove {part.parent}, or choose another --output")
+
+
+def _schema(plan: EmbeddingPlan, width: int, fingerprint: str) -> pa.Schema:
+    item = pa.field("item", pa.float32() if plan.dtype == "float32" else pa.float16(), nullable=False)
+    return pa.schema(
+        [
+            pa.field("document", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("embedding", pa.list_(item, width), nullable=False),
+        ],
+        metadata={MADE_OF: fingerprint.encode()},
+    )
+
+
+def _batches(
+    model: RecurrentModel, texts: Texts, plan: EmbeddingPlan, schema: pa.Schema
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """A record batch for each step, and how many tokens were read for it."""
+    names, means = pa.array(texts.ids, pa.string()), Means(plan.every, texts.lengths)
+    for spans in read_hidden(model, texts, plan.lanes, plan.segment_length):
+        made = [(document, *means.of(document, offset, hidden_nD)) for document, offset, hidden_nD in spans]
+        tokens = sum(len(hidden_nD) for _, _, hidden_nD in spans)
+        counts = [len(offsets_m) for _, offsets_m, _ in made]
+        document_m = np.repeat(np.array([document for document, *_ in made], dtype=np.int32), counts)
+        offset_m = np.concatenate([offsets_m for _, offsets_m, _ in made])
+        values = np.concatenate([mean_mD for *_, mean_mD in made]).astype(plan.dtype).reshape(-1)
+        columns = [
+            pa.DictionaryArray.from_arrays(arrow_array(document_m), names),
+            arrow_array(offset_m),
+            pa.FixedSizeListArray.from_arrays(arrow_array(values), type=schema.field("embedding").type),
+        ]
+        yield pa.record_batch(columns, schema=schema), tokens
+
+
+@torch.no_grad()
+def read_hidden(
+    model: RecurrentModel, texts: Texts, lanes: int, segment_length: int
+) -> Iterator[list[tuple[int, int, np.ndarray]]]:
+    """Step by step what has been read on all lanes: document, offset of the first token, hidden states [n, D] in float32."""
+    device = model.embedding.weight.device
+    sizes = {"segment_length": segment_length, "block": model.block}
+    schedule = EvaluationLanes(texts.lengths + texts.before, lanes=min(lanes, len(texts.ids)), **sizes)
+    state = model.initial_state(schedule.lanes)
+    for step in range(schedule.steps):
+        batch = read_batch(texts, schedule, step, 0, schedule.lanes)
+        tokens_BT, fresh_BK = (torch.from_numpy(x).to(device) for x in (batch.tokens_BT, batch.fresh_BK))
+        hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)
+        whole_BTD, spans = hidden_BTD.float().cpu().numpy(), []
+        for lane in range(schedule.lanes):
+            for column, document, offset, length in schedule.spans(step, lane):
+                first, skipped = column * model.block, max(texts.before - offset, 0)
+                hidden_nD = whole_BTD[lane, first + skipped : first + length]
+                spans.append((document, offset + skipped - texts.before, hidden_nD))
+        yield spans
+
+
+class Means:
+    """Means over every so many tokens of a document, of hidden states that come in pieces."""
+
+    def __init__(self, every: int, lengths: np.ndarray) -> None:
+        """``lengths``: tokens of each document, after which its last group is over."""
+        self._every, self._lengths = every, lengths
+        self._begun: dict[int, tuple[Any, int]] = {}
+
+    def of(self, document: int, offset: int, hidden_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets [m] and means [m, D] of the groups that are whole with this piece, which begins where the last one ended."""
+        end = offset + len(hidden_nD)
+        bounds = np.unique([offset, *range(-(-offset // self._every) * self._every, end, self._every), end])
+        if len(bounds) < 2:  # begin-of-document alone
+            return np.empty(0, np.int64), hidden_nD
+        sums_mD, counts_m = np.add.reduceat(hidden_nD, bounds[:-1] - offset, axis=0), np.diff(bounds)
+        begun, count = self._begun.pop(document, (0.0, 0))
+        sums_mD[0] += begun
+        counts_m[0] += count
+        offsets_m = bounds[:-1] // self._every * self._every
+        if end % self._every and end < self._lengths[document]:
+            self._begun[document] = sums_mD[-1], int(counts_m[-1])
+            sums_mD, counts_m, offsets_m = sums_mD[:-1], counts_m[:-1], offsets_m[:-1]
+        return offsets_m, sums_mD / counts_m[:, None]

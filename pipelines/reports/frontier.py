@@ -1,0 +1,106 @@
+"""What a figure costs: the figure over FLOPs per token with the Pareto frontier, and over the window where runs differ in it.
+
+    plot_frontier(spots, "validation perplexity", "FLOPs of the forward pass per token", Path("frontier.png"))
+
+Figures 5 and 4 of *Adding Recurrence to Pretrained Transformers* (Yoshida et al. 2020): a curve for each model and overlap where
+the windows differ, else for each model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pipelines.reports.files import COLOURS, save_figure
+from pipelines.tracking.metrics import about
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+NAMED = 40
+"""With more spots than this none is named."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A run, an evaluation or a trial. Of its figure less is better."""
+
+    name: str
+    model: str
+    windows: Mapping[str, int]
+    """`window` and `overlap` of the model, of those that it has."""
+    flops: float
+    """For one token."""
+    value: float
+
+
+def perplexity_of(metric: str, value: float) -> tuple[str, float]:
+    """A figure of METRICS as the papers plot it: bits per token as perplexity, any other as it is; in words, and its value."""
+    words = about(metric)
+    return (words.replace("bits", "perplexity"), 2**value) if metric.endswith("bits_per_token") else (words, value)
+
+
+def pareto(spots: Sequence[Spot]) -> list[Spot]:
+    """Those that no other beats in FLOPs without being worse, by FLOPs: each has a better figure than all that cost less."""
+    best: list[Spot] = []
+    for spot in sorted(spots, key=lambda spot: (spot.flops, spot.value)):
+        if not best or spot.value < best[-1].value:
+            best.append(spot)
+    return best
+
+
+def differ(spots: Sequence[Spot]) -> bool:
+    """Whether there is anything to see: a trial's FLOPs are a quotient, and differ by rounding."""
+    return len({f"{spot.flops:.6g}" for spot in spots}) > 1
+
+
+def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> Path:
+    """The figure, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several."""
+    windows = sorted({spot.windows["window"] for spot in spots if "window" in spot.windows})
+    several = len(windows) > 1
+    curves: dict[str, list[Spot]] = {}
+    for spot in spots:
+        overlap = f", overlap {spot.windows['overlap']}" if several and "overlap" in spot.windows else ""
+        curves.setdefault(spot.model + overlap, []).append(spot)
+    figure = Figure(figsize=(13 if several else 8.5, 5), layout="constrained")
+    panels: list[Axes] = list(figure.subplots(1, 1 + several, sharey=True, squeeze=False)[0])
+    best = pareto(spots)
+    panels[0].plot(
+        [s.flops for s in best], [s.value for s in best], color="0.75", linewidth=6, solid_capstyle="round", zorder=0
+    )
+    handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
+    for number, (label, curve) in enumerate(curves.items()):
+        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        drawn = {"color": colour, "linestyle": style, "marker": "o", "markersize": 5, "linewidth": 1.4}
+        by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
+        panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)
+        handles.append(Line2D([], [], label=label, **drawn))
+        if several and (sized := [spot for spot in by_flops if "window" in spot.windows]):
+            panels[1].plot([spot.windows["window"] for spot in sized], [spot.value for spot in sized], **drawn)
+    beside = next(
+        (name for name in ("window", "overlap") if len({spot.windows.get(name) for spot in spots}) > 1), "name"
+    )
+    for spot in spots if len(spots) <= NAMED else ():
+        told = spot.name if beside == "name" else str(spot.windows.get(beside, ""))
+        at = (spot.flops, spot.value)
+        panels[0].annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
+    panels[0].set_xscale("log")
+    panels[0].margins(x=0.1)
+    panels[0].tick_params(axis="x", which="both", labelsize=8)
+    panels[0].set_xlabel(f"{of_flops} (log)" + (f"; beside each, its {beside}" if len(spots) <= NAMED else ""))
+    panels[0].set_ylabel(what)
+    if several:
+        panels[1].set_xlabel("tokens of a window")
+        panels[1].set_xticks(windows if len(windows) <= 10 else windows[:: len(windows) // 8])
+    for axes in panels:
+        axes.grid(alpha=0.25, which="both" if axes is panels[0] else "major")
+    panels[-1].legend(handles=handles, fontsize=8, framealpha=0.9)
+    figure.suptitle(f"{what} by what a token costs; lower is better", fontsize=11)
+    return save_figure(figure, path)

@@ -1,0 +1,54 @@
+"""The Pareto frontier, and its picture of evaluations, of runs that are compared and of sweeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pipelines.reports.frontier import Spot, differ, pareto, perplexity_of, plot_frontier
+from pipelines.reports.sweep_report import report_sweep
+from tests.pipelines.test_report import REC, SLIDE, write_report
+from tests.small_sweep import small_sweep
+
+
+def spot(flops: float, value: float, **windows: int) -> Spot:
+    return Spot(f"{flops}", "gpt2", windows, flops, value)
+
+
+def test_the_frontier_is_what_nothing_beats() -> None:
+    best = [spot(1, 9), spot(2, 7), spot(5, 6)]
+    assert pareto([spot(3, 8), best[2], spot(2, 8), best[1], spot(6, 6), best[0], spot(5, 7)]) == best
+    assert not differ([spot(1, 2), spot(1 + 1e-12, 3)]) and not differ([]) and differ([spot(1, 2), spot(1.1, 2)])
+
+
+def test_bits_per_token_are_shown_as_perplexity() -> None:
+    assert perplexity_of("validation/bits_per_token", 3.0) == ("validation perplexity per token", 8.0)
+    assert perplexity_of("validation/error_rate", 0.25) == ("validation errors per label", 0.25)
+
+
+@pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])
+def test_windows_that_differ_have_a_panel(windows: tuple[int, ...], tmp_path: Path) -> None:
+    spots = [spot(1e8 / (1 - o / w), 40 - w / 50 - o / 20, window=w, overlap=o) for w in windows for o in (0, 30)]
+    size = Image.open(plot_frontier(spots, "perplexity", "FLOPs", tmp_path / "frontier.png")).size
+    assert size == ((1950, 750) if len(windows) > 1 else (1275, 750))
+
+
+def test_evaluations_that_cost_the_same_or_are_of_different_splits_have_none(tmp_path: Path) -> None:
+    rec, slide = replace(REC, flops_per_token=2e6), replace(SLIDE, flops_per_token=1e6)
+    for pair in ([REC, SLIDE], [rec, replace(slide, flops_per_token=2e6)], [rec, replace(slide, split="pg19/test")]):
+        assert not [path for path in write_report(pair, tmp_path) if path.name == "frontier.png"]
+    assert (tmp_path / "frontier.png") in write_report([rec, slide], tmp_path)
+
+
+def test_of_a_sweep_whose_trials_cost_differently(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", 4)
+    for number, path in enumerate(sorted(folder.glob("trials/*/trial.json"))):
+        trial = json.loads(path.read_text())
+        path.write_text(json.dumps(trial | {"flops": trial["tokens"] * 1e6 * (1 + number)}))
+        model = {"name": "gpt2", "window": 300, "overlap": 10 * number}
+        (path.parent / "config.json").write_text(json.dumps({"model": model}))
+    assert folder / "report" / "frontier.png" in report_sweep(folder)
