@@ -57,6 +57,8 @@ MODELS = {
         "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
         "gpt2": f"small-gpt2 {GPT2} {WINDOWS}",
         "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
+        "llama": f"small-llama {GPT2} {WINDOWS} --model.kv-heads 1",
+        "llama-rec": f"small-llama-rec {GPT2} {WINDOWS} --model.kv-heads 1 --model.hidden 8 8",
     }.items()
 }
 """Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""

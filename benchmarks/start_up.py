@@ -28,6 +28,7 @@ WORDS = {
     "evaluate": ["--help", UNKNOWN, NOWHERE],
     "compare": ["--help", UNKNOWN, NOWHERE],
     "generate": ["--help", UNKNOWN, NOWHERE],
+    "continuations": ["--help", UNKNOWN, NOWHERE],
     "export": ["--help", UNKNOWN, f"{NOWHERE} out"],
     "preflight": ["--help", f"demo-rec {UNKNOWN}", "demo-re"],
     "run": ["--help", f"demo-rec {UNKNOWN}", "demo-re"],

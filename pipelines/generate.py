@@ -76,6 +76,7 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
     """Ids that continue a document which begins with ``prompt_ids``, one by one."""
     import torch
 
+    from pipelines.inference.writing import write
     from recur_models.decoding import begin, read
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,14 +85,11 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
     tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=device)
     with torch.no_grad():
         logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
-    for left in range(config.max_new_tokens, 0, -1):
-        logits_V = logits_BTV[0, -1].float()
-        logits_V[trained.bod_id] = -torch.inf  # no document has it inside
-        token = choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
-        yield int(token)
-        if left > 1:
-            with torch.no_grad():
-                logits_BTV, reading = read(stepper, reading, token.view(1, 1))
+
+    def chosen(logits_V: Tensor) -> Tensor:
+        return choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
+
+    yield from write(stepper, reading, logits_BTV, trained.bod_id, config.max_new_tokens, chosen)
 
 
 def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:

@@ -12,6 +12,7 @@ from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.importing import when_imported
+from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.protocol import (
@@ -46,6 +47,8 @@ MODELS: dict[str, type[ModelConfig]] = {
         LSTMConfig,
         GPT2Config,
         GPT2RecConfig,
+        LlamaConfig,
+        LlamaRecConfig,
     )
 }
 Config = TypeVar("Config", bound=ModelConfig)
@@ -85,6 +88,8 @@ __all__ = [
     "GPT2Config",
     "GPT2RecConfig",
     "LSTMConfig",
+    "LlamaConfig",
+    "LlamaRecConfig",
     "MemorizingConfig",
     "ModelConfig",
     "RecConfig",

@@ -57,8 +57,6 @@ class RecConfig(WindowedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.states < 1:
-            raise ValueError(f"model.states is {self.states}: it must be at least 1")
         if not self.recurrent_layers or len(set(self.recurrent_layers)) < len(self.recurrent_layers):
             raise ValueError(f"model.recurrent_layers is {self.recurrent_layers}: name one or more different layers")
         for layer in self.recurrent_layers:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import MASKED, merge_heads, split_heads
 from recur_models.losses import output_layer
-from recur_models.protocol import ModelConfig, RecurrentModel
+from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,7 @@ class CoreConfig(ModelConfig):
     """Share of activations dropped."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"model.{name} is {value}: it must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        check_sizes(self)
 
     @property
     def least_blocks(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.protocol import ModelConfig
+from recur_models.protocol import ModelConfig, check_sizes
 
 MASKED = -3e4
 """The logit of a key that may not be seen: its weight is 0 in every dtype, and float16 still holds it (not the authors' -1e6)."""
@@ -46,11 +46,7 @@ class StackConfig(ModelConfig):
     layer and output, as runs had it that were begun before this field was."""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "d_model", "heads", "head_dim", "mlp_dim", "window"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"model.{field} is {getattr(self, field)}: it must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        check_sizes(self)
 
     @property
     def block(self) -> int:

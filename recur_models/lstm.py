@@ -26,6 +26,7 @@ from recur_models.protocol import (
     Stepper,
     Watched,
     begin_segment,
+    check_sizes,
     reset,
 )
 
@@ -46,11 +47,7 @@ class LSTMConfig(ModelConfig):
     """Share of activations dropped: of the embeddings and of each layer's output."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "d_model", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}: it must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        check_sizes(self)
 
     @property
     def block(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -106,6 +106,18 @@ class ModelConfig(ABC):
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
         return cls(**given)
+
+
+def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
+    """Raises ValueError, naming the field, unless all integers of a config are at least 1, those ``from_0`` at least 0, and its
+    ``dropout`` is below 1.
+    """
+    for name, value in vars(config).items():
+        least = 0 if name in from_0 else 1
+        if type(value) is int and value < least:
+            raise ValueError(f"model.{name} is {value}: it must be at least {least}")
+    if not 0 <= (rate := vars(config)["dropout"]) < 1:
+        raise ValueError(f"model.dropout is {rate}: it must be at least 0 and below 1")
 
 
 class RecurrentModel(nn.Module, ABC):

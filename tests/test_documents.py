@@ -26,6 +26,7 @@ from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
+from recur_models import GPT2Config, LlamaConfig
 from tests.small_corpus import words as text_of
 from tune_spaces import combine
 
@@ -112,8 +113,10 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
         if "--model.pretrained" in words:
             folder = tmp_path / words[words.index("--model.pretrained") + 1]
             folder.mkdir()
-            sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024}
-            (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+            family = next(config.family for config in (GPT2Config, LlamaConfig) if f"{config.name}-" in words[0])
+            told = {theirs: family.small[ours] for ours, theirs in family.names.items()}
+            told |= {"tie_word_embeddings": True}
+            (folder / "config.json").write_text(json.dumps({"model_type": family.kind, **told}))
         try:
             importlib.import_module(module).main(words)
         except Parsed as done:

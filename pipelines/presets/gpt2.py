@@ -2,6 +2,7 @@
 
     wikitext-gpt2-overlap-…, wikitext-gpt2-rec-overlap-…      Table 1
     pg19-gpt2-overlap-…, pg19-gpt2-rec-overlap-…              Table 2
+    pg19-llama-overlap-50, pg19-llama-rec-overlap-50          the same of a Llama
 
 The paper fine-tunes the published GPT-2 small: `--model.pretrained FOLDER` names its weights, and the store is prepared with its
 tokenizer. Without that option a run begins with weights of no training.
@@ -17,19 +18,25 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from recur_models import GPT2Config, GPT2RecConfig
+from recur_models import GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig
+from recur_models.pretrained_config import DecoderConfig
 
 WINDOWS, LANES = 20, 8
 TWO_EPOCHS = {"wikitext": 236_000_000, "pg19": 233_000_000}
 """Tokens: WikiText-103 has 118M of GPT-2's; 1,250 books of 69,000 words each (section 5) at 1.35 tokens a word, 116M."""
 OVERLAPS = {
     "wikitext": {"gpt2": (0, 5, 10, 30, 50), "gpt2-rec": (0, 5, 10, 30, 50)},
-    "pg19": {"gpt2": (0, 5, 10, 30, 50, 75, 100, 150, 200), "gpt2-rec": (0, 5, 10, 30, 50)},
+    "pg19": {
+        "gpt2": (0, 5, 10, 30, 50, 75, 100, 150, 200),
+        "gpt2-rec": (0, 5, 10, 30, 50),
+        "llama": (50,),
+        "llama-rec": (50,),
+    },
 }
-"""Of Tables 1 and 2."""
+"""Of Tables 1 and 2; a Llama's are ours."""
 
 
-def row(model: GPT2Config, corpus: str) -> TrainConfig:
+def row(model: DecoderConfig, corpus: str) -> TrainConfig:
     """This model, fine-tuned on the corpus."""
     segment = WINDOWS * model.block
     steps = TWO_EPOCHS[corpus] // (LANES * segment)
@@ -48,7 +55,9 @@ def row(model: GPT2Config, corpus: str) -> TrainConfig:
     )
 
 
-KINDS: dict[str, type[GPT2Config]] = {"gpt2": GPT2Config, "gpt2-rec": GPT2RecConfig}
+KINDS: dict[str, type[DecoderConfig]] = {
+    config.name: config for config in (GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig)
+}
 ROWS = {
     f"{corpus}-{name}-overlap-{overlap}": row(KINDS[name](window=300, overlap=overlap), corpus)
     for corpus, models in OVERLAPS.items()
@@ -71,5 +80,7 @@ SMALL = TrainConfig(
 GPT2_PRESETS = {
     "small-gpt2-rec": SMALL,
     "small-gpt2": replace(SMALL, model=GPT2Config(window=128, overlap=16, **SIZE)),
+    "small-llama-rec": replace(SMALL, model=LlamaRecConfig(window=128, overlap=16, kv_heads=2, **SIZE)),
+    "small-llama": replace(SMALL, model=LlamaConfig(window=128, overlap=16, kv_heads=2, **SIZE)),
     **ROWS,
 }

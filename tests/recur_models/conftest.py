@@ -9,6 +9,7 @@ from recur_models import ModelConfig
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
+from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
@@ -68,6 +69,21 @@ def small_configs() -> dict[str, ModelConfig]:
         configs[f"gpt2_rec-{pooling}"] = GPT2RecConfig(
             **size, window=6, overlap=2, pooling=pooling, insert_layer=0, embeddings=2, hidden=()
         )
+    shared = {
+        **size,
+        "heads": 4,
+        "kv_heads": 2,
+        "rope_base": 20.0,
+        "norm_eps": 1e-5,
+    }  # four dimensions that turn, at two speeds
+    configs["llama-overlap-2"] = LlamaConfig(**shared, window=6, overlap=2)
+    for overlap in (0, 2, 6):
+        configs[f"llama_rec-overlap-{overlap}"] = LlamaRecConfig(
+            **shared, window=4 + overlap, overlap=overlap, hidden=(16, 8), output="own" if overlap == 2 else "tied"
+        )
+    configs["llama_rec-everywhere"] = LlamaRecConfig(
+        **shared, window=6, overlap=2, insert_layer=0, embeddings=2, hidden=()
+    )
     return configs
 
 

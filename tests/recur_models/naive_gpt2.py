@@ -1,6 +1,6 @@
-"""GPT-2 with recurrence restated for one document, window by window, sharing nothing with ours but the weights.
+"""GPT-2 and Llama with recurrence restated for one document, window by window, sharing nothing with ours but the weights.
 
-Written from the paper's sections 3.1 and 4.2, and from GPT-2's equations.
+Written from the paper's sections 3.1 and 4.2, and from GPT-2's and Llama's equations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class NaiveGPT2:
     def __init__(self, model: Any):
         self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
         self.config = model.config
-        self.recurrent = self.config.name == "gpt2-rec"
+        self.recurrent = self.config.name.endswith("-rec")
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -75,6 +75,50 @@ class NaiveGPT2:
         for start in range(0, len(text), stride):
             first = max(start - self.config.overlap, 0)
             x, each = self.window(text[first : start + stride], prev)
-            parts.append(self.norm("final_norm", x[start - first :]) @ self.p["embedding.weight"].T)
+            parts.append(
+                self.norm("final_norm", x[start - first :]) @ self.p.get("output.weight", self.p["embedding.weight"]).T
+            )
             prev = self.left(each) if self.recurrent else None
         return torch.cat(parts)
+
+
+class NaiveLlama(NaiveGPT2):
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.config.norm_eps) * self.p[f"{name}.weight"]
+
+    def matrix(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.p[f"{name}.weight"].T
+
+    def turned(self, x: Tensor, position: int) -> Tensor:
+        """As complex numbers, the first half their real parts, the second their imaginary ones."""
+        half = len(x) // 2
+        speed = torch.tensor([self.config.rope_base ** (-i / half) for i in range(half)])
+        z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half), position * speed)
+        return torch.cat([z.real, z.imag])
+
+    def attend(self, i: int, x: Tensor, prev: Tensor | None) -> Tensor:
+        size, shared = x.shape[-1] // self.config.heads, self.config.heads // self.config.kv_heads
+        inputs = self.norm(f"layers.{i}.input_layernorm", x if prev is None else torch.cat([prev, x]))
+        more = len(inputs) - len(x)
+        q, k, v = (self.matrix(f"layers.{i}.self_attn.{name}_proj", inputs) for name in "qkv")
+        out = torch.zeros_like(x)
+        for n in range(len(x)):
+            for h in range(self.config.heads):
+                part = slice(h * size, (h + 1) * size)
+                of = slice(h // shared * size, (h // shared + 1) * size)
+                query = self.turned(q[more + n, part], n)
+                keys = torch.stack([self.turned(k[m, of], m - more) for m in range(more + n + 1)])
+                out[n, part] = torch.softmax(keys @ query / size**0.5, 0) @ v[: more + n + 1, of]
+        return self.matrix(f"layers.{i}.self_attn.o_proj", out)
+
+    def window(self, text: Tensor, prev: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        each, x = [], self.p["embedding.weight"][text]
+        for i in range(self.config.layers):
+            reads = self.recurrent and self.config.insert_layer in (0, i + 1)
+            x = x + self.attend(i, x, prev if reads else None)
+            normed, mlp = self.norm(f"layers.{i}.post_attention_layernorm", x), f"layers.{i}.mlp"
+            gate = self.matrix(f"{mlp}.gate_proj", normed)
+            gated = gate / (1 + torch.exp(-gate)) * self.matrix(f"{mlp}.up_proj", normed)
+            x = x + self.matrix(f"{mlp}.down_proj", gated)
+            each.append(x)
+        return x, each

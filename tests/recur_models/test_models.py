@@ -17,7 +17,7 @@ from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
-from tests.recur_models.naive_gpt2 import NaiveGPT2
+from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
 
 VOCAB = 31
 
@@ -49,7 +49,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def restated(config: ModelConfig) -> Any:
-    own = {**OF_NAME, "gpt2": NaiveGPT2, "gpt2-rec": NaiveGPT2}.get(config.name)
+    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
+    own = {**OF_NAME, **decoders, **{f"{name}-rec": kind for name, kind in decoders.items()}}.get(config.name)
     return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 

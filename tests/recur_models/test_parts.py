@@ -97,5 +97,8 @@ def test_the_registry_knows_every_model_by_its_name() -> None:
         "universal-transformer",
         "lstm",
     }
-    assert set(MODELS) == {"rec", "slide", "xl", "memorizing", "vanilla", "gpt2", "gpt2-rec"} | staircase
+    assert (
+        set(MODELS)
+        == {"rec", "slide", "xl", "memorizing", "vanilla", "gpt2", "gpt2-rec", "llama", "llama-rec"} | staircase
+    )
     assert all(config.name == name for name, config in MODELS.items())

@@ -1,6 +1,6 @@
-"""How `gpt2` and `gpt2-rec` read a part of a block: each layer's keys and values of the window are kept, the overlap's among them.
+"""How a pretrained decoder reads a part of a block: each layer's keys and values of the window are kept, the overlap's among them.
 
-Letters: see gpt2_layers.py.
+Letters: see pretrained_layers.py.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from recur_models.losses import tied_output
 from recur_models.protocol import Places, State, Stepper
 from recur_models.stepping import put
 
 if TYPE_CHECKING:
-    from recur_models.gpt2 import GPT2
+    from recur_models.pretrained import Decoder
 
 
-class GPT2Stepper(Stepper):
-    """Of layer i the block has ``i.keys`` and ``i.values`` [B, H, W, E], and those of the overlap's tokens, ``i.earlier_keys`` and
-    ``i.earlier_values`` [B, H, O, E]; its ``tokens`` [B, W]; with recurrence the layers' weighted sums, ``sums`` [B, W, D] and
+class DecoderStepper(Stepper):
+    """Of layer i the block has ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys`` and
+    ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence the layers' weighted sums, ``sums`` [B, W, D] and
     ``earlier_sums`` [B, O, D]."""
 
-    model: GPT2
+    model: Decoder
 
     def count(self, state: State, lanes: int) -> Tensor:
         """Tokens that each lane's block has before it."""
@@ -33,10 +32,10 @@ class GPT2Stepper(Stepper):
 
     def open(self, state: State, lanes: int) -> State:
         model, overlap, W = self.model, self.model.config.overlap, self.model.block
-        like, count_B, heads = model.embedding.weight, self.count(state, lanes), model.layers[0].heads
+        like, count_B = model.embedding.weight, self.count(state, lanes)
         block: State = {"tokens": count_B.new_zeros(lanes, W)}
-        for i in range(len(model.layers)):
-            empty = like.new_zeros(lanes, heads, 0, like.shape[1] // heads)
+        for i, layer in enumerate(model.layers):
+            empty = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
             for kind in ("keys", "values"):
                 block |= {
                     f"{i}.earlier_{kind}": empty,
@@ -75,7 +74,7 @@ class GPT2Stepper(Stepper):
         x_BnD, sum_BnD = model.stack(tokens_Bn, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
         if model.recurrence is not None:
             after["sums"] = places.write(block["sums"], sum_BnD)
-        return tied_output(model.final_norm(x_BnD), model.embedding.weight, None), after
+        return model.made(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         model, overlap, lanes = self.model, self.model.config.overlap, len(block["tokens"])

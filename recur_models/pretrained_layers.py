@@ -1,25 +1,26 @@
-"""What GPT-2 with recurrence is made of: a layer that h_prev can be put into, and the module that makes h_prev.
+"""What a decoder with recurrence is made of: a layer that h_prev can be put into, and the module that makes h_prev.
 
-    layer = GPT2Layer(768, heads=12, mlp_dim=3072, layers=12, dropout=0.1)
-    x_BTD = layer(x_BTD, seen_BTm, prev_BND, None)
+    layer = GPT2Layer(GPT2Config().sized())
+    x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
     recurrence = Recurrence(12, "mean", (768, 200, 200, 200, 768), 1)
     prev_BND = recurrence(prev_BND, sum_BTD, there_BT)
 
 Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N embeddings of h_prev ·
-H heads · E head size · D width · L layers.
+H heads, which share the keys and values of G · E head size · D width · L layers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recur_models.layers import MASKED, merge_heads, split_heads
+from recur_models.layers import MASKED, merge_heads
 
 Pooling = Literal["mean", "max", "attention"]
 
@@ -36,70 +37,63 @@ class Prev(NamedTuple):
     """Whether there was one."""
 
 
-class Affine(nn.Module):
-    """transformers' Conv1D: x·weight + bias, so that its weights [in, out] fit."""
+class DecoderLayer(nn.Module, ABC):
+    """Attention, then the feed-forward, each added to the residual stream. A family's own layer says of what they are made."""
 
-    def __init__(self, fan_in: int, fan_out: int, std: float = 0.02):
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, dropout: float):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(fan_in, fan_out) * std)
-        self.bias = nn.Parameter(torch.zeros(fan_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.T, self.bias)
-
-
-class GPT2Layer(nn.Module):
-    """Attention, then the MLP; each normed before."""
-
-    def __init__(self, d: int, heads: int, mlp_dim: int, layers: int, dropout: float):
-        """``layers``: of the stack; GPT-2 begins what adds to the residual stream the smaller, the more there are."""
-        super().__init__()
-        self.heads, self.rate, std = heads, dropout, 0.02 / (2 * layers) ** 0.5
-        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.attn: Any = nn.ModuleDict({"c_attn": Affine(d, 3 * d), "c_proj": Affine(d, d, std)})
-        self.mlp: Any = nn.ModuleDict({"c_fc": Affine(d, mlp_dim), "c_proj": Affine(mlp_dim, d, std)})
+        self.heads, self.kv_heads, self.head_dim, self.rate = heads, kv_heads, head_dim, dropout
         self.dropout = nn.Dropout(dropout)
         self.sources = nn.Identity()  # what comes of h_prev and what of the window, for those who watch it
 
-    def project(self, x_BnD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, H, n, E]."""
-        q, k, v = (split_heads(part, self.heads) for part in self.attn["c_attn"](self.ln_1(x_BnD)).chunk(3, -1))
-        return q, k, v
+    @abstractmethod
+    def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, n, E], keys and values [B, G, n, E]. ``position_Bn``: in the window, from 0."""
 
+    @abstractmethod
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Of h_prev, which has no query."""
-        made, d = self.attn["c_attn"], prev_BND.shape[-1]
-        both = F.linear(self.ln_1(prev_BND), made.weight.T[d:], made.bias[d:])
-        k, v = (split_heads(part, self.heads) for part in both.chunk(2, -1))
-        return k, v
+        """Of h_prev, which has no query: [B, G, N, E]."""
+
+    @abstractmethod
+    def output(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [D, H·E] and bias [D] of what attention adds."""
+
+    @abstractmethod
+    def feed_forward(self, x_BnD: Tensor) -> Tensor:
+        """What is added behind attention, the norm before it included."""
+
+    def for_all(self, x_BGmE: Tensor) -> Tensor:
+        """Keys or values for each head: [B, H, m, E]."""
+        groups = self.heads // self.kv_heads
+        return x_BGmE if groups == 1 else x_BGmE.repeat_interleave(groups, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
         """Heads [B, H, n, E]. ``seen_Bnm``: bool, of h_prev's keys too where there is one, which stand first."""
         rate = self.rate if self.training else 0.0
+        k, v = self.for_all(k), self.for_all(v)
         if prev_BND is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
-        k_prev, v_prev = self.keys_values(prev_BND)
+        k_prev, v_prev = (self.for_all(of_prev) for of_prev in self.keys_values(prev_BND))
         logits = q @ torch.cat([k_prev, k], 2).transpose(-1, -2) / q.shape[-1] ** 0.5
         weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(v.dtype)
         n = prev_BND.shape[1]
         of_prev, of_window = F.dropout(weights, rate).split([n, k.shape[2]], -1)
         return self.sources(torch.stack([of_prev @ v_prev, of_window @ v])).sum(0)
 
-    def finish(self, x_BnD: Tensor, heads_BHnE: Tensor) -> Tensor:
-        x_BnD = x_BnD + self.dropout(self.attn["c_proj"](merge_heads(heads_BHnE)))
-        hidden = F.gelu(self.mlp["c_fc"](self.ln_2(x_BnD)), approximate="tanh")
-        return x_BnD + self.dropout(self.mlp["c_proj"](hidden))
-
-    def forward(self, x_BnD: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None) -> Tensor:
+    def forward(
+        self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None
+    ) -> Tensor:
         """``cache``: takes the tokens' keys and values, and gives those of all slots; None where the tokens are all."""
-        q, k, v = self.project(x_BnD)
+        q, k, v = self.project(x_BnD, position_Bn)
         k, v = (k, v) if cache is None else cache(k, v)
-        return self.finish(x_BnD, self.attend(q, k, v, seen_Bnm, prev_BND))
+        heads_BnC = merge_heads(self.attend(q, k, v, seen_Bnm, prev_BND))
+        x_BnD = x_BnD + self.dropout(F.linear(heads_BnC, *self.output()))
+        return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
     def prev_share(self, sources: Tensor, _: Tensor) -> Tensor:
         """Of the energy that attention adds, the part that comes of h_prev. ``sources``: [2, B, H, n, E]."""
-        weight = self.attn["c_proj"].weight.to(sources.dtype)
-        prev, window = ((merge_heads(part) @ weight).float().square().mean() for part in sources)
+        weight = self.output()[0].to(sources.dtype)
+        prev, window = (F.linear(merge_heads(part), weight).float().square().mean() for part in sources)
         return prev / (prev + window)
 
 

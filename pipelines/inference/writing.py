@@ -1,0 +1,83 @@
+"""What a model writes behind a reading, and what it writes where it knows its context through the recurrence alone.
+
+    for token in write(stepper, reading, logits_BTV, bod_id, count=100, choose=torch.argmax): ...
+    continued(model, text_N, start=4096, blocks=0, count=80)
+
+Letters: N tokens of a text · T tokens read · V vocabulary; one lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recur_models import RECURRENT, RecurrentModel, State, clear
+from recur_models.decoding import Reading, begin, read
+from recur_models.protocol import Stepper, kind_of
+
+
+def write(
+    stepper: Stepper, reading: Reading, logits_BTV: Tensor, bod_id: int, count: int, choose: Callable[[Tensor], Tensor]
+) -> Iterator[int]:
+    """Ids behind a reading whose last logits these are, one by one; ``choose``: one of the logits [V]."""
+    for left in range(count, 0, -1):
+        logits_V = logits_BTV[0, -1].float()
+        logits_V[bod_id] = -torch.inf  # no document has it inside
+        token = choose(logits_V)
+        yield int(token)
+        if left > 1:
+            with torch.no_grad():
+                logits_BTV, reading = read(stepper, reading, token.view(1, 1))
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What is written from one State."""
+
+    ids: list[int]
+    """The likeliest token each time."""
+    bits_per_token: float
+    """Of the text's own continuation; its first token is given, which the context's window predicts."""
+
+
+def without_window(model: RecurrentModel, state: State) -> State:
+    """What a State says of more than the window: recurrent vectors and a memory, and of the tokens in sight nothing."""
+    others = {kind_of(name) for name in state} - set(RECURRENT)
+    return clear(state, model.initial_state(1), tuple(others))
+
+
+@torch.no_grad()
+def continued(
+    model: RecurrentModel, text_N: Tensor, start: int, blocks: int, count: int
+) -> tuple[Continued, Continued]:
+    """Continue a text at a block's start, where the window is empty: with the recurrent State of the blocks before, and with none.
+
+    As in the paper (Yoshida et al. 2020, section 5.3) the window before, which sees the context, writes the first token of both.
+
+    Args:
+        text_N: int64, on the model's device: begin-of-document, and a document with at least ``count`` tokens from ``start`` on.
+        start: a multiple of the block.
+        blocks: how many are read before it; 0 means all.
+    """
+    stepper, initial = model.stepper(), model.initial_state(1)
+    context_1T = text_N[None, start - blocks * model.block if blocks else 0 : start]
+    logits_1TV, end = read(stepper, begin(stepper, 1), context_1T, keep=1)
+    first = next(write(stepper, end, logits_1TV, int(text_N[0]), 1, torch.argmax))
+    true_1T = text_N[None, start : start + count]
+    found = []
+    for state in (without_window(model, end.state), initial):
+
+        def reading(state: State = state) -> Reading:
+            return Reading(state, stepper.open(state, 1), torch.zeros(1, dtype=torch.int64))
+
+        logits_1TV, behind = read(stepper, reading(), true_1T.new_full((1, 1), first))
+        ids = [first, *write(stepper, behind, logits_1TV, int(text_N[0]), count - 1, torch.argmax)]
+        logits_1TV, _ = read(stepper, reading(), true_1T[:, :-1])
+        nats = F.cross_entropy(logits_1TV[0].float(), true_1T[0, 1:])
+        found.append(Continued(ids, nats.item() / math.log(2)))
+    return found[0], found[1]

@@ -1,0 +1,97 @@
+"""Passages, how their text goes on, and what a model writes there: on a terminal, as Markdown and as JSON. No torch, no mlflow.
+
+paths = write_continuations(passages, "mine, step 2,000, on text/test", Path("runs/reports/continuations-mine"))
+Console(markup=False).print(continuations_table(passages))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from data_prep.manifest import write_atomically
+
+SHOWN = 400
+"""Characters of a context that are shown, its last ones; the JSON has them all."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One place of a document."""
+
+    document: str
+    token: int
+    """The first one of the continuations, counted from 0."""
+    context: str
+    """What was read before it."""
+    true: str
+    """How the document goes on."""
+    seen: str
+    """What the model writes with the context's recurrent State and an empty window."""
+    unseen: str
+    """The same without the recurrent State."""
+    bits_seen: float
+    """Per token of the true continuation."""
+    bits_unseen: float
+
+
+HEADINGS = {
+    "context": "context",
+    "true": "the text's own continuation",
+    "seen": "the model's, context seen through the recurrence alone",
+    "unseen": "the model's, context not seen",
+}
+
+
+def summary(passages: Sequence[Passage]) -> str:
+    """One sentence of figures."""
+    seen, unseen = (
+        sum(bits) / len(passages) for bits in zip(*((p.bits_seen, p.bits_unseen) for p in passages), strict=True)
+    )
+    same = sum(p.seen == p.unseen for p in passages)
+    return (
+        f"The texts' own continuations have {seen:.4f} bits per token with the recurrent State and {unseen:.4f} without; in {same} "
+        f"of {len(passages)} places the model writes the same with it and without."
+    )
+
+
+def shown(passage: Passage, name: str) -> str:
+    text = getattr(passage, name)
+    return f"… {text[-SHOWN:]}" if name == "context" and len(text) > SHOWN else text
+
+
+def continuations_table(passages: Sequence[Passage]) -> Table:
+    """A row for each place, as in Tables 3 and 4 of the paper."""
+    made = Table(show_lines=True)
+    for heading in HEADINGS.values():
+        made.add_column(heading, ratio=1, overflow="fold")
+    for passage in passages:
+        made.add_row(*(shown(passage, name) for name in HEADINGS))
+    return made
+
+
+def write_continuations(passages: Sequence[Passage], title: str, folder: Path) -> list[Path]:
+    """Write continuations.md and continuations.json, each atomically. Returns their paths."""
+    lines = [f"# Continuations: {title}", "", summary(passages)]
+    for passage in passages:
+        lines += ["", f"## {passage.document}, token {passage.token:,}"]
+        for name, heading in HEADINGS.items():
+            # indented, a text is shown as it is, whatever it holds
+            lines += [
+                "",
+                f"{heading.capitalize()}:",
+                "",
+                *(f"    {line}" for line in shown(passage, name).splitlines()),
+            ]
+    texts = {
+        "continuations.md": "\n".join(lines) + "\n",
+        "continuations.json": json.dumps({"title": title, "passages": [asdict(p) for p in passages]}, indent=1) + "\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in texts]

@@ -1,0 +1,189 @@
+"""A pretrained decoder with recurrence: a window's hidden states, pooled, are one more key and value of the next.
+
+After Adding Recurrence to Pretrained Transformers for Improved Efficiency and Context Size (Yoshida et al. 2020).
+
+    GPT2RecConfig(pretrained="gpt2-folder", window=300, overlap=50).build(vocab_size=50_258)      # recurrent
+    GPT2Config(pretrained="gpt2-folder", window=300, overlap=50).build(vocab_size=50_258)         # the baseline
+
+The paper's is GPT-2 (gpt2.py). Another decoder of transformers is a layer, and the names of its sizes and weights (llama.py).
+
+Overlapped execution (section 4.2): a block is the stride, window − overlap. Its tokens are read behind the ``overlap`` tokens
+before them, as one window with positions from 0, and they alone are predicted: each token once. A document's first window has
+nothing before it, and is shorter than the paper's first, which predicts T tokens: from there on, windows begin ``overlap`` tokens
+earlier in the document than the paper's. Where the overlap is longer than the stride, the next windows are shorter than T too.
+
+Recurrence (section 3): z is the mean over the window's positions, the overlap's among them, of Σ w_ℓ h^(ℓ), with h^(ℓ) what layer ℓ
+adds up to (the last one before the final norm), w = softmax(α) (equation 1). A feed-forward makes h_prev of z, which stands among
+the inputs of layer ℓ_ins in the document's next window: normed as tokens are, a key and a value that every token sees, no query.
+
+State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of them there are, the last ones; with recurrence
+``states`` [B, N, D], h_prev, and ``states_count`` [B], 0 before a document's second window. Weights have transformers' names.
+
+Letters: see pretrained_layers.py; K blocks · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.losses import tied_output
+from recur_models.pretrained_layers import Cache, Prev, Recurrence
+from recur_models.pretrained_stepping import DecoderStepper
+from recur_models.protocol import RecurrentModel, State, Stepper, Watched, begin_segment, reset
+
+if TYPE_CHECKING:
+    from recur_models.pretrained_config import DecoderConfig
+
+
+class Decoder(RecurrentModel):
+    """The stack over windows; with a ``recurrence`` one after the other, else all at once."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocab_size: int,
+        recurrence: Recurrence | None = None,
+        inserted: tuple[int, ...] = (),
+    ):
+        super().__init__()
+        self.config, self.vocab_size, self.block = config, vocab_size, config.block
+        sizes, self.inserted = config.sized(), inserted
+        self.embedding = nn.Embedding(vocab_size, sizes.d_model)
+        self.positions = nn.Embedding(sizes.positions, sizes.d_model) if sizes.embeds_positions else None
+        self.dropout = nn.Dropout(config.dropout)
+        for table in (self.embedding, self.positions):
+            if table is not None:
+                nn.init.normal_(table.weight, std=0.02)
+        self.layers: Any = nn.ModuleList(sizes.layer() for _ in range(sizes.layers))
+        self.final_norm, self.output = sizes.norm(), None
+        if sizes.own_output:
+            self.output = nn.Linear(sizes.d_model, vocab_size, bias=False)
+            nn.init.normal_(self.output.weight, std=0.02)
+        self.recurrence = recurrence
+
+    def initial_state(self, lanes: int) -> State:
+        like, config, state = self.embedding.weight, self.config, {}
+        count_B = torch.zeros(lanes, dtype=torch.int64, device=like.device)
+        if config.overlap:
+            state["tokens"] = count_B.new_zeros(lanes, config.overlap)
+            state["tokens_count"] = count_B
+        if self.recurrence is not None:
+            state["states"] = like.new_zeros(lanes, self.recurrence.embeddings, like.shape[1])
+            state["states_count"] = count_B.clone()
+        return state
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        overlap, W, K = self.config.overlap, self.block, fresh_BK.shape[1]
+        text_BS = torch.cat([state["tokens"], tokens_BT], 1) if overlap else tokens_BT
+        windows_BKT = text_BS.unfold(1, overlap + W, W)
+        count_BK = self.count_before(state, fresh_BK)
+        targets_BKW = None if targets_BT is None else targets_BT.unflatten(1, (K, W))
+        after = self.kept_tokens(text_BS, count_BK[:, -1]) if overlap else {}
+        if self.recurrence is None and self.recompute != "block":
+            targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
+            made, _ = self.read(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
+            return made.unflatten(0, (-1, K)).flatten(1, 2), after
+        outputs, prev = [], self.prev_of(state)
+        for k in range(K):
+            if prev is not None:
+                prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
+            targets_BW = None if targets_BKW is None else targets_BKW[:, k]
+            run = self.recomputed("block", self.read)
+            made, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
+            prev = None if states_BND is None else Prev(states_BND, torch.ones_like(fresh_BK[:, k]))
+            outputs.append(made)
+        if prev is not None:
+            after["states"] = prev.states_BND.to(state["states"].dtype)
+            after["states_count"] = torch.ones_like(state["states_count"])
+        return torch.cat(outputs, 1), after
+
+    def prev_of(self, state: State) -> Prev | None:
+        return None if self.recurrence is None else Prev(state["states"], state["states_count"] > 0)
+
+    def count_before(self, state: State, fresh_BK: Tensor) -> Tensor:
+        """How many tokens of its own document each block has before it in its window: int64 [B, K]."""
+        block_K = torch.arange(fresh_BK.shape[1], device=fresh_BK.device)
+        first_BK = torch.where(fresh_BK, block_K, -1).cummax(1).values
+        before_B1 = state["tokens_count"][:, None] if self.config.overlap else 0
+        tokens_BK = torch.where(first_BK < 0, before_B1 + block_K * self.block, (block_K - first_BK) * self.block)
+        return tokens_BK.clamp(max=self.config.overlap)
+
+    def kept_tokens(self, text_BS: Tensor, count_B: Tensor) -> State:
+        """The State's tokens behind a text whose last block had ``count_B`` before it."""
+        overlap = self.config.overlap
+        count_B = (count_B + self.block).clamp(max=overlap)
+        absent_BO = torch.arange(overlap, device=text_BS.device) < overlap - count_B[:, None]
+        return {"tokens": text_BS[:, -overlap:].masked_fill(absent_BO, 0), "tokens_count": count_B}
+
+    def read(
+        self, tokens_BT: Tensor, count_B: Tensor, prev: Prev | None, targets_BW: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A window: nats or logits of its block, and the h_prev that it leaves to the next one."""
+        overlap = self.config.overlap
+        slot_BT = torch.arange(overlap + self.block, device=tokens_BT.device).expand(len(tokens_BT), -1)
+        x_BTD, sum_BTD = self.stack(tokens_BT, slot_BT, overlap + self.block, count_B, prev)
+        made = self.made(x_BTD[:, overlap:], targets_BW)
+        if self.recurrence is None or prev is None:
+            return made, None
+        return made, self.recurrence(prev.states_BND, sum_BTD, slot_BT >= overlap - count_B[:, None])
+
+    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        """Logits or nats, of what the last layer makes."""
+        table = self.embedding if self.output is None else self.output
+        return tied_output(self.final_norm(x_BnD), table.weight, targets_Bn)
+
+    def stack(
+        self,
+        tokens_Bn: Tensor,
+        slot_Bn: Tensor,
+        slots: int,
+        count_B: Tensor,
+        prev: Prev | None,
+        caches: Sequence[Cache] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens in these slots of their window, of which the first O hold ``count_B`` tokens, through all layers: what the last
+        one makes, and Σ w_ℓ h^(ℓ) (equation 1; zeros without recurrence). ``slots``: those that have keys."""
+        slot_m = torch.arange(slots, device=slot_Bn.device)
+        missing_B1 = self.config.overlap - count_B[:, None]
+        behind_Bnm = slot_Bn[..., None] - slot_m
+        # In an empty slot stands something too: it sees itself alone, and nobody sees it.
+        seen_Bnm = (behind_Bnm == 0) | ((behind_Bnm > 0) & (slot_m >= missing_B1)[:, None])
+        with_prev_Bnm = seen_Bnm
+        if prev is not None:
+            has_BnN = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], prev.states_BND.shape[1])
+            with_prev_Bnm = torch.cat([has_BnN, seen_Bnm], 2)
+        position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
+        x_BnD = self.embedding(tokens_Bn)
+        x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))
+        sum_BnD, weights_L = torch.zeros_like(x_BnD), None
+        if self.recurrence is not None:
+            weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
+        for i, layer in enumerate(self.layers):
+            run, cache = self.recomputed("layer", layer), None if caches is None else caches[i]
+            if prev is not None and i in self.inserted:
+                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev.states_BND, cache)
+            else:
+                x_BnD = run(x_BnD, position_Bn, seen_Bnm, None, cache)
+            if weights_L is not None:
+                sum_BnD = sum_BnD + weights_L[i] * x_BnD
+        return x_BnD, sum_BnD
+
+    def stepper(self) -> Stepper:
+        return DecoderStepper(self)
+
+    def watched(self) -> list[Watched]:
+        if self.recurrence is None:
+            return []
+        shares = [Watched("state_share", self.layers[i].sources, self.layers[i].prev_share) for i in self.inserted]
+        return [*shares, Watched("state_change", self.recurrence, self.recurrence.change)]

@@ -1,0 +1,188 @@
+"""What every pretrained decoder's config has, with recurrence and without: sizes, windows, and what they cost.
+
+A family's own config (gpt2.py, llama.py) says which layers they are.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from torch import nn
+
+from recur_models.costs import Costs, attention, product, scales
+from recur_models.pretrained import Decoder
+from recur_models.pretrained_layers import DecoderLayer, Pooling, Recurrence
+from recur_models.pretrained_weights import Family, folder_of, sizes_of, weights_of
+from recur_models.protocol import ModelConfig, check_sizes
+
+
+@dataclass(frozen=True)
+class DecoderConfig(ModelConfig):
+    """A pretrained decoder over windows that overlap: the baseline."""
+
+    family: ClassVar[Family]
+    free: ClassVar[tuple[str, ...]] = ("window", "overlap")
+    local: ClassVar[tuple[str, ...]] = ("pretrained",)
+
+    pretrained: str = ""
+    """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
+    run begins with. Nothing is downloaded, and a run that goes on reads its checkpoint alone. Empty: begun as its family is."""
+    window: int = 300
+    """Tokens that are read at once."""
+    overlap: int = 0
+    """Tokens of a window that the window before it has read too."""
+    layers: int = 0
+    """Transformer layers. 0, as for all sizes: those of `pretrained`; without it a small published model's."""
+    d_model: int = 0
+    """Width of the residual stream."""
+    heads: int = 0
+    """Attention heads."""
+    mlp_dim: int = 0
+    """Hidden size of the MLP."""
+    positions: int = 0
+    """Tokens that a window can have."""
+    dropout: float = 0.1
+    """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
+
+    def __post_init__(self) -> None:
+        if self.pretrained and Path(self.pretrained).expanduser().is_dir():
+            object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
+        sized = all(getattr(self, name) for name in self.family.small)
+        if self.pretrained and not sized:  # not of a config that is read back
+            for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
+                object.__setattr__(self, name, getattr(self, name) or size)
+        sizes = self.sized()
+        check_sizes(sizes, from_0=("overlap", "insert_layer"))
+        if self.overlap >= self.window:
+            raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
+        if self.window > sizes.positions:
+            raise ValueError(f"model.window is {self.window}: with {sizes.positions} positions it can have as many")
+        if sizes.d_model % sizes.heads:
+            raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
+
+    @property
+    def block(self) -> int:
+        return self.window - self.overlap
+
+    @property
+    def least_blocks(self) -> int:
+        return 1
+
+    def sized(self) -> Self:
+        """The same with the small published model's sizes where there are none."""
+        lacking = {name: size for name, size in self.family.small.items() if not getattr(self, name)}
+        return replace(self, **lacking) if lacking else self
+
+    @abstractmethod
+    def layer(self) -> DecoderLayer:
+        """One of the stack's."""
+
+    @abstractmethod
+    def norm(self) -> nn.Module:
+        """The final one."""
+
+    @property
+    def kv_width(self) -> int:
+        """Of a token's keys, and of its values: all heads together."""
+        return self.sized().d_model
+
+    @property
+    def embeds_positions(self) -> bool:
+        """Whether positions have embeddings; else a layer knows them."""
+        return False
+
+    @property
+    def own_output(self) -> bool:
+        """Whether the output layer has a matrix of its own; else it is the embedding."""
+        return False
+
+    @abstractmethod
+    def layer_costs(self, tokens: int) -> Costs:
+        """Of a layer over so many tokens, attention's pairs left out."""
+
+    def build(self, vocab_size: int) -> Decoder:
+        return begun(Decoder(self, vocab_size))
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Every token of a window passes through all layers, the overlap's again; its own alone through the output layer."""
+        c, T = self.sized(), self.window
+        d = c.d_model
+        layer = c.layer_costs(T) + attention(d, T * (T + 1) // 2, T * T)
+        logits = replace(product(self.block, d, vocab_size), block=self.block)
+        beside = sum(p.numel() for p in c.norm().parameters()) + c.positions * d * c.embeds_positions
+        total = sum([layer] * c.layers, start=logits + scales(beside, logits.parameters * c.own_output))
+        return replace(total, embedding_parameters=logits.parameters)
+
+
+@dataclass(frozen=True)
+class RecurrentDecoderConfig(DecoderConfig):
+    """The same with recurrence."""
+
+    learned: ClassVar[tuple[str, ...]] = ("window", "overlap")  # GPT-2 paper, 4.2: h_prev stands for another text else
+
+    insert_layer: int = 2
+    """The layer, counted from 1, that reads what the window before has left; 0: every layer."""
+    pooling: Pooling = "mean"
+    """How a window's positions become one vector; attention: with weights by a learned key."""
+    embeddings: int = 1
+    """Vectors that pass from one window to the next."""
+    hidden: tuple[int, ...] = (200, 200, 200)
+    """Hidden sizes of the feed-forward that makes them."""
+    trained: Literal["all", "recurrence"] = "all"
+    """recurrence: what is of the pretrained decoder stays as it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.insert_layer > (layers := self.sized().layers):
+            raise ValueError(
+                f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: 0 is all of them"
+            )
+        if any(size < 1 for size in self.hidden):
+            raise ValueError(f"model.hidden is {self.hidden}: each size must be at least 1")
+
+    @property
+    def least_blocks(self) -> int:
+        return 2
+
+    @property
+    def inserted(self) -> tuple[int, ...]:
+        """The layers that read h_prev, counted from 0."""
+        return (self.insert_layer - 1,) if self.insert_layer else tuple(range(self.sized().layers))
+
+    def build(self, vocab_size: int) -> Decoder:
+        sizes = self.sized()
+        recurrence = Recurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
+        model = begun(Decoder(self, vocab_size, recurrence, self.inserted))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self.trained == "all" or name.startswith("recurrence."))
+        return model
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Counted as if all were trained."""
+        c, d, N = self.sized(), self.sized().d_model, self.embeddings
+        read = replace(product(N, d, 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
+        made = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
+        weights = scales(c.layers, d if self.pooling == "attention" else 0)
+        return sum([read] * len(self.inserted) + made, start=super().costs(vocab_size) + weights)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The feed-forward's sizes, from z to h_prev."""
+        d = self.sized().d_model
+        return (d, *self.hidden, self.embeddings * d)
+
+
+def begun(model: Decoder) -> Decoder:
+    """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it."""
+    config, own = model.config, model.state_dict()
+    if config.pretrained and not model.embedding.weight.is_meta:
+        folder = folder_of(config.pretrained)
+        sizes = sizes_of(config.family, folder).items()
+        if odd := [f"--model.{name.replace('_', '-')} {size}" for name, size in sizes if getattr(config, name) != size]:
+            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
+        model.load_state_dict(weights_of(config.family, folder, model.vocab_size, own))
+    return model

@@ -1,0 +1,134 @@
+"""Passages that are continued behind an empty window: what a planted memory is worth there, the report's files, and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines import continuations
+from pipelines.continuations import ContinuationsConfig, choose_places
+from pipelines.inference.trained import load
+from pipelines.inference.writing import continued, without_window
+from recur_models import GPT2RecConfig, RecurrentModel, clear
+from tests.mlflow_server import Server
+
+Train = Callable[..., Path]
+QUIET = ("--tracking.backend", "none")
+
+
+def planted(overlap: int) -> RecurrentModel:
+    """It writes its input again, but behind a window of the letter l it writes l + 1, as h_prev alone can tell it.
+
+    Dimensions 0 to 10 are letters; h_prev has its letter in 16 to 26, and in 31 a mark that draws all attention; it is read
+    one letter on.
+    """
+    sizes: dict[str, Any] = {"layers": 1, "d_model": 32, "heads": 1, "mlp_dim": 8, "positions": 8, "dropout": 0.0}
+    model: Any = GPT2RecConfig(**sizes, window=4 + overlap, overlap=overlap, insert_layer=1, hidden=()).build(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "ln_" not in name and "norm" not in name:
+                parameter.zero_()
+        layer, letters = model.layers[0], torch.arange(11)
+        model.embedding.weight[letters, letters] = 1
+        model.recurrence.steps[0].weight[16 + letters, letters] = 1
+        model.recurrence.steps[0].bias[31] = 5
+        _, key, value = layer.attn["c_attn"].weight.split(32, 1)
+        layer.attn["c_attn"].bias[0] = 50
+        key[31, 0] = 1
+        value[16 + letters, (letters + 1) % 11] = 1
+        layer.attn["c_proj"].weight += 20 * torch.eye(32)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_what_only_the_state_holds_is_written_behind_an_empty_window(overlap: int) -> None:
+    model, text = planted(overlap), torch.tensor([0] + [3] * 7 + [7, 2, 9, 5])
+    for blocks, first in ((0, 4), (1, 3)):  # the second window has an h_prev, of 3, only where the first was read
+        seen, unseen = continued(model, text, start=8, blocks=blocks, count=4)
+        assert seen.ids == [first, *[first + 1] * 3] and unseen.ids == [first] * 4
+        context = text[None, 0 if blocks == 0 else 4 : 8]
+        _, state = model(context)
+        for made, before in ((seen, clear(state, model.initial_state(1), ("tokens", "tokens_count"))), (unseen, None)):
+            logits, _ = model(text[None, 8:12], before)
+            nats = torch.nn.functional.cross_entropy(logits[0, :3], text[9:12])
+            assert made.bits_per_token == pytest.approx(float(nats) / math.log(2), rel=1e-5)
+
+
+def test_no_token_of_the_context_is_left_in_sight(train: Train) -> None:
+    model = load(train("--steps", "1")).model
+    text = torch.randint(256, (1, 3 * model.block))
+    with torch.no_grad():
+        _, state = model(text)
+    left, initial = without_window(model, state), model.initial_state(1)
+    kept = {name for name in left if torch.equal(left[name], state[name])}
+    assert {name.rpartition(".")[2] for name in kept} == {"states"}
+    assert all(torch.equal(left[name], initial[name]) for name in left.keys() - kept)
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt2-rec", "llama-rec", "rec lstm:dual", "memorizing", "staircase", "feedback-transformer", "lstm"]
+)
+def test_every_recurrent_model_continues(model: str, train_model: Callable[..., Path], tmp_path: Path) -> None:
+    run = train_model(model, "--steps", "1", "--validate-every", "0")
+    continuations.main([str(run), "--places", "2", "--new-tokens", "20", "--blocks", "1", *QUIET])
+    report = json.loads((run.parent / "reports" / "continuations-run" / "continuations.json").read_text())
+    assert len(report["passages"]) == 2
+
+
+def test_the_report_has_the_texts(
+    train: Train, store: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, tracked = train("--steps", "10"), ("--tracking.backend", "mlflow", "--tracking.uri", server.uri)
+    words = [str(run), "--places", "3", "--new-tokens", "30"]
+    continuations.main([*words, *tracked, "--tracking.experiment", "continuations"])
+    out, folder = capsys.readouterr().out, run.parent / "reports" / "continuations-run"
+    report, shown = (json.loads((folder / "continuations.json").read_text()), (folder / "continuations.md").read_text())
+    split = SegmentStore.open(store, "text", "test")
+    documents = {d.title or d.id: i for i, d in enumerate(split.manifest.documents)}
+    assert len(report["passages"]) == 3
+    for passage in report["passages"]:
+        at = passage["token"]
+        text = bytes(split.tokens(documents[passage["document"]], 0, at + 30).tolist())
+        assert (at + 1) % 8 == 0 and passage["context"] == text[:at].decode(errors="replace")
+        assert passage["true"] == text[at:].decode(errors="replace")
+        assert passage["seen"][:1] == passage["unseen"][:1]  # which the context's own window writes
+        assert all(f"    {line}" in shown for line in passage["true"].splitlines())
+    sentence = "bits per token with the recurrent State and"
+    assert sentence in out and sentence in shown
+    (found,) = server.runs("continuations")
+    assert found["info"]["run_name"] == "continuations run"
+    files = server.call("artifacts/list", run_id=found["info"]["run_id"])["files"]
+    assert {file["path"] for file in files} == {"continuations.md", "continuations.json"}
+    continuations.main([*words, "--output", str(tmp_path / "again"), *QUIET])
+    assert (tmp_path / "again" / "continuations.md").read_text() == shown
+
+
+def test_places_are_block_starts_with_room_before_and_behind() -> None:
+    lengths = np.array([3, 40, 1000, 25])
+    config = ContinuationsConfig("run", places=50, new_tokens=10, blocks=2)
+    places = choose_places(lengths, 8, config)
+    assert {document for document, _ in places} == {1, 2, 3} and places == choose_places(lengths, 8, config)
+    for document, start in places:
+        assert start % 8 == 0 and 16 <= start <= lengths[document] + 1 - 10
+    assert {start for document, start in places if document == 3} == {16}
+
+
+def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_model: Callable[..., Path]) -> None:
+    run = str(train("--steps", "1"))
+    with pytest.raises(UserError, match=r"no document of the split has 2,007 tokens, .* --blocks or --new-tokens"):
+        continuations.main([run, "--new-tokens", "2000", *QUIET])
+    with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
+        continuations.main([run, "--new-tokens", "1"])
+    slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")
+    with pytest.raises(UserError, match="of a model without a recurrent State"):
+        continuations.main([str(slide), *QUIET])

@@ -1,0 +1,159 @@
+"""Llama against transformers' own, and what its folders may say. What holds of every pretrained decoder: test_gpt2.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recur_models import GPT2Config, LlamaConfig, LlamaRecConfig
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
+
+# By name, so that pyright does not read half of transformers.
+THEIRS: Any = import_module("transformers.models.llama.modeling_llama")
+
+IDS = 31
+SIZES: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 4, "mlp_dim": 40, "positions": 32}
+
+
+def saved(folder: Path, **sizes: Any) -> Any:
+    """A tiny Llama of transformers' that has been saved there, its weights large enough for logits that differ."""
+    torch.manual_seed(0)
+    ours = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
+    sizes = {**ours, "max_position_embeddings": 32, "num_key_value_heads": 2, "initializer_range": 0.2, **sizes}
+    theirs: Any = THEIRS.LlamaForCausalLM(THEIRS.LlamaConfig(vocab_size=IDS, bos_token_id=1, eos_token_id=2, **sizes))
+    for name, parameter in theirs.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    theirs.eval().save_pretrained(folder)
+    return theirs
+
+
+def text(lanes: int, length: int) -> torch.Tensor:
+    return torch.randint(IDS, (lanes, length), generator=torch.Generator().manual_seed(1))
+
+
+def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **values: Any) -> str:
+    shutil.copytree(folder, place)
+    was = json.loads((folder / "config.json").read_text())
+    told = {key: value for key, value in {**was, **values}.items() if key not in leave_out}
+    (place / "config.json").write_text(json.dumps(told))
+    return str(place)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vocab_size", [IDS, IDS + 1])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"tie_word_embeddings": True, "rms_norm_eps": 1e-2},
+        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}},
+        {"num_key_value_heads": 1},
+    ],
+)
+@pytest.mark.parametrize("kind", [LlamaConfig, LlamaRecConfig])
+def test_a_first_window_has_the_logits_of_transformers(
+    kind: type[LlamaConfig], sizes: dict[str, Any], vocab_size: int, tmp_path: Path
+) -> None:
+    theirs, ids = saved(tmp_path, **sizes), text(2, 32)
+    model = kind(pretrained=str(tmp_path), window=32).build(vocab_size).eval()
+    logits, expected = model(ids)[0], theirs(ids).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits[..., :IDS], expected, rtol=0, atol=1e-5)
+    if vocab_size > IDS:  # begin-of-document begins as what the folder's documents begin with
+        assert torch.equal(logits[..., IDS], logits[..., 1])
+        assert torch.equal(model.embedding.weight[IDS], model.embedding.weight[1])
+
+
+@torch.no_grad()
+def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
+    theirs, ids = saved(tmp_path), text(2, 20)
+    logits, _ = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3).build(IDS).eval()(ids)
+    for place in range(20):
+        first = max(place // 4 * 4 - 3, 0)
+        expected = theirs(ids[:, first : place + 1]).logits[:, -1]
+        torch.testing.assert_close(logits[:, place], expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_first_token() -> None:
+    """h_prev at −1: a layer that is given it as a token, and all others one place on, adds the same."""
+    torch.manual_seed(0)
+    config = LlamaRecConfig(**SIZES, window=6, kv_heads=2)
+    layer: Any = config.build(IDS).layers[0]
+    x, prev = torch.randn(2, 6, 24), torch.randn(2, 1, 24)
+    place, seen = torch.arange(7).expand(2, -1), torch.ones(7, 7).tril().bool().expand(2, -1, -1)
+    found = layer(x, place[:, :6], seen[:, 1:], prev, None)
+    expected = layer(torch.cat([prev, x], 1), place, seen, None, None)[:, 1:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_smollm_has_its_parameters() -> None:
+    assert LlamaConfig().costs(49_152).parameters == 134_515_008
+    untied = LlamaConfig(output="own").costs(49_152)
+    assert untied.parameters - untied.embedding_parameters == 134_515_008
+
+
+def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
+    theirs, ids = saved(tmp_path / "new", num_key_value_heads=4), text(2, 16)
+    expected = theirs(ids).logits
+    unsaid = ("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings")
+    for name, values in {"llama-1": {}, "llama-2": {"rope_theta": 10_000.0, "rope_scaling": None}}.items():
+        place = rewritten(tmp_path / "new", tmp_path / name, leave_out=unsaid, **values)
+        model = LlamaConfig(pretrained=place, window=16).build(IDS).eval()
+        torch.testing.assert_close(model(ids)[0], expected, rtol=0, atol=1e-5)
+    exported: Any = ThroughlineForCausalLM(
+        ThroughlineConfig.of(LlamaConfig(**SIZES, kv_heads=2, window=16, output="own"), IDS)
+    ).eval()
+    exported.save_pretrained(tmp_path / "exported")
+    model = LlamaRecConfig(pretrained=str(tmp_path / "exported"), window=16).build(IDS).eval()
+    torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
+
+
+def refused(config: Any) -> str:
+    with pytest.raises(ValueError) as error:
+        config().build(IDS)
+    return str(error.value)
+
+
+def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    saved(tmp_path / "own")
+
+    def of(name: str, **values: Any) -> Any:
+        return lambda: LlamaConfig(pretrained=rewritten(tmp_path / "own", tmp_path / name, **values), window=8)
+
+    scaled = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
+    assert "rope_type=llama3, and here it is default" in refused(of("scaled", rope_parameters=scaled))
+    assert "head_dim=8, and here it is hidden_size / num_attention_heads" in refused(of("wide", head_dim=8))
+    assert "attention_bias=True" in refused(of("biased", attention_bias=True))
+    assert "rms_norm_eps=small" in refused(of("unsized", rms_norm_eps="small"))
+    assert "'mistral', not of a Llama: name a folder that transformers' LlamaForCausalLM" in refused(
+        of("m", model_type="mistral")
+    )
+    assert "'llama', not of a GPT-2" in refused(lambda: GPT2Config(pretrained=str(tmp_path / "own"), window=8))
+    assert "give --model.kv-heads 2, or 0" in refused(
+        lambda: LlamaConfig(pretrained=str(tmp_path / "own"), window=8, kv_heads=4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_heads": 3}, "model.kv_heads is 3: it must divide model.heads, 4"),
+        ({"heads": 8}, "a head's size must be even"),
+        ({"rope_base": -1.0}, "model.rope_base is -1.0: it must be above 0"),
+        ({"window": 33}, "with 32 positions"),
+        ({"insert_layer": 4}, "there are 3 layers"),
+    ],
+)
+def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(LlamaRecConfig(**SIZES, kv_heads=2, window=8), **change)
