@@ -16,40 +16,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.evaluate import EvaluateConfig, Subject, output_for, pass_progress, subjects_of, writable
+from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import model_of
 from pipelines.reports.token_losses import TokenLosses
 from pipelines.reports.token_page import TokenComparison, summary, top_rows, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
+from pipelines.terminal.output import pass_progress
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class TokensConfig:
-    """What is compared, on what."""
+class TokensConfig(SubjectsConfig):
+    """What is compared, on what: two runs or checkpoints, what is compared with and then what is looked at; or one, which is
+    compared with itself cleared."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Two runs or checkpoints: what is compared with, then what is looked at; or one, which is compared with itself cleared."""
-    store: str = ""
-    """Store to read; by default the one that each run was trained on."""
-    corpus: str = ""
-    """Corpus in the store; by default the one that each run was trained on."""
-    split: str = "test"
-    """Split to read."""
-    lanes: int = 0
-    """Documents that are read side by side; 0 takes the run's number of lanes."""
-    segment_length: int = 0
-    """Tokens after which State is cleared, where it is; 0 takes the run's."""
     clear: Literal["states", "everything"] = "states"
     """With one run: what is cleared at each segment's start, its recurrent states or the whole State."""
     document: int = -1
@@ -60,15 +48,10 @@ class TokensConfig:
     """Words in the table of the largest gains."""
     common: int = 1000
     """The most frequent words of the split, which the study of distances leaves out."""
-    output: str = ""
-    """Folder or URI of the page; by default `reports/tokens-<names>` beside the first run."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        if len(self.runs) not in (1, 2):
-            raise UserError(
-                f"{len(self.runs)} runs are named: name two to compare, or one to compare with itself cleared"
-            )
+        super().__post_init__()
         for name in ("page_tokens", "words"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 1 or more")
@@ -88,7 +71,7 @@ class Pass:
         """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, "segment": self.segment}
         weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
-        model = self.subject.checkpoint.meta["config"]["model"]
+        model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
         return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
 
     def losses(self, folder: Path) -> TokenLosses:
@@ -103,7 +86,7 @@ class Pass:
         from pipelines.training.world import World
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model, store = model_of(self.subject.checkpoint).to(device), self.subject.store
+        model, store = model_of(self.subject.checkpoint, self.subject.model).to(device), self.subject.store
         with pass_progress(self.name) as progress, TokenLosses.make(path, store, self.key()) as sink:
             score_split(
                 model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(device),
@@ -117,6 +100,8 @@ class Pass:
 def passes_of(config: TokensConfig, subjects: list[Subject]) -> tuple[Pass, Pass]:
     """Raises UserError where the two cannot be compared."""
     last = subjects[-1]
+    if len(subjects) > 2:
+        raise UserError(f"{len(subjects)} are named: name two to compare, or one to compare with itself cleared")
     for subject in subjects:
         if subject.store.labelled:
             raise UserError(
@@ -139,12 +124,9 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> tuple[Pass, Pass
     return reading(last, f"{last.name}-cleared", config.clear), carried
 
 
-def window_of(checkpoint: Checkpoint) -> int:
+def window_of(subject: Subject) -> int:
     """Tokens that a layer sees without recurrence; the block where the model has no window."""
-    from recur_models import model_from_json
-
-    model = model_from_json(checkpoint.meta["config"]["model"])
-    return int(getattr(model, "window", 0) or model.block)
+    return int(getattr(subject.model, "window", 0) or subject.model.block)
 
 
 def compared(config: TokensConfig, passes: tuple[Pass, Pass], folder: Path) -> TokenComparison:
@@ -171,7 +153,7 @@ def compared(config: TokensConfig, passes: tuple[Pass, Pass], folder: Path) -> T
         nats=nats,
         write=write,
         words=Words.join(parts),
-        window=window_of(passes[1].subject.checkpoint),
+        window=window_of(passes[1].subject),
         segment=passes[1].segment,
         shown=chosen,
         shown_tokens=config.page_tokens,
@@ -182,16 +164,10 @@ def compared(config: TokensConfig, passes: tuple[Pass, Pass], folder: Path) -> T
 
 def main(argv: list[str]) -> None:
     config = cli.parse(TokensConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    asked = EvaluateConfig(
-        config.runs, **{name: getattr(config, name) for name in ("store", "corpus", "split", "output")}
-    )
-    subjects = subjects_of(asked)
+    subjects = subjects_of(config)
     passes = passes_of(config, subjects)
-    place = output_for(asked, subjects) if config.output else None
-    if place is None:
-        name = cli.file_name("tokens-" + "-vs-".join(reading.name for reading in passes))
-        place = output_for(asked, subjects).parent / name
-    target = RunPlace(place)
+    name = "tokens-" + "-vs-".join(reading.name for reading in passes)
+    target = RunPlace(output_for(config, subjects, name))
     totals = subjects[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     print(

@@ -131,7 +131,8 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
         ("train, pipelines.preflight, pipelines.run", "ray mlflow transformers matplotlib tokenizers sentencepiece"),
         (
             "prepare, pipelines.verify, pipelines.vocabulary, pipelines.doctor, pipelines.evaluate, pipelines.compare, "
-            "pipelines.generate, pipelines.continuations, pipelines.embed, pipelines.tokens, pipelines.export, pipelines.inspect, pipelines.ui",
+            "pipelines.generate, pipelines.continuations, pipelines.embed, "
+            "pipelines.tokens, pipelines.export, pipelines.inspect, pipelines.ui",
             "torch ray mlflow transformers tokenizers sentencepiece tiktoken",
         ),
     ],

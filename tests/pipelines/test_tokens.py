@@ -168,7 +168,7 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
 
 def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) -> None:
     for words, sentence in (
-        (["a", "b", "c"], "3 runs are named"),
+        ([str(trained)] * 3, "3 are named"),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
     ):

@@ -1,0 +1,156 @@
+"""What a command reads held-out text with: checkpoints, each with the split that it reads, and where the report goes.
+
+subjects = subjects_of(config)                # checkpoints and splits are found, and fit each other
+output = output_for(config, subjects)         # and it can be written there
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from data_prep.errors import UserError
+from data_prep.manifest import StoreError
+from data_prep.places import Place
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.run_place import RunPlace, find_run
+from pipelines.inference.trained import config_of, find_checkpoint
+from pipelines.terminal import cli
+
+if TYPE_CHECKING:
+    from recur_models import ModelConfig
+
+HOME = "runs"
+"""Folder of all runs by default, where `make ui` looks: of what belongs to no run that can be written to."""
+
+
+@dataclass(frozen=True)
+class SubjectsConfig:
+    """Which models read what."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders or URIs of runs (their newest checkpoint is taken) or of checkpoints."""
+    store: str = ""
+    """Store to read; by default the one that each run was trained on."""
+    corpus: str = ""
+    """Corpus in the store; by default the one that each run was trained on."""
+    split: str = "test"
+    """Split to read."""
+    lanes: int = 0
+    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the figures."""
+    segment_length: int = 0
+    """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
+    window: tuple[int, ...] = ()
+    """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
+    overlap: tuple[int, ...] = ()
+    """The same of the tokens of a window that the window before it has read too."""
+    allow_other_windows: bool = False
+    """Score gpt2-rec over other windows and overlaps than it was trained for, which makes it worse."""
+    allow_other_store: bool = False
+    """Score on another store than the run was trained on, when the tokenizer is the same."""
+    output: str = ""
+    """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` where nothing can be written
+    there."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint that is scored."""
+
+    name: str
+    checkpoint: Checkpoint
+    run: RunPlace | None
+    """None for a lone copy of a checkpoint."""
+    store: SegmentStore
+    """The split to score."""
+    train: SegmentStore | None
+    """The training split beside it, where there is one."""
+    model: ModelConfig
+    """The run's, or what was asked for in the place of its windows."""
+    changed: Mapping[str, int]
+    """What is another than in the run."""
+
+
+def subjects_of(config: SubjectsConfig) -> list[Subject]:
+    """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
+    checkpoints = [find_checkpoint(path) for path in config.runs]
+    asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
+    allow = "" if config.allow_other_windows else "--allow-other-windows"
+    subjects = []
+    for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
+        opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]["model"]
+        for values in product(*asked.values()):
+            windows = dict(zip(asked, values, strict=True))
+            called = "".join(f"-{field}-{value}" for field, value in windows.items())
+            model = config_of(checkpoint, windows, allow)
+            changed = {field: value for field, value in windows.items() if trained[field] != value}
+            subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed))
+    return subjects
+
+
+def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
+    """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
+    data = checkpoint.meta["config"]["data"]
+    place, corpus = config.store or data["store"], config.corpus or data["corpus"]
+    store = SegmentStore.open(place, corpus, config.split)
+    try:
+        train = SegmentStore.open(place, corpus, "train")
+    except StoreError:
+        train = None
+    for split, may_differ in ((train, config.allow_other_store), (store, True)):
+        if split:
+            check_fits(checkpoint, split, "" if may_differ else "--allow-other-store")
+    return store, train
+
+
+def run_of(path: str) -> RunPlace | None:
+    """The run at this path, or the one that the checkpoint there belongs to; None for a lone copy of a checkpoint."""
+    run, name = find_run(path)
+    belongs = not name or (run.checkpoints / name == Place.parse(path) and (run.place / "config.json").exists())
+    return run if belongs else None
+
+
+def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") -> Place:
+    """Where the report goes: by default to a folder of this name, or of the subjects'.
+
+    Raises UserError, before anything is scored, where it cannot be written.
+    """
+    name, first = cli.file_name(name or "-vs-".join(subject.name for subject in subjects)), subjects[0].run
+    beside = [] if first is None else [first.place.parent / "reports" / name]
+    places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
+    chosen = next(filter(writable, places), None)
+    if chosen is None:
+        raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    if chosen != places[0]:
+        print(f"note: {places[0].parent} cannot be written: the report goes to {chosen}", flush=True)
+    return chosen
+
+
+def writable(file: Path | Place) -> bool:
+    """Whether a file or folder can be written or made, as far as the system says so beforehand."""
+    place = Place.parse(file)
+    path = Path(place.path)
+    while place.is_local and not path.exists():
+        path = path.parent
+    return not place.is_local or os.access(path, os.W_OK)
+
+
+def unique_names(found: list[Checkpoint]) -> list[str]:
+    """Each run's name, with the step where one run appears twice, and a number where a step does."""
+    names = [checkpoint.meta["config"]["run"] for checkpoint in found]
+    steps = [
+        name if names.count(name) == 1 else f"{name}@{checkpoint.step}"
+        for name, checkpoint in zip(names, found, strict=True)
+    ]
+    return [step if steps.count(step) == 1 else f"{step}.{steps[: i + 1].count(step)}" for i, step in enumerate(steps)]
