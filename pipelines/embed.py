@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
     import torch  # seconds, and not before there is something to embed
 
-    from pipelines.inference.embedding import EmbeddingPlan, embed, texts_of_ids, texts_of_store
+    from pipelines.inference.embedding import EmbeddingPlan, embed, texts_of_ids, texts_of_store, width_of
 
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> None:
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as progress:
         rows = embed(model, texts, output, plan, progress)
-    print(f"{rows:,} embeddings of {model.embedding.embedding_dim} {config.dtype} in {cli.shown(output.recorded)}")
+    print(f"{rows:,} embeddings of {width_of(model)} {config.dtype} in {cli.shown(output.recorded)}")
     print(f'  read them  pyarrow.dataset.dataset("{cli.shown(output.recorded)}", format="arrow").to_table()')
 
 

@@ -124,6 +124,7 @@ def embed(
     Raises UserError where the folder holds anything else.
     """
     done, total, rows, fingerprint = 0, int(texts.lengths.sum()), 0, plan.fingerprint(texts)
+    schema = _schema(plan, width_of(model), fingerprint)
     with hold(output, "another pipelines.embed"):
         _check_is_ours(output)
         parts = group_by_bytes(texts.lengths.tolist(), PART_TOKENS)
@@ -132,7 +133,6 @@ def embed(
             if place.exists():
                 _check_is_of(place, fingerprint)
             else:
-                schema = _schema(plan, model.embedding.embedding_dim, fingerprint)
                 with place.writing() as stream, pa.ipc.new_file(stream, schema) as file:
                     for batch, tokens in _batches(model, part, plan, schema):
                         file.write_batch(batch)
@@ -143,6 +143,13 @@ def embed(
         about |= {"documents": len(texts.ids), "tokens": total, "rows": rows, "parts": len(parts)}
         (output / LAST).write_atomically(json.dumps(about, indent=1).encode())
     return rows
+
+
+@torch.no_grad()
+def width_of(model: RecurrentModel) -> int:
+    """D of the hidden states, which need not be that of the embeddings of the inputs."""
+    block_1W = torch.zeros(1, model.block, dtype=torch.int64, device=model.embedding.weight.device)
+    return hidden_states(model, block_1W)[0].shape[-1]
 
 
 def _check_is_ours(output: Place) -> None:
