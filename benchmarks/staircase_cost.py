@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, VOCAB, Contender
+from benchmarks.kept import kept_bytes
 from data_prep.errors import UserError
 from pipelines.terminal import cli
 from recur_models import (
@@ -96,19 +96,8 @@ def models(config: BenchConfig) -> dict[str, ModelConfig]:
 
 
 def kept(contender: Contender) -> float:
-    """MiB that a forward pass keeps for the backward pass, parameters aside."""
-    sizes: dict[int, tuple[torch.Tensor, int]] = {}
-    own = {p.untyped_storage().data_ptr() for p in contender.model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = tensor, storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        contender.loss()
-    return sum(size for _, size in sizes.values()) / 2**20
+    """MiB that a forward pass keeps for the backward pass."""
+    return kept_bytes(contender.loss) / 2**20
 
 
 def main(argv: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from dataclasses import replace
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.kept import kept_bytes
 from recur_models import GPT2Config, GPT2RecConfig, RecurrentModel, model_from_json
 from recur_models.gpt2 import paper_flops_per_token
 from recur_models.hf import ThroughlineForCausalLM
@@ -123,28 +123,10 @@ def test_checkpointing_at_the_bottleneck_changes_no_gradient() -> None:
         torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-6, atol=1e-6)
 
 
-def tensors() -> list[torch.Tensor]:
-    gc.collect()
-    return [
-        thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
-    ]  # with memory of its own
-
-
 def held_bytes(model: RecurrentModel, blocks: int) -> int:
-    """What is alive between forward and backward pass beside the parameters: tensors that Python knows, and what autograd saved."""
-    ids, own = text(2, blocks * model.block), {p.untyped_storage().data_ptr() for p in model.parameters()}
-    before = {t.untyped_storage().data_ptr() for t in tensors()} | own
-    saved: list[torch.Tensor] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made = model(ids, None, None, ids)
-    alive = [made[0], *saved, *tensors()]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
-    return sum(size for place, size in storages.items() if place not in before)
+    """What is kept between forward and backward pass."""
+    ids = text(2, blocks * model.block)
+    return kept_bytes(lambda: model(ids, None, None, ids))
 
 
 @pytest.mark.parametrize("d_model", [24, 96])

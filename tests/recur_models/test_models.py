@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.kept import kept_bytes
 from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
 from recur_models.block_recurrent import RecConfig
 from recur_models.losses import hidden_states
@@ -217,30 +218,20 @@ def test_recomputing_changes_no_figure(config: ModelConfig, recompute: Recompute
         torch.testing.assert_close(grads_again[name], grads[name], rtol=1e-4, atol=1e-5)
 
 
-def kept_bytes(model: RecurrentModel, blocks: int) -> int:
-    """What the forward pass keeps for the backward pass, parameters aside."""
-    text, kept = tokens(2, blocks * model.block), {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = tensor, storage.nbytes()  # the tensor keeps the address its own
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(text, model.initial_state(2), None, text)
-    return sum(size for _, size in kept.values())
+def kept(model: RecurrentModel, blocks: int) -> int:
+    """Bytes that the forward pass keeps for the backward pass."""
+    text = tokens(2, blocks * model.block)
+    return kept_bytes(lambda: model(text, model.initial_state(2), None, text))
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])
 def test_memory_is_linear_in_the_segment_and_smaller_when_recomputed(recompute: Recompute) -> None:
     model = RecConfig(**{**SIZE, "window": 16}, recurrent_layers=(2,), states=16).build(VOCAB)
     model.recompute = recompute
-    few, some, many = kept_bytes(model, 4), kept_bytes(model, 8), kept_bytes(model, 16)
+    few, some, many = kept(model, 4), kept(model, 8), kept(model, 16)
     assert (many - some) / (some - few) == pytest.approx(2, rel=0.01)
     model.recompute = "nothing"
-    assert recompute == "nothing" or many < kept_bytes(model, 16) / 4
+    assert recompute == "nothing" or many < kept(model, 16) / 4
 
 
 def test_state_holds_no_more_memory_than_it_shows(config: ModelConfig) -> None:

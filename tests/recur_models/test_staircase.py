@@ -20,7 +20,7 @@ from recur_models.core import Distances
 from recur_models.health import watch
 from recur_models.transformer_sequential import model_from_params
 from tests.recur_models.test_meliad import under
-from tests.recur_models.test_models import kept_bytes, tokens
+from tests.recur_models.test_models import kept, tokens
 from tests.shared_data import need
 
 SIZE: dict[str, Any] = {"layers": 2, "d_model": 24, "heads": 2, "head_dim": 12, "mlp_dim": 40}
@@ -159,7 +159,7 @@ def test_distances_moved_row_by_row_are_those_that_are_looked_up(itself: bool, q
 def test_memory_is_linear_in_the_segment(config: Any) -> None:
     torch.manual_seed(0)
     model = config.build(VOCAB)
-    few, some, many = (kept_bytes(model, blocks) for blocks in (6, 12, 24))
+    few, some, many = (kept(model, blocks) for blocks in (6, 12, 24))
     assert (many - some) / (some - few) == pytest.approx(2, rel=0.03)
 
 
