@@ -2,7 +2,8 @@
 
     scheduler = SweepScheduler(sweep, domains)
     job = scheduler.next()              # a trial to train now, or None
-    scheduler.watch(job.trial)          # reads its figures; a trial that does badly is asked to stop
+    scheduler.watch(job.trial)          # how far it is; where the budget is spent it is asked to stop
+    scheduler.result(job.trial, 20, 5.1)                        # its figure at a step; True: it does badly, and is to stop
     scheduler.ended(job.trial, "finished")
 
 It knows neither Ray nor MLflow. Everything that it decides is first in results.jsonl; made anew from the sweep's folder it stands
@@ -30,6 +31,7 @@ from pipelines.training.stopping import Stop
 from tune_spaces import Rule, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
+"""How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
 SAVE_SECONDS = 1.0
 """How often a trial's steps are written down; a figure, a begin and an end always are."""
 
@@ -99,6 +101,11 @@ class SweepScheduler:
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
 
+    @property
+    def busy(self) -> list[Trial]:
+        """The trials that are being trained."""
+        return [self.sweep.trials[name] for name in sorted(self._busy)]
+
     # Going on
 
     def waiting(self) -> bool:
@@ -109,16 +116,25 @@ class SweepScheduler:
 
     def next(self) -> Job | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
+        if ready := self.ready():
+            return self.start(ready)
+        most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
+        if self._searcher and len(self.sweep.trials) < most and not self._interrupted and not self.out_of_budget():
+            return self.start(self._suggest())
+        return None
+
+    def ready(self) -> Trial | None:
+        """The first trial that is known and can be trained now."""
         if self._interrupted or self.out_of_budget():
             return None
-        allowed = self.sweep.config.trials or len(self.sweep.trials) + 1
-        for trial in list(self.sweep.trials.values())[:allowed]:
-            if not trial.over and trial.id not in self._busy and (until := self._until(trial)):
-                return self._start(trial, until)
-        if self._searcher and len(self.sweep.trials) < min(allowed, self.sweep.config.samples):
-            trial = self._suggest()
-            return self._start(trial, self._run(trial).steps)
-        return None
+        allowed = list(self.sweep.trials.values())[: self.sweep.config.trials or None]
+        return next((t for t in allowed if not t.over and t.id not in self._busy and self._until(t)), None)
+
+    def stays(self, trial: Trial, step: int) -> bool:
+        """Whether a trial that is at this step waits there for the others."""
+        if self.sweep.config.scheduler != "pbt":
+            return False
+        return self._generation + self.sweep.config.train.validate_every <= step < self._run(trial).steps
 
     def _until(self, trial: Trial) -> int:
         """The step up to which the trial may go on by now; 0 for not at all."""
@@ -147,8 +163,10 @@ class SweepScheduler:
             f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
         )
 
-    def _start(self, trial: Trial, until: int) -> Job:
+    def start(self, trial: Trial) -> Job:
+        """Have a trial trained, for the first time or again."""
         self._rule.add(trial.id)
+        until = self._until(trial)
         trial.status, trial.recorded = "running", False
         Stop(self.sweep.place(trial)).clear()
         self.sweep.save(trial)
@@ -165,23 +183,30 @@ class SweepScheduler:
     # Listening
 
     def watch(self, trial: Trial) -> None:
-        """Read what the trial has recorded since; have it stopped when that is bad or the budget is spent."""
-        run, new = self._run(trial), False
+        """Read how far the trial has come; have it stopped when the budget is spent."""
+        before = trial.steps
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
-            if record.step > trial.steps:
-                new, trial.steps, trial.tokens = True, record.step, record.step * run.tokens_per_step
-                trial.flops = trial.tokens * self.sweep.flops_per_token(run)
-            value = record.metrics.get(self.sweep.config.metric)
-            if value is not None and record.step not in self._seen[trial.id]:
-                self._result(trial, run, record.step, value)
-        if new and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
+            self._come(trial, record.step)
+        if trial.steps > before and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
             self._saved[trial.id] = time.monotonic()
             self.sweep.save(trial)
         if not trial.reason and (spent := self.out_of_budget()):
-            self._ask(trial, spent)
+            trial.reason = spent
+            Stop(self.sweep.place(trial)).ask()
 
-    def _result(self, trial: Trial, run: TrainConfig, step: int, value: float) -> None:
-        tokens, name = step * run.tokens_per_step, self.sweep.config.scheduler
+    def _come(self, trial: Trial, step: int) -> None:
+        if step > trial.steps:
+            run = self._run(trial)
+            trial.steps, trial.tokens = step, step * run.tokens_per_step
+            trial.flops = trial.tokens * self.sweep.flops_per_token(run)
+
+    def result(self, trial: Trial, step: int, value: float) -> bool:
+        """A figure of the trial. Whether it is to stop for that; a figure that was told before decides nothing anew."""
+        if step in self._seen[trial.id]:
+            return False
+        run, name = self._run(trial), self.sweep.config.scheduler
+        tokens = step * run.tokens_per_step
+        self._come(trial, step)
         stop = self._rule.result(trial.id, tokens, value) and not trial.baseline and step < run.steps
         best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
         reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
@@ -198,7 +223,8 @@ class SweepScheduler:
         self._score(trial, step, tokens, value)
         self.sweep.save(trial)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
-            self._ask(trial, reason)
+            trial.reason = reason
+        return stop
 
     def _score(self, trial: Trial, step: int, tokens: int, value: float) -> None:
         self._seen[trial.id][step] = value
@@ -207,10 +233,6 @@ class SweepScheduler:
             trial.best = trial.last
         if self._searcher:
             self._searcher.result(trial.id, tokens, value)
-
-    def _ask(self, trial: Trial, reason: str) -> None:
-        trial.reason = reason
-        Stop(self.sweep.place(trial)).ask()
 
     # Ending
 

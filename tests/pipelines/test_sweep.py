@@ -25,7 +25,7 @@ from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.population import choose
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
-from pipelines.sweeps.trial_workers import StopAfter
+from pipelines.sweeps.trial import Figures
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
@@ -65,15 +65,20 @@ class Here:
         return self.sweep
 
     def _train(self, job: Job) -> tuple[Any, str]:
-        stop = Stop(RunPlace.of(job.run).folder).asked
-        until = StopAfter(stop, job.until - RunPlace.of(job.run).newest_step()) if job.until < job.run.steps else stop
+        stop, figures = Stop(RunPlace.of(job.run).folder).asked, Figures(job.run, self.config.metric)
+
+        def told() -> bool:
+            new = figures.new()
+            leaves = [self.scheduler.result(job.trial, step, value) for step, value in new]
+            return any(leaves) or (bool(new) and self.scheduler.stays(job.trial, new[-1][0]))
 
         def asked() -> bool:
             self._steps_left -= 1
             if self._steps_left == 0:
                 raise Killed
+            leaves = told()
             self.scheduler.watch(job.trial)
-            return until()
+            return stop() or leaves
 
         try:
             train_as_worker(job.run, World.alone(), asked)
@@ -81,6 +86,7 @@ class Here:
             return "stopped", ""
         except ValueError as error:
             return "failed", cli.sentence(error)
+        told()
         return "finished", ""
 
 
