@@ -77,7 +77,7 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     scheduler.restore()
     tracking.again()
     over = sum(trial.over for trial in sweep.trials.values())
-    count = config.samples if config.search in ("optuna", "bohb") else len(sweep.trials)
+    count = config.samples if config.suggested else len(sweep.trials)
     begun = f", of which {over} are over" if over else ""
     print(f"  trials  {count}{begun}\n  into    {cli.shown(sweep.folder)}", flush=True)
     if not scheduler.waiting():

@@ -28,7 +28,7 @@ from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
-from tune_spaces import Rule, Searcher
+from tune_spaces import Plateau, Rule, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
 """How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
@@ -51,11 +51,9 @@ class SweepScheduler:
     def __init__(self, sweep: Sweep, domains: Mapping[str, Any]) -> None:
         config = sweep.config
         self.sweep, self._domains = sweep, domains
-        self._searcher = (
-            Searcher(config.search, domains, config.train.seed) if config.search in ("optuna", "bohb") else None
-        )
-        name = config.scheduler if config.scheduler != "pbt" else "none"
-        self._rule = Rule(name, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
+        self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
+        self._plateau = Plateau(config.stop)
+        self._rule = Rule(config.rule, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
@@ -82,6 +80,7 @@ class SweepScheduler:
                 trial = self.sweep.trials[event["trial"]]
                 self._rule.add(trial.id)
                 self._rule.result(trial.id, event["tokens"], event["value"])
+                self._plateau.result(trial.id, event["tokens"], event["value"])
                 self._score(trial, event["step"], event["tokens"], event["value"])
                 if event["decision"] == "stop":
                     decided[trial.id] = event["reason"]
@@ -112,20 +111,24 @@ class SweepScheduler:
         """Whether there is anything left to train."""
         some = any(not trial.over for trial in list(self.sweep.trials.values())[: self.sweep.config.trials or None])
         more = self._searcher is not None and len(self.sweep.trials) < self.sweep.config.samples
-        return (some or more) and not self.out_of_budget()
+        return (some or more) and not self._closed()
+
+    def _closed(self) -> bool:
+        """Whether no trial is to begin or go on any more."""
+        return self._interrupted or bool(self.out_of_budget()) or self._plateau.over()
 
     def next(self) -> Job | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
         if ready := self.ready():
             return self.start(ready)
         most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
-        if self._searcher and len(self.sweep.trials) < most and not self._interrupted and not self.out_of_budget():
+        if self._searcher and len(self.sweep.trials) < most and not self._closed():
             return self.start(self._suggest())
         return None
 
     def ready(self) -> Trial | None:
         """The first trial that is known and can be trained now."""
-        if self._interrupted or self.out_of_budget():
+        if self._closed():
             return None
         allowed = list(self.sweep.trials.values())[: self.sweep.config.trials or None]
         return next((t for t in allowed if not t.over and t.id not in self._busy and self._until(t)), None)
@@ -204,10 +207,12 @@ class SweepScheduler:
         """A figure of the trial. Whether it is to stop for that; a figure that was told before decides nothing anew."""
         if step in self._seen[trial.id]:
             return False
-        run, name = self._run(trial), self.sweep.config.scheduler
+        run = self._run(trial)
         tokens = step * run.tokens_per_step
         self._come(trial, step)
-        stop = self._rule.result(trial.id, tokens, value) and not trial.baseline and step < run.steps
+        bad, flat = self._rule.result(trial.id, tokens, value), self._plateau.result(trial.id, tokens, value)
+        name = self.sweep.config.scheduler if bad else self.sweep.config.stop
+        stop = (bad or flat) and not trial.baseline and step < run.steps
         best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
         reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
         self.sweep.note(

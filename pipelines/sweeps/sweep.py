@@ -34,8 +34,16 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import value_of
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
+from tune_spaces.drawing import SEARCHERS
+from tune_spaces.named import is_path
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
+NAMES = {
+    "search": ("random", "grid", *SEARCHERS),
+    "scheduler": ("asha", "median", "pbt", "none"),
+    "stop": ("none", "plateau"),
+}
+"""Of fields that take an import path too."""
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed; of its run those below."""
 CHANGEABLE_OF_RUN = tuple(
@@ -57,14 +65,20 @@ class SweepConfig:
     """Named run around which the space is laid."""
     samples: int = 12
     """Trials to draw; a grid has as many as it has."""
-    search: Literal["random", "grid", "optuna", "bohb"] = "random"
-    """Independent draws; every combination; or what Optuna (pip install optuna) or BOHB (pip install hpbandster ConfigSpace)
-    suggests from the results so far."""
+    search: str = "random"
+    """random: independent draws; grid: every combination; or what optuna (pip install optuna) or bohb (pip install hpbandster
+    ConfigSpace) suggests from the results so far; or another searcher of Ray Tune's by its import path, with arguments:
+    'ray.tune.search.hyperopt:HyperOptSearch(n_initial_points=5)'."""
     points: int = 3
     """Values that a grid takes of a range."""
-    scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
-    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; pbt
-    none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates."""
+    scheduler: str = "asha"
+    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; none;
+    pbt none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates.
+    Or another scheduler of Ray Tune's that decides by results, by its import path; its time is in tokens:
+    'ray.tune.schedulers:AsyncHyperBandScheduler(brackets=2, grace_period=100000, max_t=1000000)'."""
+    stop: str = "none"
+    """Which trials are stopped besides: none; plateau those whose last four figures differ by less than 0.01; or a stopper of Ray
+    Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
     reduction: int = 3
     """asha: one in so many goes on from a rung to the next."""
     rung_tokens: int = 0
@@ -93,10 +107,23 @@ class SweepConfig:
         choices = [metric.name for metric in METRICS.values() if metric.better == "lower"]
         if self.metric not in choices:
             raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
+        for name, known in NAMES.items():
+            if getattr(self, name) not in known and not is_path(getattr(self, name)):
+                raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
         least = {"samples": 1, "points": 1, "reduction": 2}
         for name in (*least, "rung_tokens", "concurrent", "seconds", "tokens", "trials", "num_cpus"):
             if getattr(self, name) < least.get(name, 0):
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
+
+    @property
+    def rule(self) -> str:
+        """What stops trials early by comparing them."""
+        return "none" if self.scheduler == "pbt" else self.scheduler
+
+    @property
+    def suggested(self) -> bool:
+        """Whether a searcher chooses trials by the results of those before."""
+        return self.search not in ("random", "grid")
 
     @property
     def whole(self) -> int:
@@ -193,7 +220,7 @@ class Sweep:
         ours = {name: getattr(config, name) for name in names} | {key: run[key] for key in fixed}
         if path.exists():
             try:
-                theirs = {**LATER, **json.loads(path.read_text("utf-8"))["identity"]}
+                theirs = {**LATER, "stop": "none", **json.loads(path.read_text("utf-8"))["identity"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}): choose another --run") from None
             for key in [*ours, *(key for key in theirs if key not in ours)]:

@@ -210,6 +210,21 @@ def test_asha_killed_keeps_its_decisions(here: Make) -> None:
     assert len({(event["trial"], event["step"]) for event in events}) == len(events)  # none counts twice
 
 
+def test_a_plateau_stops_trials_and_a_scheduler_by_its_path_too(here: Make) -> None:
+    """Killed, both decide again as they did."""
+    plateau = "ray.tune.stopper:TrialPlateauStopper(std=9, num_results=2, grace_period=2)"
+    above = "tests.tune_spaces.test_named:StopsAbove(limit=8.4)"
+    words = ("optim.lr=1e-7,3e-3", "--search", "grid", "--validate-every", "2", "--stop", plateau, "--scheduler")
+    sweep = here(*words, "none", name="plateau").run()
+    assert [(trial.status, trial.steps) for trial in sweep.trials.values()] == [("finished", 20), *[("stopped", 4)] * 2]
+    assert f"{plateau} stopped it at step 4 (512 tokens)" in sweep.trials["001"].reason
+    with pytest.raises(Killed):
+        here(*words, above, kill_at=24).run()
+    sweep = here(*words, above).run()
+    assert "StopsAbove(limit=8.4) stopped it at step 2" in sweep.trials["001"].reason
+    assert "TrialPlateauStopper" in sweep.trials["002"].reason and sweep.trials["002"].steps == 4
+
+
 def test_optuna_goes_on_where_it_was(here: Make) -> None:
     pytest.importorskip("optuna")
     words = (
@@ -422,6 +437,12 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--sampels", "3"], "unknown option --sampels: did you mean --samples"),
         (["lr", "--samples", "0"], "samples is 0"),
         (["lr", "--metric", "accuracy"], "metric"),
+        (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
+        (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
+        (
+            ["lr", "--scheduler", "ray.tune.schedulers:HyperBandScheduler"],
+            "could not go on with it after a kill: choose asha",
+        ),
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),
         (
             ["lr", "--tokens", "500"],
