@@ -73,8 +73,8 @@ class Trial(tune.Trainable):
 
     def _gather(self, size: int, device: torch.device) -> None:
         """Start the other ranks, and form a process group with them."""
-        group, worker = ray.util.get_current_placement_group(), self._run.placement
-        resources = worker.worker(device.type == "cuda")
+        group: Any = ray.util.get_current_placement_group()
+        resources = self._run.placement.worker(device.type == "cuda")
         options = {"num_cpus": resources.pop("CPU"), "num_gpus": resources.pop("GPU", 0), "resources": resources}
         for index in range(1, size):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
