@@ -65,10 +65,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             "the space holds credentials, which each trial's files would show: give them in the environment"
         )
     place = Place.parse(run.root)
-    if not place.is_local:
+    if not place.is_local and run.tracking.backend == "mlflow" and not run.tracking.uri:
         raise UserError(
-            f"--root is {place}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
-            "(its store can)"
+            f"--root is {place}, and MLflow's own file cannot be in a bucket: name a server by --tracking.uri, or add "
+            "--tracking.backend none"
         )
     if config.metric.startswith("validation/") and not 0 < every <= run.steps:
         raise UserError(

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from pandas import DataFrame
-from pyarrow.fs import LocalFileSystem
 from ray import tune
 from ray.tune import ExperimentAnalysis, TuneError
 from ray.tune.experiment import Trial as TuneTrial
 
+from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.reports.sweep_result import TrialResult, read_sweep
 
@@ -28,19 +28,21 @@ class _Files(ExperimentAnalysis):
         return DataFrame(trial.results)
 
 
-def results(folder: Path) -> tune.ResultGrid:
-    """The results of a sweep by its folder; a trial's figures are those of the sweep's metric. Raises UserError."""
+def results(folder: Path, place: Place | None = None) -> tune.ResultGrid:
+    """The results of a sweep by its folder, and its place where that is in a bucket; a trial's figures are those of the sweep's
+    metric. Raises UserError.
+    """
     found = read_sweep(folder)
-    trials: list[Any] = [_as_tunes(folder, found.metric, trial) for trial in found.trials]
+    place = place or Place.parse(folder)
+    trials: list[Any] = [_as_tunes(place / f"trials/{trial.id}", found.metric, trial) for trial in found.trials]
     files = _Files(str(folder / "sweep.json"), trials=trials, default_metric=found.metric, default_mode="min")
     return tune.ResultGrid(files)
 
 
-def _as_tunes(folder: Path, metric: str, trial: TrialResult) -> Any:
+def _as_tunes(place: Place, metric: str, trial: TrialResult) -> Any:
     """A trial as Tune knows one."""
-    place = folder / "trials" / trial.id
     ours: Any = TuneTrial("Trial", config=dict(trial.values), trial_id=trial.id, stub=True)
-    ours.storage = SimpleNamespace(trial_fs_path=str(place), storage_filesystem=LocalFileSystem())
+    ours.storage = SimpleNamespace(trial_fs_path=place.path, storage_filesystem=place.filesystem)
     ours.status = {"failed": "ERROR", "pending": "PENDING", "running": "PAUSED"}.get(trial.status, "TERMINATED")
     said = {"config": ours.config, "trial_id": trial.id, "status": trial.status, "reason": trial.reason}
     ours.get_pickled_error, ours.get_error = lambda: None, lambda: TuneError(trial.reason)
@@ -50,7 +52,7 @@ def _as_tunes(folder: Path, metric: str, trial: TrialResult) -> Any:
             {metric: point.value, "step": point.step, "tokens": point.tokens, "training_iteration": number}
         )
         ours.update_last_result({**ours.results[-1], **said})
-    for name in RunPlace.parse(place).checkpoint_names()[:1]:
-        checkpoint = tune.Checkpoint.from_directory(str(place / "checkpoints" / name))
+    for name in RunPlace(place).checkpoint_names()[:1]:
+        checkpoint = tune.Checkpoint((place / f"checkpoints/{name}").path, place.filesystem)
         ours.on_checkpoint(SimpleNamespace(checkpoint=checkpoint, metrics=ours.last_result))
     return ours

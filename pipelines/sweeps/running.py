@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ray import tune
 
@@ -26,7 +25,6 @@ from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
 from pipelines.sweeps.winner import conclude, write_best
-from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import combine
 from tune_spaces.drawing import fields
@@ -38,13 +36,13 @@ class Done:
 
     status: int
     """As `pipelines.tune` exits."""
-    folder: Path
-    """The sweep's."""
+    sweep: Sweep
+    """What was run."""
 
     @property
     def results(self) -> tune.ResultGrid:
         """All trials, of earlier starts too."""
-        return results(self.folder)
+        return results(self.sweep.folder, self.sweep.run.place)
 
 
 def run(words: Sequence[str]) -> Done:
@@ -74,13 +72,13 @@ def run(words: Sequence[str]) -> Done:
             for line in plan(sweep, domains, baseline):
                 print(f"  note    {line}", flush=True)
         save_plan(sweep)
-        return Done(run_trials(sweep, scheduler, at_once, use_gpu, command), sweep.folder)
+        return Done(run_trials(sweep, scheduler, at_once, use_gpu, command), sweep)
 
 
 def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: bool, command: str) -> int:
     """Run the trials to their ends. Returns the exit status."""
     config = sweep.config
-    stop = Stop(sweep.folder)
+    stop = Stop(sweep.run.place)
     stop.clear()
     tracking = SweepTracking(sweep, command)
     scheduler.on_end = tracking.end
@@ -89,7 +87,7 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     over = sum(trial.over for trial in sweep.trials.values())
     count = config.samples if config.suggested else len(sweep.trials)
     begun = f", of which {over} are over" if over else ""
-    print(f"  trials  {count}{begun}\n  into    {cli.shown(sweep.folder)}", flush=True)
+    print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
     if not scheduler.waiting():
         settle(sweep, tracking, "FINISHED")
         return conclude(sweep, scheduler.out_of_budget())

@@ -19,15 +19,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from data_prep.errors import UserError
-from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.planning import MOST_DRAWS, add, fits
 from pipelines.sweeps.population import Exploit, choose, take_over
-from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
+from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
-from pipelines.training.stopping import Stop
+from pipelines.training.stopping import BUCKET_SECONDS, Stop
 from tune_spaces import Plateau, Rule, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
@@ -59,6 +58,7 @@ class SweepScheduler:
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._looked: dict[str, float] = {}
         self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
         self._generation = 0
@@ -171,11 +171,11 @@ class SweepScheduler:
         self._rule.add(trial.id)
         until = self._until(trial)
         trial.status, trial.recorded = "running", False
-        Stop(self.sweep.place(trial)).clear()
+        self._stop(trial).clear()
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
         self._busy.add(trial.id)
-        self._tails[trial.id] = Tail(Place.parse(self.sweep.place(trial)) / "metrics.jsonl")
+        self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
         return Job(trial, self._run(trial), until)
 
     def _run(self, trial: Trial) -> TrainConfig:
@@ -187,15 +187,18 @@ class SweepScheduler:
 
     def watch(self, trial: Trial) -> None:
         """Read how far the trial has come; have it stopped when the budget is spent."""
-        before = trial.steps
+        now = time.monotonic()
+        if not self.sweep.run.is_local and now - self._looked.get(trial.id, 0.0) < BUCKET_SECONDS:
+            return
+        self._looked[trial.id], before = now, trial.steps
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
             self._come(trial, record.step)
-        if trial.steps > before and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
-            self._saved[trial.id] = time.monotonic()
+        if trial.steps > before and now - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
+            self._saved[trial.id] = now
             self.sweep.save(trial)
         if not trial.reason and (spent := self.out_of_budget()):
             trial.reason = spent
-            Stop(self.sweep.place(trial)).ask()
+            self._stop(trial).ask()
 
     def _come(self, trial: Trial, step: int) -> None:
         if step > trial.steps:
@@ -246,7 +249,7 @@ class SweepScheduler:
         self.watch(trial)
         self._busy.discard(trial.id)
         trial.seconds += seconds
-        stop = Stop(self.sweep.place(trial))
+        stop = self._stop(trial)
         asked = stop.asked()
         stop.clear()
         if outcome in ("finished", "failed"):
@@ -313,16 +316,19 @@ class SweepScheduler:
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return
-        ours, theirs = (self.sweep.place(each) / "checkpoints" for each in (trial, source))
+        ours, theirs = (self.sweep.run_place(each).checkpoints for each in (trial, source))
         take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
         trial.exploited.append({"step": step, "from": exploit.source, "values": exploit.values})
         self.sweep.save(trial)
+
+    def _stop(self, trial: Trial) -> Stop:
+        return Stop(self.sweep.run_place(trial).place)
 
     def interrupt(self) -> None:
         """The sweep was asked to stop: its trials save and leave."""
         self._interrupted = True
         for name in self._busy:
-            Stop(self.sweep.place(self.sweep.trials[name])).ask()
+            self._stop(self.sweep.trials[name]).ask()
 
     # Budgets
 
@@ -331,7 +337,7 @@ class SweepScheduler:
         return self._spent + time.monotonic() - self._began
 
     def keep_time(self) -> None:
-        write_json(self.sweep.folder / "budget.json", {"seconds": self.seconds()})
+        self.sweep.write("budget.json", {"seconds": self.seconds()})
 
     def out_of_budget(self) -> str:
         """Why no more is trained; empty while there is some left."""

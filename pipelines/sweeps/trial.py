@@ -233,7 +233,9 @@ def ended_as(outcome: Outcome, said: str, figures: list[tuple[int, float]] | Non
 
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
     """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
-    with messages_into_log(RunPlace.of(config).folder, world.rank):
+    run = RunPlace.of(config)
+    run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+    with messages_into_log(run.folder, world.rank):
         try:
             train_as_worker(config, world, asked)
         except Stopped:

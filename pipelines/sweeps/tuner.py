@@ -9,8 +9,8 @@ trials that are left.
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +19,12 @@ from ray import tune
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from data_prep.manifest import write_atomically
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.sweeps import sweep as sweeps
 from pipelines.sweeps.scheduler import Job, SweepScheduler
-from pipelines.sweeps.sweep import write_json
 from pipelines.sweeps.trial import Trial
 from pipelines.training.stopping import Stop
 
@@ -49,8 +49,8 @@ def fit(
 ) -> tune.ResultGrid:
     """Run what is left of a sweep, ``at_once`` trials at most; ``below`` puts a trial's run below the sweep's in MLflow."""
     os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once))
-    config, notes = memory.sweep.config, memory.sweep.folder / ".tune"
-    shutil.rmtree(notes, ignore_errors=True)
+    config, notes = memory.sweep.config, memory.sweep.run.place / ".tune"
+    notes.delete()
     recorded = Recorded(memory, stop, below, at_once, use_gpu)
     tuner = tune.Tuner(
         Trial,
@@ -65,7 +65,8 @@ def fit(
         ),
         run_config=tune.RunConfig(
             name="trials",
-            storage_path=str(notes),
+            storage_path=notes.path,
+            storage_filesystem=None if notes.is_local else notes.filesystem,
             stop=Over(recorded),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
@@ -127,7 +128,9 @@ class Recorded(Unpickled, TrialScheduler):
 
     def _config(self, job: Job) -> dict[str, Any]:
         run = self._below(job.run)
-        write_json(RunPlace.of(run).folder / "config.json", to_json(run))
+        place = RunPlace.of(run)
+        write_atomically(place.folder / "config.json", json.dumps(to_json(run), indent=1).encode())
+        place.publish("config.json")
         if job.trial.steps == 0:
             print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
         self._began[job.trial.id] = time.monotonic()

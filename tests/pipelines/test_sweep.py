@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from data_prep.places import Place
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -253,9 +254,9 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
     seen: list[tuple[str, str, int, bool, float]] = []
     take_over = scheduler.take_over
 
-    def look(source: Path, target: Path, step: int) -> None:
+    def look(source: Place, target: Place, step: int) -> None:
         take_over(source, target, step)
-        theirs, ours = (Checkpoint.open(root / f"step-{step:08d}") for root in (source, target))
+        theirs, ours = (Checkpoint.open(Path((root / f"step-{step:08d}").path)) for root in (source, target))
         assert ours.weights().keys() == theirs.weights().keys()
         state, other = ours.lanes(0, 4)[0], theirs.lanes(0, 4)[0]
         same = all(state[name].equal(other[name]) for name in other) and any("states" in name for name in state)
