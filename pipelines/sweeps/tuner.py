@@ -19,7 +19,6 @@ from ray import tune
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from data_prep.manifest import write_atomically
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json
@@ -128,9 +127,7 @@ class Recorded(Unpickled, TrialScheduler):
 
     def _config(self, job: Job) -> dict[str, Any]:
         run = self._below(job.run)
-        place = RunPlace.of(run)
-        write_atomically(place.folder / "config.json", json.dumps(to_json(run), indent=1).encode())
-        place.publish("config.json")
+        (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
         if job.trial.steps == 0:
             print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
         self._began[job.trial.id] = time.monotonic()
