@@ -54,5 +54,6 @@ def _as_tunes(place: Place, metric: str, trial: TrialResult) -> Any:
         ours.update_last_result({**ours.results[-1], **said})
     for name in RunPlace(place).checkpoint_names()[:1]:
         checkpoint = tune.Checkpoint((place / f"checkpoints/{name}").path, place.filesystem)
-        ours.on_checkpoint(SimpleNamespace(checkpoint=checkpoint, metrics=ours.last_result))
+        saved: Any = SimpleNamespace(checkpoint=checkpoint, metrics=ours.last_result)
+        ours.run_metadata.checkpoint_manager.register_checkpoint(saved)
     return ours

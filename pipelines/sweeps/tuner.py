@@ -10,6 +10,7 @@ trials that are left.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -44,15 +45,21 @@ KEEP_SECONDS = 2.0
 
 
 def fit(
-    memory: SweepScheduler, stop: Stop, below: Callable[[TrainConfig], TrainConfig], at_once: int, use_gpu: bool
+    memory: SweepScheduler,
+    stop: Stop,
+    below: Callable[[TrainConfig], TrainConfig],
+    at_once: int,
+    use_gpu: bool,
+    trainable: type[tune.Trainable] = Trial,
 ) -> tune.ResultGrid:
     """Run what is left of a sweep, ``at_once`` trials at most; ``below`` puts a trial's run below the sweep's in MLflow."""
     os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once))
     config, notes = memory.sweep.config, memory.sweep.run.place / ".tune"
     notes.delete()
     recorded = Recorded(memory, stop, below, at_once, use_gpu)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what has happened to a trial is told in our own words
     tuner = tune.Tuner(
-        Trial,
+        trainable,
         tune_config=tune.TuneConfig(
             metric=config.metric,
             mode="min",

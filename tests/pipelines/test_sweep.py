@@ -24,6 +24,7 @@ from pipelines.sweeps import scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.population import choose
+from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.sweeps.trial import Figures
@@ -381,6 +382,22 @@ def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch:
             first.scheduler.ended(job.trial, "finished" if job.trial.id == "000" else "stopped")
     trial = here(*ASHA).sweep.trials["001"]
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
+
+
+def test_the_results_are_tunes_own(here: Make) -> None:
+    sweep = here("optim.lr=1e38,1e-3", "--search", "grid", "--scheduler", "none", "--optim.clip", "0").run()
+    grid, best = results(sweep.folder), sweep.best()
+    assert (
+        best and best.best and len(grid) == 3 and [str(error) for error in grid.errors] == [sweep.trials["001"].reason]
+    )
+    found = grid.get_best_result(scope="all")
+    assert (
+        found.metrics and found.metrics["validation/bits_per_token"] == best.best.value and found.config == best.values
+    )
+    assert found.metrics_dataframe is not None and list(found.metrics_dataframe["step"]) == [10, 20]
+    assert found.checkpoint and Checkpoint.open(Path(found.checkpoint.path)).step == 20
+    table = grid.get_dataframe(filter_metric="validation/bits_per_token", filter_mode="min")
+    assert set(table["config/optim.lr"]) == {2e-3, 1e-3}  # one has no figure
 
 
 def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
