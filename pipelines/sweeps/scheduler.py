@@ -342,9 +342,8 @@ class SweepScheduler:
     def out_of_budget(self) -> str:
         """Why no more is trained; empty while there is some left."""
         config = self.sweep.config
-        tokens = sum(trial.tokens for trial in self.sweep.trials.values())
         if config.seconds and self.seconds() >= config.seconds:
             return f"{BUDGET} of {config.seconds:g} s is spent"
-        if config.tokens and tokens >= config.tokens:
+        if config.tokens and sum(trial.tokens for trial in self.sweep.trials.values()) >= config.tokens:
             return f"{BUDGET} of {config.tokens:,} tokens is spent"
         return ""

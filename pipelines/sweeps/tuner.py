@@ -40,6 +40,8 @@ ENVIRONMENT = {
 }
 HOLD_SECONDS = 60.0
 """How long a trial that waits for others keeps its actor, and no longer."""
+LOOK_SECONDS = 0.1
+"""How often it is looked how far trials are, and whether to stop."""
 KEEP_SECONDS = 2.0
 """How often the seconds that the sweep has taken are written down."""
 
@@ -76,7 +78,9 @@ def fit(
             stop=Over(recorded),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=True),
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_at_end=True
+            ),  # with a number to keep, each takes a snapshot
         ),
     )
     return tuner.fit()
@@ -113,7 +117,7 @@ class Recorded(Unpickled, TrialScheduler):
         self._began: dict[str, float] = {}
         self._held: dict[str, float] = {}
         """Trials that wait for others with their actors, and since when."""
-        self._kept = 0.0
+        self._kept = self._looked = 0.0
         self.exhausted = False
 
     # What Tune is given
@@ -144,8 +148,10 @@ class Recorded(Unpickled, TrialScheduler):
         self._given[trial.config["trial"]] = trial
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Called at every turn of Tune's loop, ten times a second."""
-        self._look(tune_controller)
+        """Called at every turn of Tune's loop, which handles one event."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look(tune_controller)
+            self._looked = time.monotonic()
         self._resumed = [name for name in self._resumed if self._given[name].status == "PAUSED"]
         return self._given[self._resumed[0]] if self._resumed else None
 
