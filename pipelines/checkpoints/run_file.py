@@ -21,7 +21,7 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
 
     Raises UserError naming what this version does not know.
     """
-    if not argv or not argv[0].endswith(".json"):
+    if not argv or not argv[0].partition("?")[0].endswith(".json"):  # what follows in a URI says where its bucket is
         return presets
     path = Place.parse(argv[0])
     try:

@@ -95,7 +95,7 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     try:
         with stop.on_signals():
             fit(scheduler, stop, tracking.below, at_once, use_gpu)
-        scheduler.keep_time()
+        scheduler.budget.keep()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
         settle(sweep, tracking, status)

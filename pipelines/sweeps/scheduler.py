@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from data_prep.errors import UserError
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.planning import MOST_DRAWS, add, fits
+from pipelines.sweeps.budget import BUDGET, Budget
+from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Exploit, choose, take_over
-from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial
+from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import BUCKET_SECONDS, Stop
@@ -62,7 +62,7 @@ class SweepScheduler:
         self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
         self._generation = 0
-        self._began, self._spent = time.monotonic(), sweep.spent()
+        self.budget = Budget(sweep)
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
 
@@ -123,7 +123,7 @@ class SweepScheduler:
             return self.start(ready)
         most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
         if self._searcher and len(self.sweep.trials) < most and not self._closed():
-            return self.start(self._suggest())
+            return self.start(suggest(self.sweep, self._searcher))
         return None
 
     def ready(self) -> Trial | None:
@@ -150,21 +150,6 @@ class SweepScheduler:
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
         return RunPlace.of(self._run(trial)).newest_step()
-
-    def _suggest(self) -> Trial:
-        assert self._searcher
-        name = number = f"{len(self.sweep.trials):03d}"
-        for attempt in range(MOST_DRAWS):
-            values = self._searcher.suggest(name)
-            if fits(self.sweep, values):
-                self.sweep.note(event="draw", name=name, trial=number, values=values)
-                return add(self.sweep, values)
-            self.sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
-            self._searcher.complete(name, 0, None)
-            name = f"{number}.{attempt + 1}"
-        raise UserError(
-            f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
-        )
 
     def start(self, trial: Trial) -> Job:
         """Have a trial trained, for the first time or again."""
@@ -330,20 +315,6 @@ class SweepScheduler:
         for name in self._busy:
             self._stop(self.sweep.trials[name]).ask()
 
-    # Budgets
-
-    def seconds(self) -> float:
-        """Taken so far, by all starts."""
-        return self._spent + time.monotonic() - self._began
-
-    def keep_time(self) -> None:
-        self.sweep.write("budget.json", {"seconds": self.seconds()})
-
     def out_of_budget(self) -> str:
         """Why no more is trained; empty while there is some left."""
-        config = self.sweep.config
-        if config.seconds and self.seconds() >= config.seconds:
-            return f"{BUDGET} of {config.seconds:g} s is spent"
-        if config.tokens and sum(trial.tokens for trial in self.sweep.trials.values()) >= config.tokens:
-            return f"{BUDGET} of {config.tokens:,} tokens is spent"
-        return ""
+        return self.budget.spent()

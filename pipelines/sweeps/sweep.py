@@ -40,8 +40,6 @@ CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "
 CHANGEABLE_OF_RUN = tuple(
     name for name in CHANGEABLE_ON_RESUME if name not in ("data.store", "validate_every", "validate_tokens")
 )
-BUDGET = "the sweep's budget"
-"""How the reason of a trial begins that a larger budget would continue."""
 
 
 @dataclass(frozen=True)
@@ -242,13 +240,6 @@ class Sweep:
     def _figure(self, saved: Any) -> Figure | None:
         value = value_of(saved or {}, self.config.metric)
         return None if value is None else Figure(saved["step"], value)
-
-    def spent(self) -> float:
-        """Seconds of earlier starts."""
-        try:
-            return float(json.loads((self.folder / "budget.json").read_text("utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
 
     def best(self) -> Trial | None:
         """The trial with the lowest figure; the earliest of equals."""

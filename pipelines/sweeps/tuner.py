@@ -171,7 +171,7 @@ class Recorded(Unpickled, TrialScheduler):
                 controller.pause_trial(self._given[name])
             self._held.clear()
         if time.monotonic() - self._kept > KEEP_SECONDS:
-            self._memory.keep_time()
+            self._memory.budget.keep()
             self._kept = time.monotonic()
 
     def _release(self) -> bool:

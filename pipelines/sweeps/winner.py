@@ -17,7 +17,8 @@ from rich.table import Table
 from pipelines.checkpoints.run_file import as_preset
 from pipelines.config.dotted import options
 from pipelines.presets import PRESETS
-from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
+from pipelines.sweeps.budget import BUDGET
+from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.terminal import cli
 
 

@@ -75,7 +75,7 @@ def test_best_report_and_results_are_there(
         f"{place.path}/trials/{best['trial']}/checkpoints/step-"
     )
     assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
-    assert str(place) in capsys.readouterr().out
+    assert (place / "best.json").recorded in capsys.readouterr().out
     folder = tmp_path / "again"
-    train.main([str(place / "best.json"), "--run", "again", "--root", str(folder), "--num-workers", "0"])
+    train.main([(place / "best.json").recorded, "--run", "again", "--root", str(folder), "--num-workers", "0"])
     assert RunPlace.parse(folder / "again").newest_step() == 20
