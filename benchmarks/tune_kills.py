@@ -1,11 +1,13 @@
 """Kills a sweep at random moments, all of its processes at once, and compares what comes of it with a sweep that nothing disturbed.
 
     python -m benchmarks.tune_kills                         ten kills: about ten minutes on two busy cores
+    python -m benchmarks.tune_kills --sweep pbt             trials that go on from each other's checkpoints
+    python -m benchmarks.tune_kills --sweep optuna          trials that are drawn by what came of those before, one at a time
 
-A grid of learning rates and states, without early stopping, two trials at once on Ray Train workers, tracked in MLflow's sqlite
-file. The driver is killed by SIGKILL at a random moment of its life, its start included; the same command goes on. At last the set
-of trials must be the same, and each trial's figures, to the bit; MLflow must have a parent, one child for each trial, and every
-step of every curve once.
+A grid of learning rates and states, without early stopping, two trials at once, tracked in MLflow's sqlite file. The driver is
+killed by SIGKILL at a random moment of its life, its start included; the same command goes on. At last the set of trials must be
+the same, and each trial's figures, to the bit; MLflow must have a parent, one child for each trial, and every step of every curve
+once.
 """
 
 from __future__ import annotations
@@ -23,23 +25,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
 from benchmarks.killing import SIZE, TINY, curve, make_store
 from pipelines.terminal import cli
 
-SWEEP = shlex.split(f"""
-    optim.lr=1e-3,4e-3+model.states=4,8 --preset small-rec --search grid --scheduler none --num-workers 1
-    {SIZE} --model.recurrent-layers 2 --model.states 4
-""")
+SWEEPS = {
+    "grid": "optim.lr=1e-3,4e-3+model.states=4,8 --search grid --scheduler none",
+    "pbt": "optim.lr=1e-5..1e-2 --scheduler pbt --samples 4",
+    "optuna": "lr --search optuna --scheduler none --samples 4 --concurrent 1",
+}
+SIZES = f"--preset small-rec --num-workers 1 {SIZE} --model.recurrent-layers 2 --model.states 4"
 
 
 @dataclass(frozen=True)
 class BenchConfig:
     """How often the sweep is killed."""
 
+    sweep: Literal["grid", "pbt", "optuna"] = "grid"
+    """Which."""
     kills: int = 10
     """SIGKILLs of the driver."""
     steps: int = 900
@@ -68,8 +74,16 @@ def main(argv: list[str]) -> int:
             "--log-every",
             "5",
         ]
-        rest += ["--validate-every", "20", "--data.store", str(make_store(Path(folder))), "--root", str(root)]
-        command = [sys.executable, "-m", "pipelines.tune", *SWEEP, *rest, "--run"]
+        every = str(config.steps // 6 if config.sweep == "pbt" else 20)
+        rest += ["--validate-every", every, "--data.store", str(make_store(Path(folder))), "--root", str(root)]
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines.tune",
+            *shlex.split(f"{SWEEPS[config.sweep]} {SIZES}"),
+            *rest,
+            "--run",
+        ]
         began = time.monotonic()
         finish([*command, "calm"], Path(folder) / "calm.log")
         print(f"undisturbed: {time.monotonic() - began:.0f} s", flush=True)
@@ -138,7 +152,7 @@ def compare(root: Path) -> list[str]:
         sweep: [json.loads(path.read_text()) for path in sorted((root / sweep / "trials").glob("*/trial.json"))]
         for sweep in ("calm", "killed")
     }
-    told = ("id", "values", "status", "steps", "tokens", "best", "last", "baseline")
+    told = ("id", "values", "status", "steps", "tokens", "best", "last", "baseline", "exploited")
     for calm, killed in zip(trials["calm"], trials["killed"], strict=True):
         wrong += [f"{calm['id']}'s {key}" for key in told if calm[key] != killed[key]]
         ours, theirs = (curve(root / sweep / "trials" / calm["id"]) for sweep in ("killed", "calm"))

@@ -9,10 +9,8 @@
 `python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The
 sweep's folder, `<root>/<run>`, is described in pipelines/sweeps/sweep.py: it is all that a resume needs.
 
-Ray Tune draws and decides (tune_spaces); the trials are run from here. Ray's Tuner would give each trial a process for its driver
-beside those of Ray Train, kill a stopped trial's workers without a checkpoint, and resume from a pickled snapshot that lags behind.
-Here a trial's driver is a thread, which holds no CPU, so that no number of CPUs can deadlock; workers that are done take the next
-trial; a stopped trial saves first.
+Ray Tune draws, decides (tune_spaces) and runs the trials (pipelines/sweeps/tuner.py): its actors take one trial after another, a
+trial that is stopped saves first, and all that is decided is in the sweep's folder before it is done.
 
 Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same
 command goes on.
@@ -20,126 +18,12 @@ command goes on.
 
 from __future__ import annotations
 
-import shlex
-import time
-from dataclasses import replace
-
-from data_prep.credentials import without_credentials
-from data_prep.errors import given_by_user
-from pipelines.checkpoints.lock import hold
-from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import flatten, to_json
-from pipelines.sweeps.capacity import room_for_trials
-from pipelines.sweeps.command import check, read_command
-from pipelines.sweeps.planning import baseline_values, plan, save_plan
-from pipelines.sweeps.scheduler import SweepScheduler
-from pipelines.sweeps.sweep import Sweep, Trial, write_json
-from pipelines.sweeps.tracking import SweepTracking
-from pipelines.sweeps.trial_workers import TrialWorkers
-from pipelines.sweeps.winner import conclude, write_best
+from pipelines.sweeps import run_sweep
 from pipelines.terminal import cli
-from pipelines.training.stopping import STOPPED_STATUS, Stop
-from tune_spaces import combine
-from tune_spaces.drawing import fields
-
-POLL_SECONDS = 0.1
 
 
 def main(argv: list[str]) -> int:
-    config = read_command(argv)
-    flat = {"preset": config.preset, **flatten(to_json(config.train))}
-    with given_by_user(ValueError):
-        domains = combine(config.space, flat)
-        check(config, domains)
-    sweep = Sweep(config, fields(domains))
-    baseline = baseline_values(sweep, flat)
-    sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
-    command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, argv)])
-    with hold(sweep.folder, "another process of this sweep"):
-        print(
-            f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
-            f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
-            flush=True,
-        )
-        from pipelines.cluster import ray_session
-
-        ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
-        at_once, use_gpu = room_for_trials(config)
-        sweep.open_folder(command, baseline or {})
-        scheduler = SweepScheduler(sweep, domains)
-        if not sweep.trials:
-            for line in plan(sweep, domains, baseline):
-                print(f"  note    {line}", flush=True)
-        save_plan(sweep)
-        return run_trials(sweep, scheduler, at_once, use_gpu, command)
-
-
-def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: bool, command: str) -> int:
-    """Run the trials to their ends. Returns the exit status."""
-    config = sweep.config
-    stop = Stop(sweep.folder)
-    stop.clear()
-    tracking = SweepTracking(sweep, command)
-    scheduler.on_end = tracking.end
-    scheduler.restore()
-    tracking.again()
-    over = sum(trial.over for trial in sweep.trials.values())
-    count = config.samples if config.search in ("optuna", "bohb") else len(sweep.trials)
-    begun = f", of which {over} are over" if over else ""
-    print(f"  trials  {count}{begun}\n  into    {cli.shown(sweep.folder)}", flush=True)
-    if not scheduler.waiting():
-        settle(sweep, tracking, "FINISHED")
-        return conclude(sweep, scheduler.out_of_budget())
-    workers = TrialWorkers(sweep.folder / ".ray", config.train, use_gpu, config.workers == "reuse")
-    status, kept = "FAILED", 0.0
-    try:
-        with stop.on_signals():
-            while True:
-                for job in workers.busy:
-                    scheduler.watch(job.trial)
-                for job, outcome, said, seconds in workers.ended():
-                    scheduler.ended(job.trial, outcome, said, seconds)
-                    show(job.trial)
-                if stop.asked():
-                    scheduler.interrupt()
-                while len(workers.busy) < at_once and (job := scheduler.next()):
-                    job = replace(job, run=tracking.below(job.run))
-                    write_json(RunPlace.of(job.run).folder / "config.json", to_json(job.run))
-                    if job.trial.steps == 0:
-                        print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
-                    workers.give(job)
-                if not workers.busy:
-                    break
-                if time.monotonic() - kept > 2:
-                    scheduler.keep_time()
-                    kept = time.monotonic()
-                time.sleep(POLL_SECONDS)
-            scheduler.keep_time()
-        status = "KILLED" if stop.asked() else "FINISHED"
-    finally:
-        scheduler.interrupt()
-        workers.close()
-        settle(sweep, tracking, status)
-        asked = stop.asked()
-        stop.clear()
-    if asked:
-        print("stopped; all that was trained is saved: the same command goes on from here")
-        return STOPPED_STATUS
-    return conclude(sweep, scheduler.out_of_budget())
-
-
-def settle(sweep: Sweep, tracking: SweepTracking, status: str) -> None:
-    """Write down what was found, in the folder and in MLflow."""
-    if best := sweep.best():
-        write_best(sweep, best)
-    tracking.close(status)
-
-
-def show(trial: Trial) -> None:
-    """A line on a trial that has ended."""
-    if trial.over:
-        figure = f"{trial.last.value:.4f} at step {trial.last.step}" if trial.last else "no figure"
-        print(f"trial {trial.id} {trial.status}: {figure}{', ' + trial.reason if trial.reason else ''}", flush=True)
+    return run_sweep(argv).status
 
 
 if __name__ == "__main__":

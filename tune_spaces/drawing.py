@@ -10,6 +10,7 @@ All return flat values, joint keys taken apart: ``{"model.gate": "fixed", "model
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import random
@@ -19,9 +20,17 @@ from typing import Any
 
 import numpy as np
 from ray import tune
+from ray.tune import search
 from ray.tune.search.sample import Categorical, Float
 
+from tune_spaces.named import make
+
 METRIC = "value"
+SEARCHERS = {
+    "optuna": ("ray.tune.search.optuna:OptunaSearch", "optuna"),
+    "bohb": ("ray.tune.search.bohb:TuneBOHB", "hpbandster ConfigSpace"),
+}
+"""By our names: where they are, and the packages that they need."""
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +74,8 @@ def _points(domain: Any, points: int) -> list[Any]:
 
 
 class Searcher:
-    """Ray Tune's OptunaSearch or TuneBOHB. Categories go through it as labels, because theirs must be plain values.
+    """Ray Tune's OptunaSearch or TuneBOHB, or another of its searchers by its import path. Categories go through it as labels,
+    because theirs must be plain values.
 
     Its state is a pure function of the seed and of the calls that were made: replaying these restores it.
     """
@@ -77,31 +87,22 @@ class Searcher:
             key: tune.choice([str(i) for i in range(len(domain))]) if isinstance(domain, Categorical) else domain
             for key, domain in domains.items()
         }
-        for talker in (
-            "optuna",
-            "ray.tune.search.optuna.optuna_search",
-            "hpbandster",
-            "ray.tune.search.bohb.bohb_search",
-        ):
+        path, needs = SEARCHERS.get(name, (name, ""))
+        try:
+            for module in needs.split():
+                importlib.import_module(module)
+        except ImportError:
+            raise ValueError(
+                f"--search {name} needs packages that are not installed: pip install {needs}, or --search random"
+            ) from None
+        seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each names it otherwise
+        for talker in ("optuna", "hpbandster", "ray.tune.search"):
             logging.getLogger(talker).setLevel(logging.ERROR)
-        with contextlib.suppress(ImportError):
-            if name == "optuna":
-                import optuna
-                from ray.tune.search.optuna import OptunaSearch
-
-                optuna.logging.set_verbosity(optuna.logging.ERROR)
-                self._search: Any = OptunaSearch(space=space, metric=METRIC, mode="min", seed=seed)
-                return
-            import ConfigSpace  # noqa: F401  # pyright: ignore
-            import hpbandster  # noqa: F401  # pyright: ignore
-            from ray.tune.search.bohb import TuneBOHB
-
-            self._search = TuneBOHB(space=space, metric=METRIC, mode="min", seed=seed)
-            return
-        packages = {"optuna": "optuna", "bohb": "hpbandster ConfigSpace"}[name]
-        raise ValueError(
-            f"--search {name} needs packages that are not installed: pip install {packages}, or --search random"
-        )
+        self._search: Any = make(path, space=space, metric=METRIC, mode="min", **seeds)
+        if not isinstance(self._search, search.Searcher):
+            raise ValueError(
+                f"{name} is no searcher of Ray Tune's: choose {' or '.join(SEARCHERS)}, or --search random"
+            )
 
     @contextlib.contextmanager
     def _own_numbers(self) -> Iterator[None]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError, given_by_user
+from data_prep.places import Place
 from pipelines.config.run import TrainConfig, to_json
 from recur_models import model_from_json
 
@@ -21,11 +21,11 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
 
     Raises UserError naming what this version does not know.
     """
-    if not argv or not argv[0].endswith(".json"):
+    if not argv or not argv[0].partition("?")[0].endswith(".json"):  # what follows in a URI says where its bucket is
         return presets
-    path = Path(argv[0])
+    path = Place.parse(argv[0])
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json.loads(path.read_bytes())
         values = values.get("config", values)
         given = _tuples({**values, "run": str(values["run"])})
         with given_by_user(ValueError):

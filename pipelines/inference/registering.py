@@ -1,7 +1,7 @@
 """Has the best checkpoint of a run or a sweep registered in MLflow: exported for transformers, uploaded, with the alias `best`.
 
     register_best(config, tracker)                                    # a finished run's, as its own name
-    register_winner(Path("runs/sweep"), TrackingConfig(), root)       # a sweep's, as the sweep's name; part of its trial's run
+    register_winner(RunPlace.parse("runs/sweep"), TrackingConfig(), root)      # a sweep's, as the sweep's name; of its trial's run
 
     mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from data_prep.manifest import write_atomically
-from pipelines.checkpoints.checkpoint import Checkpoint, name_of
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig, TrainConfig
@@ -50,23 +50,30 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
 
 
 @_as_a_warning()
-def register_winner(folder: Path, config: TrackingConfig, root: Path) -> None:
+def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None:
     """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
+    folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
     winner = json.loads((folder / "best.json").read_text("utf-8"))
     wanted = {"trial": winner["trial"], "step": winner["step"]}
-    done, exported, trial = folder / "registered.json", folder / ".exported", folder / "trials" / str(winner["trial"])
+    done, exported = folder / "registered.json", folder / ".exported"
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
         return
-    tracker = Tracker.attach(config, root, trial)
+    trial = RunPlace(sweep.place / f"trials/{winner['trial']}", trains=True)
+    trial.fetch("mlflow_run.json")
+    tracker = Tracker.attach(config, root, trial.folder)
     try:
         if tracker.run_id:
-            _register(Checkpoint.open(trial / "checkpoints" / name_of(winner["step"])), tracker, exported, folder.name)
+            name = next(
+                (name for name in trial.checkpoint_names() if step_of(name) == winner["step"]), name_of(winner["step"])
+            )
+            _register(trial.open_checkpoint(name), tracker, exported, folder.name)
     finally:
         tracker.finish()
     if tracker.run_id and not exported.exists():  # it was sent
         write_atomically(done, json.dumps(wanted).encode())
+        sweep.publish(done.name)
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:

@@ -1,1 +1,20 @@
-"""A sweep: plan, scheduler, trial workers, its run in MLflow."""
+"""A sweep: its trials and their actors, what decides about them, its run in MLflow, its results.
+
+from pipelines.sweeps import run_sweep
+grid = run_sweep(["optim.lr=1e-3,3e-3", "--preset", "demo-rec", "--search", "grid", "--num-workers", "1"]).results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipelines.sweeps.running import Done
+
+
+def run_sweep(words: Sequence[str]) -> Done:
+    """Begin a sweep or go on with it, by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
+    from pipelines.sweeps.running import run  # imports Ray
+
+    return run(words)

@@ -21,7 +21,7 @@ from pipelines.presets import PRESETS
 from pipelines.sweeps.population import PERTURBABLE
 from pipelines.sweeps.sweep import CHANGEABLE_OF_RUN, SweepConfig
 from pipelines.terminal import cli
-from tune_spaces import SPACES
+from tune_spaces import SPACES, Plateau, Rule
 from tune_spaces.drawing import Searcher, fields
 
 ABOUT = "Search over a preset: trials on Ray Train, several at once, bad ones stopped early. Repeating the command resumes it."
@@ -65,10 +65,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             "the space holds credentials, which each trial's files would show: give them in the environment"
         )
     place = Place.parse(run.root)
-    if not place.is_local:
+    if not place.is_local and run.tracking.backend == "mlflow" and not run.tracking.uri:
         raise UserError(
-            f"--root is {place}: a sweep's folder must be one that all machines see, and cannot be in a bucket "
-            "(its store can)"
+            f"--root is {place}, and MLflow's own file cannot be in a bucket: name a server by --tracking.uri, or add "
+            "--tracking.backend none"
         )
     if config.metric.startswith("validation/") and not 0 < every <= run.steps:
         raise UserError(
@@ -102,7 +102,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"pbt changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the middle of a run (a "
                 f"checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
             )
-        if config.search not in ("random", "grid"):
+        if config.suggested:
             raise UserError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
         if every >= run.steps:
             raise UserError(
@@ -110,7 +110,9 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             )
         if config.metric.startswith("train/"):
             raise UserError(f"pbt compares trials where they are validated, and {config.metric} is no such figure")
-    if config.search in ("optuna", "bohb"):
+    Rule(config.rule, 1, 2)
+    Plateau(config.stop)
+    if config.suggested:
         Searcher(config.search, domains, run.seed)
     if "data.store" not in fields(domains):
         for split in ("train", "validation") if every else ("train",):

@@ -1,4 +1,5 @@
-"""The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to.
+"""The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
+and those that a searcher suggests as it goes on.
 
 for note in plan(sweep, domains, baseline_values(sweep, flat)):
     print(note)
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from data_prep.errors import UserError
 from pipelines.sweeps.sweep import Sweep, Trial
-from tune_spaces import draw, expand, grid
+from tune_spaces import Searcher, draw, expand, grid
 
 MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
@@ -46,6 +48,20 @@ def new_draw(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, 
         if values not in before and fits(sweep, values):
             return values
     return None
+
+
+def suggest(sweep: Sweep, searcher: Searcher) -> Trial:
+    """Add the trial that a searcher suggests; each draw is a line of results.jsonl. Raises UserError where none fits."""
+    name = number = f"{len(sweep.trials):03d}"
+    for attempt in range(MOST_DRAWS):
+        values = searcher.suggest(name)
+        if fits(sweep, values):
+            sweep.note(event="draw", name=name, trial=number, values=values)
+            return add(sweep, values)
+        sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
+        searcher.complete(name, 0, None)
+        name = f"{number}.{attempt + 1}"
+    raise UserError(f"--search {sweep.config.search} suggests nothing that fits the preset: vary something else")
 
 
 def fits(sweep: Sweep, values: dict[str, Any]) -> bool:

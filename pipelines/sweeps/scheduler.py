@@ -2,7 +2,8 @@
 
     scheduler = SweepScheduler(sweep, domains)
     job = scheduler.next()              # a trial to train now, or None
-    scheduler.watch(job.trial)          # reads its figures; a trial that does badly is asked to stop
+    scheduler.watch(job.trial)          # how far it is; where the budget is spent it is asked to stop
+    scheduler.result(job.trial, 20, 5.1)                        # its figure at a step; True: it does badly, and is to stop
     scheduler.ended(job.trial, "finished")
 
 It knows neither Ray nor MLflow. Everything that it decides is first in results.jsonl; made anew from the sweep's folder it stands
@@ -17,19 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from data_prep.errors import UserError
-from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.planning import MOST_DRAWS, add, fits
+from pipelines.sweeps.budget import BUDGET, Budget
+from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Exploit, choose, take_over
-from pipelines.sweeps.sweep import BUDGET, Figure, Sweep, Trial, write_json
+from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
-from pipelines.training.stopping import Stop
-from tune_spaces import Rule, Searcher
+from pipelines.training.stopping import BUCKET_SECONDS, Stop
+from tune_spaces import Plateau, Rule, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
+"""How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
 SAVE_SECONDS = 1.0
 """How often a trial's steps are written down; a figure, a begin and an end always are."""
 
@@ -49,20 +50,19 @@ class SweepScheduler:
     def __init__(self, sweep: Sweep, domains: Mapping[str, Any]) -> None:
         config = sweep.config
         self.sweep, self._domains = sweep, domains
-        self._searcher = (
-            Searcher(config.search, domains, config.train.seed) if config.search in ("optuna", "bohb") else None
-        )
-        name = config.scheduler if config.scheduler != "pbt" else "none"
-        self._rule = Rule(name, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
+        self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
+        self._plateau = Plateau(config.stop)
+        self._rule = Rule(config.rule, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._looked: dict[str, float] = {}
         self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
         self._generation = 0
-        self._began, self._spent = time.monotonic(), sweep.spent()
+        self.budget = Budget(sweep)
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
 
@@ -80,6 +80,7 @@ class SweepScheduler:
                 trial = self.sweep.trials[event["trial"]]
                 self._rule.add(trial.id)
                 self._rule.result(trial.id, event["tokens"], event["value"])
+                self._plateau.result(trial.id, event["tokens"], event["value"])
                 self._score(trial, event["step"], event["tokens"], event["value"])
                 if event["decision"] == "stop":
                     decided[trial.id] = event["reason"]
@@ -99,26 +100,44 @@ class SweepScheduler:
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
 
+    @property
+    def busy(self) -> list[Trial]:
+        """The trials that are being trained."""
+        return [self.sweep.trials[name] for name in sorted(self._busy)]
+
     # Going on
 
     def waiting(self) -> bool:
         """Whether there is anything left to train."""
         some = any(not trial.over for trial in list(self.sweep.trials.values())[: self.sweep.config.trials or None])
         more = self._searcher is not None and len(self.sweep.trials) < self.sweep.config.samples
-        return (some or more) and not self.out_of_budget()
+        return (some or more) and not self._closed()
+
+    def _closed(self) -> bool:
+        """Whether no trial is to begin or go on any more."""
+        return self._interrupted or bool(self.out_of_budget()) or self._plateau.over()
 
     def next(self) -> Job | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
-        if self._interrupted or self.out_of_budget():
-            return None
-        allowed = self.sweep.config.trials or len(self.sweep.trials) + 1
-        for trial in list(self.sweep.trials.values())[:allowed]:
-            if not trial.over and trial.id not in self._busy and (until := self._until(trial)):
-                return self._start(trial, until)
-        if self._searcher and len(self.sweep.trials) < min(allowed, self.sweep.config.samples):
-            trial = self._suggest()
-            return self._start(trial, self._run(trial).steps)
+        if ready := self.ready():
+            return self.start(ready)
+        most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
+        if self._searcher and len(self.sweep.trials) < most and not self._closed():
+            return self.start(suggest(self.sweep, self._searcher))
         return None
+
+    def ready(self) -> Trial | None:
+        """The first trial that is known and can be trained now."""
+        if self._closed():
+            return None
+        allowed = list(self.sweep.trials.values())[: self.sweep.config.trials or None]
+        return next((t for t in allowed if not t.over and t.id not in self._busy and self._until(t)), None)
+
+    def stays(self, trial: Trial, step: int) -> bool:
+        """Whether a trial that is at this step waits there for the others."""
+        if self.sweep.config.scheduler != "pbt":
+            return False
+        return self._generation + self.sweep.config.train.validate_every <= step < self._run(trial).steps
 
     def _until(self, trial: Trial) -> int:
         """The step up to which the trial may go on by now; 0 for not at all."""
@@ -132,29 +151,16 @@ class SweepScheduler:
         """The newest step of the trial that is saved."""
         return RunPlace.of(self._run(trial)).newest_step()
 
-    def _suggest(self) -> Trial:
-        assert self._searcher
-        name = number = f"{len(self.sweep.trials):03d}"
-        for attempt in range(MOST_DRAWS):
-            values = self._searcher.suggest(name)
-            if fits(self.sweep, values):
-                self.sweep.note(event="draw", name=name, trial=number, values=values)
-                return add(self.sweep, values)
-            self.sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
-            self._searcher.complete(name, 0, None)
-            name = f"{number}.{attempt + 1}"
-        raise UserError(
-            f"--search {self.sweep.config.search} suggests nothing that fits the preset: vary something else"
-        )
-
-    def _start(self, trial: Trial, until: int) -> Job:
+    def start(self, trial: Trial) -> Job:
+        """Have a trial trained, for the first time or again."""
         self._rule.add(trial.id)
+        until = self._until(trial)
         trial.status, trial.recorded = "running", False
-        Stop(self.sweep.place(trial)).clear()
+        self._stop(trial).clear()
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
         self._busy.add(trial.id)
-        self._tails[trial.id] = Tail(Place.parse(self.sweep.place(trial)) / "metrics.jsonl")
+        self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
         return Job(trial, self._run(trial), until)
 
     def _run(self, trial: Trial) -> TrainConfig:
@@ -165,24 +171,36 @@ class SweepScheduler:
     # Listening
 
     def watch(self, trial: Trial) -> None:
-        """Read what the trial has recorded since; have it stopped when that is bad or the budget is spent."""
-        run, new = self._run(trial), False
+        """Read how far the trial has come; have it stopped when the budget is spent."""
+        now = time.monotonic()
+        if not self.sweep.run.is_local and now - self._looked.get(trial.id, 0.0) < BUCKET_SECONDS:
+            return
+        self._looked[trial.id], before = now, trial.steps
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
-            if record.step > trial.steps:
-                new, trial.steps, trial.tokens = True, record.step, record.step * run.tokens_per_step
-                trial.flops = trial.tokens * self.sweep.flops_per_token(run)
-            value = record.metrics.get(self.sweep.config.metric)
-            if value is not None and record.step not in self._seen[trial.id]:
-                self._result(trial, run, record.step, value)
-        if new and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
-            self._saved[trial.id] = time.monotonic()
+            self._come(trial, record.step)
+        if trial.steps > before and now - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
+            self._saved[trial.id] = now
             self.sweep.save(trial)
         if not trial.reason and (spent := self.out_of_budget()):
-            self._ask(trial, spent)
+            trial.reason = spent
+            self._stop(trial).ask()
 
-    def _result(self, trial: Trial, run: TrainConfig, step: int, value: float) -> None:
-        tokens, name = step * run.tokens_per_step, self.sweep.config.scheduler
-        stop = self._rule.result(trial.id, tokens, value) and not trial.baseline and step < run.steps
+    def _come(self, trial: Trial, step: int) -> None:
+        if step > trial.steps:
+            run = self._run(trial)
+            trial.steps, trial.tokens = step, step * run.tokens_per_step
+            trial.flops = trial.tokens * self.sweep.flops_per_token(run)
+
+    def result(self, trial: Trial, step: int, value: float) -> bool:
+        """A figure of the trial. Whether it is to stop for that; a figure that was told before decides nothing anew."""
+        if step in self._seen[trial.id]:
+            return False
+        run = self._run(trial)
+        tokens = step * run.tokens_per_step
+        self._come(trial, step)
+        bad, flat = self._rule.result(trial.id, tokens, value), self._plateau.result(trial.id, tokens, value)
+        name = self.sweep.config.scheduler if bad else self.sweep.config.stop
+        stop = (bad or flat) and not trial.baseline and step < run.steps
         best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
         reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
         self.sweep.note(
@@ -198,7 +216,8 @@ class SweepScheduler:
         self._score(trial, step, tokens, value)
         self.sweep.save(trial)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
-            self._ask(trial, reason)
+            trial.reason = reason
+        return stop
 
     def _score(self, trial: Trial, step: int, tokens: int, value: float) -> None:
         self._seen[trial.id][step] = value
@@ -208,10 +227,6 @@ class SweepScheduler:
         if self._searcher:
             self._searcher.result(trial.id, tokens, value)
 
-    def _ask(self, trial: Trial, reason: str) -> None:
-        trial.reason = reason
-        Stop(self.sweep.place(trial)).ask()
-
     # Ending
 
     def ended(self, trial: Trial, outcome: Outcome, said: str = "", seconds: float = 0.0) -> None:
@@ -219,7 +234,7 @@ class SweepScheduler:
         self.watch(trial)
         self._busy.discard(trial.id)
         trial.seconds += seconds
-        stop = Stop(self.sweep.place(trial))
+        stop = self._stop(trial)
         asked = stop.asked()
         stop.clear()
         if outcome in ("finished", "failed"):
@@ -286,32 +301,20 @@ class SweepScheduler:
         self._runs.pop(trial.id, None)
         if any(before["step"] == step for before in trial.exploited):
             return
-        ours, theirs = (self.sweep.place(each) / "checkpoints" for each in (trial, source))
+        ours, theirs = (self.sweep.run_place(each).checkpoints for each in (trial, source))
         take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
         trial.exploited.append({"step": step, "from": exploit.source, "values": exploit.values})
         self.sweep.save(trial)
+
+    def _stop(self, trial: Trial) -> Stop:
+        return Stop(self.sweep.run_place(trial).place)
 
     def interrupt(self) -> None:
         """The sweep was asked to stop: its trials save and leave."""
         self._interrupted = True
         for name in self._busy:
-            Stop(self.sweep.place(self.sweep.trials[name])).ask()
-
-    # Budgets
-
-    def seconds(self) -> float:
-        """Taken so far, by all starts."""
-        return self._spent + time.monotonic() - self._began
-
-    def keep_time(self) -> None:
-        write_json(self.sweep.folder / "budget.json", {"seconds": self.seconds()})
+            self._stop(self.sweep.trials[name]).ask()
 
     def out_of_budget(self) -> str:
         """Why no more is trained; empty while there is some left."""
-        config = self.sweep.config
-        tokens = sum(trial.tokens for trial in self.sweep.trials.values())
-        if config.seconds and self.seconds() >= config.seconds:
-            return f"{BUDGET} of {config.seconds:g} s is spent"
-        if config.tokens and tokens >= config.tokens:
-            return f"{BUDGET} of {config.tokens:,} tokens is spent"
-        return ""
+        return self.budget.spent()

@@ -16,14 +16,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from data_prep.errors import UserError, nearest
+from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
@@ -32,8 +31,8 @@ from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import CHANGEABLE_ON_RESUME, LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import value_of
+from pipelines.sweeps.config import SweepConfig
 from pipelines.terminal import cli
-from pipelines.tracking.metrics import METRICS
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
@@ -41,67 +40,6 @@ CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "
 CHANGEABLE_OF_RUN = tuple(
     name for name in CHANGEABLE_ON_RESUME if name not in ("data.store", "validate_every", "validate_tokens")
 )
-BUDGET = "the sweep's budget"
-"""How the reason of a trial begins that a larger budget would continue."""
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """A sweep over a preset. Repeating the command resumes it. The fields of a run come after those of the sweep."""
-
-    space: tyro.conf.Suppress[str]
-    """What is varied: named spaces and fields joined by +."""
-    train: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    """The run that is varied; `run` names the sweep."""
-    preset: str = "small-rec"
-    """Named run around which the space is laid."""
-    samples: int = 12
-    """Trials to draw; a grid has as many as it has."""
-    search: Literal["random", "grid", "optuna", "bohb"] = "random"
-    """Independent draws; every combination; or what Optuna (pip install optuna) or BOHB (pip install hpbandster ConfigSpace)
-    suggests from the results so far."""
-    points: int = 3
-    """Values that a grid takes of a range."""
-    scheduler: Literal["asha", "median", "pbt", "none"] = "asha"
-    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; pbt
-    none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates."""
-    reduction: int = 3
-    """asha: one in so many goes on from a rung to the next."""
-    rung_tokens: int = 0
-    """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
-    equal: Literal["tokens", "flops", "steps"] = "tokens"
-    """What all trials have as much of as the preset; their steps follow from it."""
-    metric: str = "validation/bits_per_token"
-    """The figure to make small: one that is better when lower, of validation or of training (pipelines/tracking/metrics.py).
-    validation/bits_per_byte compares vocabularies."""
-    concurrent: int = 0
-    """Trials at once, at most; 0 for as many as fit."""
-    baseline: Literal["yes", "no"] = "yes"
-    """Whether the preset itself is the first trial, which is never stopped early."""
-    workers: Literal["reuse", "fresh"] = "reuse"
-    """Whether the Ray Train workers of a trial that has ended take the next one, or new ones are started for each."""
-    seconds: float = 0
-    """Budget of wall time, over all starts of the command; 0 for none."""
-    tokens: int = 0
-    """Budget of training tokens over all trials; 0 for none."""
-    trials: int = 0
-    """Budget of trials: those beyond are not begun; 0 for none."""
-    num_cpus: int = 0
-    """CPUs that the sweep may use of this machine; 0 for all."""
-
-    def __post_init__(self) -> None:
-        choices = [metric.name for metric in METRICS.values() if metric.better == "lower"]
-        if self.metric not in choices:
-            raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
-        least = {"samples": 1, "points": 1, "reduction": 2}
-        for name in (*least, "rung_tokens", "concurrent", "seconds", "tokens", "trials", "num_cpus"):
-            if getattr(self, name) < least.get(name, 0):
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
-
-    @property
-    def whole(self) -> int:
-        """Tokens of a trial, where all have the same."""
-        return self.train.steps * self.train.tokens_per_step
 
 
 @dataclass(frozen=True)
@@ -150,8 +88,14 @@ class Sweep:
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
+    def run(self) -> RunPlace:
+        """Where it is: in a folder, or in a bucket and a working folder of this machine."""
+        return RunPlace.of(self.config.train)
+
+    @property
     def folder(self) -> Path:
-        return RunPlace.of(self.config.train).folder
+        """Its folder, or its working folder here."""
+        return self.run.folder
 
     def run_of(self, trial: Trial) -> TrainConfig:
         """The trial as an ordinary run: of equal cost, with a checkpoint at every validation. Raises ValueError when its values
@@ -187,38 +131,73 @@ class Sweep:
     def open_folder(self, command: str, baseline: dict[str, Any]) -> None:
         """Begin the sweep's folder, or go on in it. Raises UserError when it is another's."""
         config, folder, path = self.config, self.folder, self.folder / "sweep.json"
+        self._fetch()
         run = flatten(to_json(config.train))
         fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
         names = (each.name for each in dataclasses.fields(config) if each.name not in CHANGEABLE)
         ours = {name: getattr(config, name) for name in names} | {key: run[key] for key in fixed}
         if path.exists():
             try:
-                theirs = {**LATER, **json.loads(path.read_text("utf-8"))["identity"]}
+                theirs = {**LATER, "stop": "none", **json.loads(path.read_text("utf-8"))["identity"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}): choose another --run") from None
             for key in [*ours, *(key for key in theirs if key not in ours)]:
                 if ours.get(key) != theirs.get(key):
                     raise UserError(
-                        f"{cli.shown(folder)} holds another sweep, with {key}={theirs.get(key)}, and this command says "
+                        f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
                         f"{ours.get(key)}: choose another --run"
                     )
             self._load_trials()
             return
-        if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
-            raise UserError(f"{cli.shown(folder)} holds something else than a sweep: choose another --run")
+        if any(file.name != LOCK for file in self.run.place.list()):
+            raise UserError(f"{self.shown} holds something else than a sweep: choose another --run")
         folder.mkdir(parents=True, exist_ok=True)
         values = {"name": config.train.run, "space": config.space, "preset": config.preset, "seed": config.train.seed}
         values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
         values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline, "identity": ours}
-        write_json(path, values)
+        self.write("sweep.json", values)
+
+    def _fetch(self) -> None:
+        """Bring the working folder to what the bucket has."""
+        if not self.run.is_local:
+            for path in self.folder.glob("trials/*/trial.json"):
+                path.unlink()
+            trials = (file.name for file in (self.run.place / "trials").list())
+            files = (f"trials/{name}/{file}" for name in trials for file in ("trial.json", "metrics.jsonl"))
+            self.run.fetch("sweep.json", "results.jsonl", "budget.json", "best.json", "registered.json", *files)
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for a person."""
+        return cli.shown(self.run.place.recorded)
 
     def place(self, trial: Trial) -> Path:
+        """Where the sweep's own files on a trial are, here."""
         return self.folder / "trials" / trial.id
 
+    def run_place(self, trial: Trial) -> RunPlace:
+        """Where the trial's run is."""
+        return RunPlace(self.run.place / f"trials/{trial.id}", trains=True)
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a small file of the sweep's, also into its bucket."""
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / name, json.dumps(values, indent=1).encode())
+        self.publish(name)
+
+    def publish(self, name: str) -> None:
+        """Copy a file into the bucket, where the sweep is in one. Raises OSError where that is silent for long."""
+        for wait in (1, 4, 16, 0):
+            try:
+                return self.run.publish(name)
+            except OSError:
+                if not wait:
+                    raise
+                time.sleep(wait)
+
     def save(self, trial: Trial) -> None:
-        self.place(trial).mkdir(parents=True, exist_ok=True)
         figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
-        write_json(self.place(trial) / "trial.json", asdict(trial) | figures)
+        self.write(f"trials/{trial.id}/trial.json", asdict(trial) | figures)
 
     def named(self, figure: Figure | None) -> dict[str, Any] | None:
         """A figure for JSON, under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
@@ -234,6 +213,7 @@ class Sweep:
             os.write(descriptor, b"\n" + data if torn else data)
         finally:
             os.close(descriptor)
+        self.publish("results.jsonl")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The whole lines of results.jsonl."""
@@ -261,13 +241,6 @@ class Sweep:
         value = value_of(saved or {}, self.config.metric)
         return None if value is None else Figure(saved["step"], value)
 
-    def spent(self) -> float:
-        """Seconds of earlier starts."""
-        try:
-            return float(json.loads((self.folder / "budget.json").read_text("utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
-
     def best(self) -> Trial | None:
         """The trial with the lowest figure; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
@@ -282,7 +255,3 @@ def base_of(config: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     overridden = changes(config.train, PRESETS[config.preset])
     known = flatten(to_json(row))
     return with_fields(row, {key: value for key, value in overridden.items() if key in known and key != "model.name"})
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(values, indent=1).encode())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
@@ -89,7 +90,9 @@ class SweepTracking:
         if self._silent or trial.recorded or not trial.over:
             return
         statuses: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+        self._sweep.run.fetch(f"trials/{trial.id}/metrics.jsonl")  # of a bucket
         run = self.below(self._sweep.run_of(trial))
+        RunPlace.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")
         tracker = start_tracker(run, Run(store, None, None, []), resume_step=LAST_STEP)
@@ -104,6 +107,7 @@ class SweepTracking:
             if value:
                 tracker.set_tag(key, value)
         trial.recorded = tracker.finish(statuses[trial.status])
+        RunPlace.of(run).publish(*RECORDS)
         self._silent = not trial.recorded
         self._sweep.save(trial)
         self._report(final=False)
@@ -111,7 +115,8 @@ class SweepTracking:
     def _report(self, final: bool) -> None:
         """The table and charts of the trials, into the sweep's folder and its run. They cost no sweep its end."""
         try:
-            report_sweep(self._sweep.folder, self._tracker, final=final)
+            for path in report_sweep(self._sweep.folder, self._tracker, final=final):
+                self._sweep.run.publish(f"report/{path.name}")
         except (ValueError, OSError) as error:
             print(f"warning: no report of the sweep: {sentence(error)}", file=sys.stderr, flush=True)
 
@@ -121,4 +126,4 @@ class SweepTracking:
             self._report(final=True)
         self._tracker.finish(status)
         if status == "FINISHED":
-            register_winner(self._sweep.folder, self._tracking, self._root)
+            register_winner(self._sweep.run, self._tracking, self._root)

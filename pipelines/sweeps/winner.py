@@ -17,7 +17,8 @@ from rich.table import Table
 from pipelines.checkpoints.run_file import as_preset
 from pipelines.config.dotted import options
 from pipelines.presets import PRESETS
-from pipelines.sweeps.sweep import BUDGET, Sweep, Trial, write_json
+from pipelines.sweeps.budget import BUDGET
+from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.terminal import cli
 
 
@@ -36,7 +37,7 @@ def write_best(sweep: Sweep, best: Trial) -> None:
     values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {})}
     config = as_preset(replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=()))
     rest = {"metric": sweep.config.metric, "command": winner_command(sweep, best), "exploited": best.exploited}
-    write_json(sweep.folder / "best.json", values | rest | {"config": config})
+    sweep.write("best.json", values | rest | {"config": config})
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:
@@ -58,8 +59,8 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         )
     print(
         f"  again   {command}\n"
-        f"  or      python -m pipelines.train {cli.shown(sweep.folder / 'best.json')}\n"
-        f"  test    python -m pipelines.evaluate {cli.shown(sweep.place(best))}\n"
+        f"  or      python -m pipelines.train {cli.shown((sweep.run.place / 'best.json').recorded)}\n"
+        f"  test    python -m pipelines.evaluate {cli.shown(sweep.run_place(best).place.recorded)}\n"
         f"  look    make ui"
     )
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from data_prep.places import Place
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -23,9 +24,10 @@ from pipelines.sweeps import scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.population import choose
+from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
-from pipelines.sweeps.trial_workers import StopAfter
+from pipelines.sweeps.trial import Figures
 from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
@@ -65,15 +67,20 @@ class Here:
         return self.sweep
 
     def _train(self, job: Job) -> tuple[Any, str]:
-        stop = Stop(RunPlace.of(job.run).folder).asked
-        until = StopAfter(stop, job.until - RunPlace.of(job.run).newest_step()) if job.until < job.run.steps else stop
+        stop, figures = Stop(RunPlace.of(job.run).folder).asked, Figures(job.run, self.config.metric)
+
+        def told() -> bool:
+            new = figures.new()
+            leaves = [self.scheduler.result(job.trial, step, value) for step, value in new]
+            return any(leaves) or (bool(new) and self.scheduler.stays(job.trial, new[-1][0]))
 
         def asked() -> bool:
             self._steps_left -= 1
             if self._steps_left == 0:
                 raise Killed
+            leaves = told()
             self.scheduler.watch(job.trial)
-            return until()
+            return stop() or leaves
 
         try:
             train_as_worker(job.run, World.alone(), asked)
@@ -81,6 +88,7 @@ class Here:
             return "stopped", ""
         except ValueError as error:
             return "failed", cli.sentence(error)
+        told()
         return "finished", ""
 
 
@@ -204,6 +212,21 @@ def test_asha_killed_keeps_its_decisions(here: Make) -> None:
     assert len({(event["trial"], event["step"]) for event in events}) == len(events)  # none counts twice
 
 
+def test_a_plateau_stops_trials_and_a_scheduler_by_its_path_too(here: Make) -> None:
+    """Killed, both decide again as they did."""
+    plateau = "ray.tune.stopper:TrialPlateauStopper(std=9, num_results=2, grace_period=2)"
+    above = "tests.tune_spaces.test_named:StopsAbove(limit=8.4)"
+    words = ("optim.lr=1e-7,3e-3", "--search", "grid", "--validate-every", "2", "--stop", plateau, "--scheduler")
+    sweep = here(*words, "none", name="plateau").run()
+    assert [(trial.status, trial.steps) for trial in sweep.trials.values()] == [("finished", 20), *[("stopped", 4)] * 2]
+    assert f"{plateau} stopped it at step 4 (512 tokens)" in sweep.trials["001"].reason
+    with pytest.raises(Killed):
+        here(*words, above, kill_at=24).run()
+    sweep = here(*words, above).run()
+    assert "StopsAbove(limit=8.4) stopped it at step 2" in sweep.trials["001"].reason
+    assert "TrialPlateauStopper" in sweep.trials["002"].reason and sweep.trials["002"].steps == 4
+
+
 def test_optuna_goes_on_where_it_was(here: Make) -> None:
     pytest.importorskip("optuna")
     words = (
@@ -232,9 +255,9 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
     seen: list[tuple[str, str, int, bool, float]] = []
     take_over = scheduler.take_over
 
-    def look(source: Path, target: Path, step: int) -> None:
+    def look(source: Place, target: Place, step: int) -> None:
         take_over(source, target, step)
-        theirs, ours = (Checkpoint.open(root / f"step-{step:08d}") for root in (source, target))
+        theirs, ours = (Checkpoint.open(Path((root / f"step-{step:08d}").path)) for root in (source, target))
         assert ours.weights().keys() == theirs.weights().keys()
         state, other = ours.lanes(0, 4)[0], theirs.lanes(0, 4)[0]
         same = all(state[name].equal(other[name]) for name in other) and any("states" in name for name in state)
@@ -361,6 +384,22 @@ def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch:
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
 
+def test_the_results_are_tunes_own(here: Make) -> None:
+    sweep = here("optim.lr=1e38,1e-3", "--search", "grid", "--scheduler", "none", "--optim.clip", "0").run()
+    grid, best = results(sweep.folder), sweep.best()
+    assert (
+        best and best.best and len(grid) == 3 and [str(error) for error in grid.errors] == [sweep.trials["001"].reason]
+    )
+    found = grid.get_best_result(scope="all")
+    assert (
+        found.metrics and found.metrics["validation/bits_per_token"] == best.best.value and found.config == best.values
+    )
+    assert found.metrics_dataframe is not None and list(found.metrics_dataframe["step"]) == [10, 20]
+    assert found.checkpoint and Checkpoint.open(Path(found.checkpoint.path)).step == 20
+    table = grid.get_dataframe(filter_metric="validation/bits_per_token", filter_mode="min")
+    assert set(table["config/optim.lr"]) == {2e-3, 1e-3}  # one has no figure
+
+
 def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:
     sweep = here("optim.lr=1e38,1e-3", "--search", "grid", "--scheduler", "none", "--optim.clip", "0").run()
     assert [trial.status for trial in sweep.trials.values()] == ["finished", "failed", "finished"]
@@ -416,6 +455,12 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--sampels", "3"], "unknown option --sampels: did you mean --samples"),
         (["lr", "--samples", "0"], "samples is 0"),
         (["lr", "--metric", "accuracy"], "metric"),
+        (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
+        (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
+        (
+            ["lr", "--scheduler", "ray.tune.schedulers:HyperBandScheduler"],
+            "could not go on with it after a kill: choose asha",
+        ),
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),
         (
             ["lr", "--tokens", "500"],

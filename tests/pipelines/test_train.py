@@ -400,16 +400,16 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
 
 def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
     """Whatever else ends it is raised: the sweep starts it again."""
-    from pipelines.sweeps.trial_workers import train_trial  # imports Ray
+    from pipelines.sweeps.trial import train_trial  # imports Ray
 
     words = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "trial"]
     config = cli.parse_preset(PRESETS, [*TINY, *words], "").located()
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
-    outcome, said = train_trial(missing, config.steps, World.alone())
+    outcome, said = train_trial(missing, World.alone(), lambda: False)
     assert outcome == "failed" and "nowhere" in said
     (RunPlace.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
-        train_trial(config, config.steps, World.alone())
+        train_trial(config, World.alone(), lambda: False)
 
 
 def test_checkpoints_hold_no_pickle(train: Train) -> None:

@@ -122,7 +122,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
         free.append(ray.available_resources().get("CPU", 0))
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if "RayTrainWorker" in " ".join(process.cmdline()):
+                if "ray::Trial" in " ".join(process.cmdline()):
                     process.kill()
                     return
 

@@ -1,0 +1,165 @@
+"""How a sweep's driver bears many trials: its time and memory for each, the replay at its end, and a large cluster kept busy.
+
+    python -m benchmarks.tune_scale                         1,000 trials of a tiny model, two at a time: half an hour on two cores
+    python -m benchmarks.tune_scale --kind sleep            trials that sleep, on a cluster that says it has 64 CPUs
+
+The trials go through the sweep's own scheduler, results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy`
+is the share of the CPUs that slept, between the moment at which all had a trial and that at which the last one began.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from ray import tune
+
+SECONDS = "TUNE_SCALE_SECONDS"
+"""In the environment of the actors: how long a trial sleeps before each of its figures."""
+WORDS = """
+    --preset small-rec --num-workers 1 --search grid --scheduler none --baseline no --use-gpu no --tracking.backend none
+    --model.layers 1 --model.recurrent-layers 1 --model.d-model 8 --model.heads 1 --model.head-dim 8 --model.mlp-dim 8
+    --model.window 8 --model.states 2 --data.corpus text --data.lanes 2 --data.segment-length 16 --steps 6 --schedule.warmup 2
+    --validate-every 3 --validate-tokens 50 --checkpoint.every 3
+"""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How many trials, of which kind."""
+
+    kind: Literal["train", "sleep"] = "train"
+    """Trials of a tiny model, or ones that sleep."""
+    trials: int = 1000
+    """How many."""
+    cpus: int = 0
+    """Of the Ray session; 0 for 2, or for 64 where trials sleep."""
+    seconds: float = 10.0
+    """That a trial sleeps before each of its two figures."""
+
+
+class Sleeps(tune.Trainable):
+    """A trial that trains nothing."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{"CPU": 1}])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._done, self._metric, self._slept = 0, new_config["metric"], []
+        return True
+
+    def step(self) -> dict[str, Any]:
+        began = time.time()
+        time.sleep(float(os.environ[SECONDS]))
+        self._slept.append((began, time.time()))
+        self._done += 3
+        told = {"figures": [(self._done, 5.0)], "step": self._done, self._metric: 5.0, "slept": self._slept}
+        return told | ({"done": True, "outcome": "finished", "said": ""} if self._done == 6 else {})
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "pointer.json").write_text("{}")
+
+    def load_checkpoint(self, checkpoint: Any) -> None: ...
+
+
+def main(argv: list[str]) -> None:
+    from benchmarks.killing import make_store
+    from pipelines.cluster import ray_session
+    from pipelines.config.run import flatten, to_json
+    from pipelines.sweeps import tuner
+    from pipelines.sweeps.command import check, read_command
+    from pipelines.sweeps.planning import plan, save_plan
+    from pipelines.sweeps.scheduler import SweepScheduler
+    from pipelines.sweeps.sweep import Sweep
+    from pipelines.sweeps.trial import Trial
+    from pipelines.terminal import cli
+    from pipelines.training.stopping import Stop
+    from tune_spaces import combine
+    from tune_spaces.drawing import fields
+
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    at_once = config.cpus or (64 if config.kind == "sleep" else 2)
+    os.environ[SECONDS] = str(config.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        rates = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(config.trials))
+        place = ["--data.store", str(make_store(Path(folder))), "--root", folder, "--run", "many"]
+        swept = read_command([f"schedule.final={rates}", *shlex.split(WORDS), *place])
+        domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
+        check(swept, domains)
+        sweep = Sweep(swept, fields(domains))
+        sweep.open_folder("", {})
+        memory = SweepScheduler(sweep, domains)
+        plan(sweep, domains, None)
+        save_plan(sweep)
+        ray_session.start(num_cpus=at_once, log_to_driver=False)
+        watch = Watch(sweep)
+        kind = Sleeps if config.kind == "sleep" else Trial
+        grid = tuner.fit(memory, Stop(sweep.folder), lambda run: run, at_once, False, kind)
+        watch.end()
+        assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
+        began = time.monotonic()
+        again = Sweep(swept, sweep.fields)
+        again.open_folder("", {})
+        SweepScheduler(again, domains).restore()
+        print(
+            f"replay of {len(list(again.events())):,} lines and {len(again.trials):,} trials: {time.monotonic() - began:.2f} s"
+        )
+        if config.kind == "sleep":
+            busy([result.metrics["slept"] for result in grid if result.metrics], at_once)
+
+
+class Watch:
+    """The driver's CPU time and memory, as trials end."""
+
+    def __init__(self, sweep: Any) -> None:
+        self._sweep, self._over, self._me = sweep, threading.Event(), psutil.Process()
+        self._began, self._first = time.monotonic(), sum(self._me.cpu_times()[:2])
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        every, told = max(1, len(self._sweep.trials) // 10), 0
+        while not self._over.wait(0.5):
+            ended = sum(trial.over for trial in self._sweep.trials.values())
+            if ended >= told + every:
+                told = ended
+                self.tell(ended)
+
+    def tell(self, ended: int) -> None:
+        used, memory = sum(self._me.cpu_times()[:2]) - self._first, self._me.memory_info().rss >> 20
+        wall = time.monotonic() - self._began
+        print(
+            f"{ended:6,} trials, {wall:5.0f} s: driver {1e3 * used / ended:.0f} ms of CPU a trial, {memory} MB",
+            flush=True,
+        )
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self.tell(len(self._sweep.trials))
+
+
+def busy(slept: list[list[tuple[float, float]]], at_once: int) -> None:
+    """``slept``: the sleeps of each trial, from when to when."""
+    begins = sorted(sleeps[0][0] for sleeps in slept)
+    first, last = begins[at_once - 1], begins[-1]
+    inside = [(max(began, first), min(ended, last)) for sleeps in slept for began, ended in sleeps]
+    share = sum(max(0.0, ended - began) for began, ended in inside) / (at_once * (last - first))
+    print(f"{at_once} CPUs: {(len(slept) - at_once) / (last - first):.2f} trials started a second, {share:.1%} busy")
+
+
+if __name__ == "__main__":
+    from pipelines.terminal import cli
+
+    cli.run(main)

@@ -1,0 +1,114 @@
+"""Runs a sweep from its command's words to its report, and hands back what came of it.
+
+done = run(["lr", "--preset", "small-rec", "--num-workers", "1"])
+done.status, done.results.get_best_result(scope="all").config
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray import tune
+
+from data_prep.credentials import without_credentials
+from data_prep.errors import given_by_user
+from pipelines.checkpoints.lock import hold
+from pipelines.config.run import flatten, to_json
+from pipelines.sweeps.capacity import room_for_trials
+from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.planning import baseline_values, plan, save_plan
+from pipelines.sweeps.results import results
+from pipelines.sweeps.scheduler import SweepScheduler
+from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.sweeps.tracking import SweepTracking
+from pipelines.sweeps.tuner import fit
+from pipelines.sweeps.winner import conclude, write_best
+from pipelines.training.stopping import STOPPED_STATUS, Stop
+from tune_spaces import combine
+from tune_spaces.drawing import fields
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a sweep's command."""
+
+    status: int
+    """As `pipelines.tune` exits."""
+    sweep: Sweep
+    """What was run."""
+
+    @property
+    def results(self) -> tune.ResultGrid:
+        """All trials, of earlier starts too."""
+        return results(self.sweep.folder, self.sweep.run.place)
+
+
+def run(words: Sequence[str]) -> Done:
+    """Begin a sweep, or go on with it, by the words of `pipelines.tune`. Raises UserError."""
+    config = read_command(words)
+    flat = {"preset": config.preset, **flatten(to_json(config.train))}
+    with given_by_user(ValueError):
+        domains = combine(config.space, flat)
+        check(config, domains)
+    sweep = Sweep(config, fields(domains))
+    baseline = baseline_values(sweep, flat)
+    sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
+    command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
+    with hold(sweep.folder, "another process of this sweep"):
+        print(
+            f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
+            f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
+            flush=True,
+        )
+        from pipelines.cluster import ray_session
+
+        ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
+        at_once, use_gpu = room_for_trials(config)
+        sweep.open_folder(command, baseline or {})
+        scheduler = SweepScheduler(sweep, domains)
+        if not sweep.trials:
+            for line in plan(sweep, domains, baseline):
+                print(f"  note    {line}", flush=True)
+        save_plan(sweep)
+        return Done(run_trials(sweep, scheduler, at_once, use_gpu, command), sweep)
+
+
+def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: bool, command: str) -> int:
+    """Run the trials to their ends. Returns the exit status."""
+    config = sweep.config
+    stop = Stop(sweep.run.place)
+    stop.clear()
+    tracking = SweepTracking(sweep, command)
+    scheduler.on_end = tracking.end
+    scheduler.restore()
+    tracking.again()
+    over = sum(trial.over for trial in sweep.trials.values())
+    count = config.samples if config.suggested else len(sweep.trials)
+    begun = f", of which {over} are over" if over else ""
+    print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
+    if not scheduler.waiting():
+        settle(sweep, tracking, "FINISHED")
+        return conclude(sweep, scheduler.out_of_budget())
+    status = "FAILED"
+    try:
+        with stop.on_signals():
+            fit(scheduler, stop, tracking.below, at_once, use_gpu)
+        scheduler.budget.keep()
+        status = "KILLED" if stop.asked() else "FINISHED"
+    finally:
+        settle(sweep, tracking, status)
+        asked = stop.asked()
+        stop.clear()
+    if asked:
+        print("stopped; all that was trained is saved: the same command goes on from here")
+        return STOPPED_STATUS
+    return conclude(sweep, scheduler.out_of_budget())
+
+
+def settle(sweep: Sweep, tracking: SweepTracking, status: str) -> None:
+    """Write down what was found, in the folder and in MLflow."""
+    if best := sweep.best():
+        write_best(sweep, best)
+    tracking.close(status)

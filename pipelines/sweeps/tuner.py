@@ -1,0 +1,261 @@
+"""Runs a sweep's trials on Ray Tune: Tune's Tuner holds actors, resources and failures, and asks the sweep's own memory what to do.
+
+    grid = fit(memory, stop, tracking.below, at_once=2, use_gpu=False)
+
+Tune's snapshots lag behind, and lack the scheduler: nothing is ever restored from them. What Tune asks, the scheduler of
+pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
+trials that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.cluster.ray_train import first_line
+from pipelines.config.run import TrainConfig, to_json
+from pipelines.sweeps import sweep as sweeps
+from pipelines.sweeps.scheduler import Job, SweepScheduler
+from pipelines.sweeps.trial import Trial
+from pipelines.training.stopping import Stop
+
+ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # each trial tracks itself
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C saves first
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that fails has no figure
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each is told in a sentence
+    "TUNE_WARN_THRESHOLD_S": "10",
+}
+HOLD_SECONDS = 60.0
+"""How long a trial that waits for others keeps its actor, and no longer."""
+LOOK_SECONDS = 0.1
+"""How often it is looked how far trials are, and whether to stop."""
+KEEP_SECONDS = 2.0
+"""How often the seconds that the sweep has taken are written down."""
+
+
+def fit(
+    memory: SweepScheduler,
+    stop: Stop,
+    below: Callable[[TrainConfig], TrainConfig],
+    at_once: int,
+    use_gpu: bool,
+    trainable: type[tune.Trainable] = Trial,
+) -> tune.ResultGrid:
+    """Run what is left of a sweep, ``at_once`` trials at most; ``below`` puts a trial's run below the sweep's in MLflow."""
+    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once))
+    config, notes = memory.sweep.config, memory.sweep.run.place / ".tune"
+    notes.delete()
+    recorded = Recorded(memory, stop, below, at_once, use_gpu)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what has happened to a trial is told in our own words
+    tuner = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            metric=config.metric,
+            mode="min",
+            num_samples=-1,
+            search_alg=Offered(recorded),
+            scheduler=recorded,
+            reuse_actors=config.workers == "reuse",
+            trial_dirname_creator=dirname,
+        ),
+        run_config=tune.RunConfig(
+            name="trials",
+            storage_path=notes.path,
+            storage_filesystem=None if notes.is_local else notes.filesystem,
+            stop=Over(recorded),
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_at_end=True
+            ),  # with a number to keep, each takes a snapshot
+        ),
+    )
+    return tuner.fit()
+
+
+def dirname(trial: Any) -> str:
+    return trial.config["trial"]
+
+
+class Unpickled:
+    """Tune pickles what it is given for a restore that never comes: nothing of it is kept."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return object, ()
+
+
+class Recorded(Unpickled, TrialScheduler):
+    """What Tune asks of a scheduler, answered by the sweep's memory."""
+
+    def __init__(
+        self,
+        memory: SweepScheduler,
+        stop: Stop,
+        below: Callable[[TrainConfig], TrainConfig],
+        at_once: int,
+        use_gpu: bool,
+    ) -> None:
+        super().__init__()
+        self._memory, self._stop, self._below, self._at_once, self._use_gpu = memory, stop, below, at_once, use_gpu
+        self._given: dict[str, Any] = {}
+        """Tune's trials that are not over, by our names."""
+        self._resumed: list[str] = []
+        """Those that Tune has paused, and that are to go on."""
+        self._began: dict[str, float] = {}
+        self._held: dict[str, float] = {}
+        """Trials that wait for others with their actors, and since when."""
+        self._kept = self._looked = 0.0
+        self.exhausted = False
+
+    # What Tune is given
+
+    def offer(self) -> dict[str, Any] | None:
+        """The config of a trial to begin; None where there is none now."""
+        while self._live() + len(self._resumed) < self._at_once and (job := self._memory.next()):
+            config = self._config(job)
+            if job.trial.id not in self._given:
+                return config
+            self._given[job.trial.id].set_config(config)
+            self._resumed.append(job.trial.id)
+        self.exhausted = not self._live() and not self._resumed
+        return None
+
+    def _live(self) -> int:
+        return sum(trial.status in ("PENDING", "RUNNING") for trial in self._given.values())
+
+    def _config(self, job: Job) -> dict[str, Any]:
+        run = self._below(job.run)
+        (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
+        if job.trial.steps == 0:
+            print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
+        self._began[job.trial.id] = time.monotonic()
+        return {"trial": job.trial.id, "run": run, "metric": self._memory.sweep.config.metric, "use_gpu": self._use_gpu}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._given[trial.config["trial"]] = trial
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """Called at every turn of Tune's loop, which handles one event."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look(tune_controller)
+            self._looked = time.monotonic()
+        self._resumed = [name for name in self._resumed if self._given[name].status == "PAUSED"]
+        return self._given[self._resumed[0]] if self._resumed else None
+
+    def _look(self, controller: Any) -> None:
+        for trial in self._memory.busy:
+            self._memory.watch(trial)
+        if asked := self._stop.asked():
+            self._memory.interrupt()
+        for name, trial in list(self._given.items()):
+            ours = self._memory.sweep.trials[name]
+            if trial.status == "PAUSED" and ours in self._memory.busy and name not in self._resumed:
+                self._ended(ours, "stopped")
+            elif trial.status == "PENDING" and (asked or ours.over):
+                controller.stop_trial(trial)
+        if self._held and (asked or self._memory.out_of_budget() or self._release()):
+            for name in self._held:
+                controller.pause_trial(self._given[name])
+            self._held.clear()
+        if time.monotonic() - self._kept > KEEP_SECONDS:
+            self._memory.budget.keep()
+            self._kept = time.monotonic()
+
+    def _release(self) -> bool:
+        """Whether those that wait are to save now: all have come, others want their actors, or it takes long."""
+        waited = time.monotonic() - min(self._held.values())
+        return len(self._held) == self._live() or self._memory.ready() is not None or waited > HOLD_SECONDS
+
+    # What Tune tells
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        ours = self._memory.sweep.trials[trial.config["trial"]]
+        if self._hear(ours, result):
+            return self.STOP
+        if self._memory.stays(ours, result["step"]):
+            self._held[ours.id] = time.monotonic()
+            return self.NOOP
+        return self.CONTINUE
+
+    def _hear(self, ours: sweeps.Trial, result: dict[str, Any]) -> bool:
+        return any([self._memory.result(ours, step, value) for step, value in result.get("figures", ())])
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        ours = self._memory.sweep.trials[trial.config["trial"]]
+        self._hear(ours, result)
+        self._ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
+        del self._given[ours.id]
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """Tune starts it again, unless the memory has ended it."""
+        ours = self._memory.sweep.trials[trial.config["trial"]]
+        self._held.pop(ours.id, None)
+        trial.run_metadata.pickled_error_filename = None  # never read
+        self._ended(ours, "died", f"a worker died ({why(trial)})")
+        if not ours.over and not self._stop.asked():
+            self._memory.start(ours)
+            self._began[ours.id] = time.monotonic()
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        ours = self._memory.sweep.trials[trial.config["trial"]]
+        if ours in self._memory.busy:
+            self._ended(ours, "stopped")
+        del self._given[ours.id]
+
+    def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
+        self._memory.ended(ours, outcome, said, time.monotonic() - self._began.pop(ours.id))
+        if ours.over:
+            figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
+            print(f"trial {ours.id} {ours.status}: {figure}{', ' + ours.reason if ours.reason else ''}", flush=True)
+
+    def debug_string(self) -> str:
+        return "as results.jsonl has it"
+
+
+def why(trial: Any) -> str:
+    """What ended a trial's worker, in a line."""
+    said = str(trial.get_error()).rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
+    return said.strip().rpartition("\n")[2] if said.startswith("ray::") else first_line(RuntimeError(said))
+
+
+class Offered(Unpickled, Searcher):
+    """What Tune asks of a searcher: the trials that the memory has next."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._recorded = recorded
+
+    def suggest(self, trial_id: str) -> Any:
+        return self._recorded.offer() or (Searcher.FINISHED if self._recorded.exhausted else None)
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...
+
+    def save(self, checkpoint_path: str) -> None: ...
+
+    def restore(self, checkpoint_path: str) -> None: ...
+
+
+class Over(Unpickled, tune.Stopper):
+    """Ends the sweep when nothing runs and nothing is left, though trials may wait."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._recorded.exhausted

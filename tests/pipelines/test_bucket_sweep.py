@@ -1,0 +1,81 @@
+"""Sweeps in an object store, over a real S3 API: machines share no folder, each has a cache folder of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.places import Place
+from pipelines import train, tune
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.sweeps import run_sweep
+from pipelines.sweeps.sweep import Sweep
+from tests.pipelines.conftest import TINY
+from tests.pipelines.test_bucket_runs import publish
+from tests.pipelines.test_sweep import ASHA, PBT, Here, Killed
+
+pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
+Bucket = Callable[[str], str]
+
+
+@pytest.fixture
+def words(store: Path, bucket: Bucket) -> list[str]:
+    return [*TINY[1:], "--data.store", publish(store, bucket("store")), "--root", bucket("runs"), "--run", "sweep"]
+
+
+def told(sweep: Sweep) -> list[object]:
+    return [(t.id, t.values, t.status, t.steps, t.best, t.last, t.exploited) for t in sweep.trials.values()]
+
+
+@pytest.mark.parametrize("kind", [PBT, ASHA], ids=["pbt", "asha"])
+def test_killed_and_gone_on_from_elsewhere_it_ends_as_in_a_folder(
+    kind: tuple[str, ...], words: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "sweep"]
+    calm = Here([*kind, *TINY[1:], *local]).run()
+    rng, kills = random.Random(2), 0
+    while True:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine-{kills}"))
+        try:
+            killed = Here([*kind, *words], kill_at=rng.randrange(12, 45)).run()
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 1 and told(killed) == told(calm)
+    again = Here([*kind, *words]).run()
+    assert told(again) == told(calm)
+    if again.trials["001"].exploited:  # its own checkpoints of those steps are gone
+        names = RunPlace(again.run.place / "trials/001").checkpoint_names()
+        assert len(names) == len({name.partition(".")[0] for name in names})
+
+
+def test_mlflows_own_file_cannot_be_there(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"MLflow's own file cannot be in a bucket: name a server by --tracking\.uri"):
+        tune.main(["optim.lr=1e-3", *words, "--tracking.backend", "mlflow"])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_best_report_and_results_are_there(
+    words: list[str], bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_sweep(["optim.lr=1e-7,3e-3", "--search", "grid", *words, "--num-workers", "1", "--num-cpus", "2"])
+    place = Place.parse(bucket("runs/sweep"))
+    best = json.loads((place / "best.json").read_bytes())
+    grid = done.results
+    found = grid.get_best_result(scope="all")
+    assert done.status == 0 and len(grid) == 3 and found.config == best["values"]
+    assert found.metrics and found.metrics["validation/bits_per_token"] == best["validation/bits_per_token"]
+    assert found.checkpoint and found.checkpoint.path.startswith(
+        f"{place.path}/trials/{best['trial']}/checkpoints/step-"
+    )
+    assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
+    assert (place / "best.json").recorded in capsys.readouterr().out
+    folder = tmp_path / "again"
+    train.main([(place / "best.json").recorded, "--run", "again", "--root", str(folder), "--num-workers", "0"])
+    assert RunPlace.parse(folder / "again").newest_step() == 20

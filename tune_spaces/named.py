@@ -1,0 +1,39 @@
+"""A class of Ray Tune's, or one's own, by its import path and arguments.
+
+    make("ray.tune.schedulers:ASHAScheduler(reduction_factor=4)", metric="value", mode="min")
+
+Arguments are plain values, written as in Python: nothing of them is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from typing import Any
+
+
+def is_path(text: str) -> bool:
+    """Whether it is an import path, ``module:Name``, and not one of our names."""
+    return ":" in text
+
+
+def make(text: str, **offered: Any) -> Any:
+    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be."""
+    module, _, written = text.partition(":")
+    try:
+        tree = ast.parse(written, mode="eval").body
+        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
+        if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
+            raise ValueError("not of the form module:Name(field=value, …)")
+        given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        made = getattr(importlib.import_module(module), call.func.id)
+        return made(
+            **{key: value for key, value in offered.items() if key in inspect.signature(made).parameters} | given
+        )
+    except (SyntaxError, ValueError, TypeError, ImportError, AttributeError, AssertionError) as error:
+        why = str(error) or type(error).__name__  # Tune asserts that a package is there
+        raise ValueError(
+            f"{text} cannot be made: {why}; write module:Name(field=value, …), as in "
+            "ray.tune.schedulers:MedianStoppingRule(min_samples_required=3)"
+        ) from None
