@@ -2,12 +2,14 @@
 
     python -m benchmarks.trial_startup                      about five minutes on two cores
 
-Six short trials of the same run, two at a time on Ray Train workers of one CPU. A trial's start-up is the time from its `begin` in
-results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end.
+Six short trials of the same run, two at a time on workers of one CPU. A trial's start-up is the time from its `begin` in
+results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end. Of
+Ray's processes those are counted whose titles begin with `ray::`; their memory is what they do not share.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import statistics
 import subprocess
@@ -16,6 +18,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from benchmarks.killing import SIZE, TINY, make_store
 from pipelines.sweeps.command import read_command
@@ -58,15 +62,32 @@ def main(argv: list[str]) -> None:
             rest += ["--checkpoint.every", "200", "--data.store", str(store), "--root", folder, "--run", workers]
             words = [*SWEEP, *rest, "--tracking.backend", config.backend, "--num-cpus", "2"]
             began = time.monotonic()
-            subprocess.run([sys.executable, "-m", "pipelines.tune", *words], check=True, stdout=subprocess.DEVNULL)
+            processes, memory = ray_processes([sys.executable, "-m", "pipelines.tune", *words])
             whole = time.monotonic() - began
             starts, shares = zip(*start_ups(read_command(words)), strict=True)
             told = " ".join(f"{seconds:.1f}" for seconds in starts)
             print(
                 f"{workers}: start-up {told} s (median {statistics.median(starts):.1f} s, of those after the first two "
-                f"{statistics.median(starts[2:]):.1f} s), {statistics.median(shares):.0%} of a trial; the sweep {whole:.0f} s",
+                f"{statistics.median(starts[2:]):.1f} s), {statistics.median(shares):.0%} of a trial; the sweep {whole:.0f} s; "
+                f"{processes} processes of Ray's, {memory:,} MB",
                 flush=True,
             )
+
+
+def ray_processes(command: list[str]) -> tuple[int, int]:
+    """Run a command. Returns how many processes it had Ray start at most, and the most megabytes that they held of their own."""
+    most = memory = 0
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        held = []
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "ray::" in " ".join(child.cmdline()[:1]):
+                    held.append(child.memory_full_info().uss >> 20)
+        most, memory = max(most, len(held)), max(memory, sum(held))
+        time.sleep(1)
+    assert process.returncode == 0
+    return most, memory
 
 
 def start_ups(config: SweepConfig) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""A sweep: its trials and their actors, what decides about them, its run in MLflow, its results.
+"""A sweep: plan, scheduler, trials on Ray Tune, its run in MLflow.
 
 from pipelines.sweeps import run_sweep
 grid = run_sweep(["optim.lr=1e-3,3e-3", "--preset", "demo-rec", "--search", "grid", "--num-workers", "1"]).results

@@ -24,7 +24,7 @@ from pipelines.terminal import cli
 from tune_spaces import SPACES, Plateau, Rule
 from tune_spaces.drawing import Searcher, fields
 
-ABOUT = "Search over a preset: trials on Ray Train, several at once, bad ones stopped early. Repeating the command resumes it."
+ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 
 
 def read_command(argv: Sequence[str]) -> SweepConfig:

@@ -61,7 +61,7 @@ class SweepConfig:
     baseline: Literal["yes", "no"] = "yes"
     """Whether the preset itself is the first trial, which is never stopped early."""
     workers: Literal["reuse", "fresh"] = "reuse"
-    """Whether the Ray Train workers of a trial that has ended take the next one, or new ones are started for each."""
+    """Whether the actors of a trial that has ended take the next one, or new ones are started for each."""
     seconds: float = 0
     """Budget of wall time, over all starts of the command; 0 for none."""
     tokens: int = 0
