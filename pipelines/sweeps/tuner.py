@@ -130,7 +130,7 @@ class Recorded(Unpickled, TrialScheduler):
                 return config
             self._given[job.trial.id].set_config(config)
             self._resumed.append(job.trial.id)
-        self.exhausted = not self._live() and not self._resumed
+        self.exhausted = not self._live() and not self._resumed and not self._memory.busy
         return None
 
     def _live(self) -> int:

@@ -134,3 +134,18 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     assert "trial 000: a worker died" in out and "it goes on from its newest checkpoint" in out
     assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
     assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them wait for each other at each validation, two at a time in two actors."""
+    words = ["--scheduler", "pbt", "--samples", "4", "--validate-every", "5", "--num-cpus", "2", "--concurrent", "2"]
+    assert tune.main(command("optim.lr=1e-7..1e-2", *words)) == 0
+    ended = trials(tmp_path)
+    assert [(trial["status"], trial["steps"]) for trial in ended] == [("finished", 20)] * 4
+    steps = sorted(each["step"] for trial in ended for each in trial["exploited"])
+    assert steps == [5, 10, 15] and capsys.readouterr().out.count(" goes on from ") == 3
+    lines = (tmp_path / "runs" / "sweep" / "results.jsonl").read_text().splitlines()
+    assert [event["step"] for event in map(json.loads, lines) if event["event"] == "generation"] == [5, 10, 15]
