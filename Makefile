@@ -29,7 +29,7 @@ test-cluster: $(ENV)
 check: $(ENV)
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/pyright
+	.venv/bin/pyrefly check
 
 # MLflow's pages on the runs below ROOT, at the address that it prints.
 ui: $(ENV)

@@ -72,7 +72,7 @@ class Peer(Contender):
     """The same dimensions in the package block-recurrent-transformer-pytorch (keys and values shared by all heads, GEGLU)."""
 
     def __init__(self, size: dict[str, int], segment: int):
-        from block_recurrent_transformer_pytorch import BlockRecurrentTransformer  # pyright: ignore[reportMissingImports]
+        from block_recurrent_transformer_pytorch import BlockRecurrentTransformer  # pyrefly: ignore
 
         torch.manual_seed(0)
         self.model: nn.Module = BlockRecurrentTransformer(

@@ -79,7 +79,7 @@ def make_store(folder: Path, documents: int = 12, words: int = 1200) -> Path:
             text = " ".join("".join(rng.choice(syllables, 2)) for _ in range(size))
             (folder / "text" / split / f"{i}.txt").write_text(text)
     fields: dict[str, Any] = {**vars(commands()["text"]), "corpus": CORPORA["text"](source=str(folder / "text"))}
-    prepare(PrepareConfig(**{**fields, "store": str(folder / "store"), "segment_length": 64, "num_workers": 0}))
+    prepare(PrepareConfig(**fields | {"store": str(folder / "store"), "segment_length": 64, "num_workers": 0}))
     return folder / "store"
 
 

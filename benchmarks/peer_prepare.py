@@ -18,9 +18,9 @@ def texts(source):
 
 
 def datatrove(source, tokenizer, output):
-    from datatrove.executor import LocalPipelineExecutor  # pyright: ignore
-    from datatrove.pipeline.readers import JsonlReader  # pyright: ignore
-    from datatrove.pipeline.tokens import DocumentTokenizer  # pyright: ignore
+    from datatrove.executor import LocalPipelineExecutor  # pyrefly: ignore
+    from datatrove.pipeline.readers import JsonlReader  # pyrefly: ignore
+    from datatrove.pipeline.tokens import DocumentTokenizer  # pyrefly: ignore
 
     (output / "input").mkdir(parents=True)
     ordered = sorted(texts(source), key=lambda item: -len(item[1]))

@@ -96,7 +96,7 @@ def datasets(folder):
 
 
 def make_streaming(folder):
-    from streaming import MDSWriter  # pyright: ignore
+    from streaming import MDSWriter  # pyrefly: ignore
 
     with MDSWriter(out=str(folder / "streaming"), columns={"tokens": f"ndarray:uint16:{ROW}"}) as writer:
         for row in rows_of(folder):
@@ -105,7 +105,7 @@ def make_streaming(folder):
 
 def streaming(folder):
     """mosaicml-streaming: MDS shards of raw arrays."""
-    from streaming import StreamingDataset  # pyright: ignore
+    from streaming import StreamingDataset  # pyrefly: ignore
 
     opened = StreamingDataset(local=str(folder / "streaming"), shuffle=False, batch_size=BATCH)
 
@@ -123,7 +123,7 @@ def one_document(path):
 
 
 def make_litdata(folder):
-    import litdata  # pyright: ignore
+    import litdata  # pyrefly: ignore
 
     litdata.optimize(
         fn=one_document, inputs=[str(folder / "tokens.bin")], output_dir=str(folder / "litdata"), num_workers=1,
@@ -133,7 +133,7 @@ def make_litdata(folder):
 
 def litdata(folder):
     """litdata's TokensLoader; int32, the smallest that it stores here."""
-    import litdata  # pyright: ignore
+    import litdata  # pyrefly: ignore
 
     opened = litdata.StreamingDataset(
         str(folder / "litdata"), item_loader=litdata.TokensLoader(block_size=ROW), shuffle=False

@@ -45,7 +45,7 @@ def weigh(size: Size, model: str, recompute: str, length: int) -> None:
     """Print the MiB that two steps take at most, in this process."""
     before = resident("VmRSS")
     config = model_configs(size).get(model)
-    contender = Contender(config, length, recompute) if config else Peer(SIZES[size], length)  # pyright: ignore[reportArgumentType]
+    contender = Contender(config, length, recompute) if config else Peer(SIZES[size], length)  # pyrefly: ignore
     contender.step()
     contender.step()
     print(resident("VmHWM") - before)
@@ -54,7 +54,7 @@ def weigh(size: Size, model: str, recompute: str, length: int) -> None:
 def main(argv: list[str]) -> None:
     if argv[:1] == ["--weigh"]:
         size, model, recompute, length = argv[1:]
-        weigh(size, model, recompute, int(length))  # pyright: ignore[reportArgumentType]
+        weigh(size, model, recompute, int(length))  # pyrefly: ignore
         return
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     rows = list(product(config.models, ("nothing", "layer", "block")))

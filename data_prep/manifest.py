@@ -87,7 +87,7 @@ class PartEntry:
 
     @staticmethod
     def from_dict(part: dict[str, Any]) -> PartEntry:
-        return PartEntry(**{**part, "batches": tuple(RecordBatchEntry(**batch) for batch in part["batches"])})
+        return PartEntry(**part | {"batches": tuple(RecordBatchEntry(**batch) for batch in part["batches"])})
 
 
 @dataclass(frozen=True)

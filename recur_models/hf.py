@@ -8,7 +8,7 @@ A document begins where a sequence begins; a begin-of-document id later in a seq
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -87,15 +87,12 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model: RecurrentModel = config.build()
         self.stepper = self.model.stepper()
-        initialised: Any = self  # so that pyright does not infer what post_init returns: it would read as much as below
-        initialised.post_init()
+        self.post_init()
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.bos_token_id]  # no text has it inside
 
-    if not TYPE_CHECKING:  # to infer the type of what this overrides, pyright would read 3,000 files of transformers
-
-        def _init_weights(self, module: nn.Module) -> None:
-            """Nothing: `build` initialises."""
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `build` initialises."""
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others

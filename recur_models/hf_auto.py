@@ -35,10 +35,6 @@ class ThroughlineForCausalLM(metaclass=_Imported):
     config_class = ThroughlineConfig
 
 
-# Without their types: to infer what `register` leaves unannotated takes pyright seconds.
-_config: Any = AutoConfig
-_config.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
-_model: Any = AutoModelForCausalLM
-_model.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)
-_tokenizer: Any = AutoTokenizer
-_tokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)
+AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
+AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)
+AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)

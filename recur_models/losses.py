@@ -33,7 +33,7 @@ def chunked_cross_entropy(
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
         hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
-    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyright: ignore[reportReturnType]
+    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyrefly: ignore
 
 
 def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
@@ -112,13 +112,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
             picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
             nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyright: ignore[reportArgumentType]
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyrefly: ignore
         return nats_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
+    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:  # pyrefly: ignore
+        hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)

@@ -102,7 +102,7 @@ def _config(
     if kind is FeedbackTransformerConfig and "attn.proj_key.weight" not in layers[max(layers)]:
         given["keys"] = "shared"
     try:
-        return kind(**{**given, **sizes})
+        return kind(**given | dict[str, Any](sizes))
     except TypeError:
         known = ", ".join(sorted(kind.__dataclass_fields__))
         raise ValueError(f"{kind.name} has not all of the sizes {', '.join(sizes)}: it has {known}") from None

@@ -3,6 +3,8 @@
 A new corpus is one file in this folder with a class that follows `data_prep.documents.Corpus`, and one line here.
 """
 
+from typing import Any
+
 from data_prep.corpora.algorithm import Algorithm
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
@@ -18,7 +20,7 @@ from data_prep.corpora.random_walk import RandomWalk
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 
-CORPORA = {
+CORPORA: dict[str, type[Any]] = {
     PythonSource.name: PythonSource,
     Pg19.name: Pg19,
     WikiText.name: WikiText,

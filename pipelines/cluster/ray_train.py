@@ -30,25 +30,27 @@ def run_workers(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray import train  # whose names are of one of two versions, by a setting
     from ray.train.torch import TorchTrainer
+
+    classes: Any = train
 
     try:
         TorchTrainer(
             worker,
             train_loop_config=arguments,
-            scaling_config=ScalingConfig(
+            scaling_config=classes.ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,
                 resources_per_worker=placement.worker(use_gpu),
                 placement_strategy=placement.strategy.replace("-", "_").upper(),
             ),
-            run_config=RunConfig(
+            run_config=classes.RunConfig(
                 name=name,
                 storage_path=notes.path,
                 storage_filesystem=None if notes.is_local else notes.filesystem,
-                failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
-                logging_config=LoggingConfig(log_level="ERROR"),
+                failure_config=classes.FailureConfig(max_failures=0, max_preemption_failures=0),
+                logging_config=classes.LoggingConfig(log_level="ERROR"),
             ),
         ).fit()
     except BaseException as error:  # also what Ray raises to end its thread: whoever called decides

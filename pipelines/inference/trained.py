@@ -42,8 +42,8 @@ class ExportedTokenizer:
     def __init__(self, folder: Path) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        self.labels = not self._tokenizer("")["input_ids"]  # such texts have no begin-of-document
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+        self._tokenizer, self.labels = tokenizer, not tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)

@@ -21,7 +21,6 @@ Random Walk, which has Algorithm's sizes and shorter chunks; enwik8, at the size
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
@@ -39,7 +38,7 @@ from recur_models import (
 Models = dict[str, ModelSettings]
 
 
-def family(size: Mapping[str, Any], step: int, span: int, lstm: int, universal: Mapping[str, Any]) -> Models:
+def family(size: dict[str, Any], step: int, span: int, lstm: int, universal: dict[str, Any]) -> Models:
     """Each model in this size of core, by the name of its row.
 
     Args:
@@ -56,8 +55,8 @@ def family(size: Mapping[str, Any], step: int, span: int, lstm: int, universal: 
         "cached-staircase": CachedStaircaseConfig(**size, chunk=chunk, passes=1, chunks=3),
         "feedback": FeedbackTransformerConfig(**size, **sight),
         "xl": TransformerXLConfig(**size, **sight),
-        "xl-2x": TransformerXLConfig(**{**size, "layers": 2 * size["layers"]}, **sight),
-        "universal": UniversalTransformerConfig(**{**size, "layers": 1, **universal}, **sight, passes=8),
+        "xl-2x": TransformerXLConfig(**size | {"layers": 2 * size["layers"]}, **sight),
+        "universal": UniversalTransformerConfig(**size | {"layers": 1} | universal, **sight, passes=8),
         "lstm": LSTMConfig(layers=2, d_model=lstm, window=chunk, dropout=size["dropout"]),
     }
 
@@ -112,7 +111,7 @@ REDDIT_MODELS: Models = {
     "feedback": FeedbackTransformerConfig(**REDDIT_SIZE, **REDDIT_SIGHT, keys="shared"),
     **{
         f"universal-{passes}-small": UniversalTransformerConfig(
-            **{**REDDIT_SIZE, "layers": 1}, **REDDIT_SIGHT, passes=passes
+            **REDDIT_SIZE | {"layers": 1}, **REDDIT_SIGHT, passes=passes
         )
         for passes in (2, 4, 8, 16)
     },
@@ -133,9 +132,9 @@ REDDIT_MODELS: Models = {
 TINY_SIZE: dict[str, Any] = {"layers": 4, "d_model": 96, "heads": 3, "head_dim": 32, "mlp_dim": 384, "dropout": 0.0}
 TINY_MODELS: Models = {
     **family(TINY_SIZE, step=64, span=64, lstm=162, universal={"d_model": 192, "heads": 6, "mlp_dim": 672}),
-    "slide": SlideConfig(**{**TINY_SIZE, "mlp_dim": 416}, window=32),
+    "slide": SlideConfig(**TINY_SIZE | {"mlp_dim": 416}, window=32),
     "rec": RecConfig(
-        **{**TINY_SIZE, "layers": 3, "mlp_dim": 416}, window=32, recurrent_layers=(2,), states=32, gate="lstm"
+        **TINY_SIZE | {"layers": 3, "mlp_dim": 416}, window=32, recurrent_layers=(2,), states=32, gate="lstm"
     ),
 }
 

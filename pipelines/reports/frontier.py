@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -78,7 +78,7 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
     for number, (label, curve) in enumerate(curves.items()):
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-        drawn = {"color": colour, "linestyle": style, "marker": "o", "markersize": 5, "linewidth": 1.4}
+        drawn: dict[str, Any] = {"color": colour, "linestyle": style, "marker": "o", "markersize": 5, "linewidth": 1.4}
         by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
         panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)
         handles.append(Line2D([], [], label=label, **drawn))

@@ -89,7 +89,7 @@ class SweepScheduler:
                 trial.status, trial.reason = event["status"], event["reason"]
                 decided.pop(trial.id, None)
                 if self._searcher:
-                    self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
+                    self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
             elif event["event"] == "generation":
                 self._generation = event["step"]
                 for exploit in event["exploits"]:
@@ -266,7 +266,7 @@ class SweepScheduler:
         trial.status, trial.reason = status, reason
         if not reason.startswith(BUDGET):
             if self._searcher:
-                self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
+                self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
             self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
         self.sweep.save(trial)
         self.on_end(trial)

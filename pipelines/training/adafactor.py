@@ -33,7 +33,7 @@ class Adafactor(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyrefly: ignore
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

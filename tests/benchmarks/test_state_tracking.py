@@ -22,4 +22,4 @@ def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"seeds": ()}, {"tasks": ("walks",)}])
 def test_what_cannot_be_done_is_a_sentence(options: dict[str, object]) -> None:
     with pytest.raises(UserError):
-        state_tracking.BenchConfig(**options)  # pyright: ignore[reportArgumentType]
+        state_tracking.BenchConfig(**options)  # pyrefly: ignore

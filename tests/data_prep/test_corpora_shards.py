@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,7 +108,7 @@ def test_json_lines_that_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
 def test_json_lines_of_threads(tmp_path: Path, pack) -> None:
     """A thread's lines are one document, in the order of the file, on whichever side of a split."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"body": f"{thread} {i}", "link": thread, "about": f"{i}"}
         for thread in range(40)
         for i in range(thread % 4 + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,7 +270,7 @@ def test_order_follows_seed_epoch_and_fingerprint() -> None:
     ],
 )
 def test_errors(arguments: dict, words: str) -> None:
-    fields = {"lengths": [10], "lanes": 1, "segment_length": 64, "block": 16, **arguments}
+    fields: dict[str, Any] = {"lengths": [10], "lanes": 1, "segment_length": 64, "block": 16, **arguments}
     with pytest.raises(ValueError, match=words):
         TrainingLanes(fields.pop("lengths"), **fields, seed=0)
     with pytest.raises(ValueError, match=words):

@@ -52,7 +52,7 @@ def model(**options: Any) -> bytes:
     sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
         sentence_iterator=iter(SOURCE.split("\n")),
         model_writer=made,
-        **{"vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2, **options},
+        **dict[str, Any](vocab_size=400, hard_vocab_limit=False, minloglevel=2) | options,
     )
     return made.getvalue()
 
@@ -167,5 +167,5 @@ def test_released_models(tmp_path: Path) -> None:
         assert tokenizer.cuts and np.array_equal(tokenizer.encode(text), tokenizer._processor.encode(text))
         last = tokenizer.vocab_size - 1
         assert last == tokenizer._processor.get_piece_size() and last not in tokenizer.encode("<s></s><pad>" + text)
-    t5 = tokenizer._processor  # pyright: ignore[reportPossiblyUnboundVariable]
+    t5 = tokenizer._processor  # pyrefly: ignore
     assert (t5.pad_id(), t5.eos_id(), t5.unk_id()) == (0, 1, 2)

@@ -162,11 +162,11 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
     run = str(train("--steps", "5"))
     (tmp_path / "corpus" / "train" / "new.txt").write_text("one more document\n")
     other = str(tmp_path / "other")
-    prepare(make_config(store=other))  # pyright: ignore[reportArgumentType]
+    prepare(make_config(store=other))  # pyrefly: ignore
     with pytest.raises(ValueError, match=r"made from another store .*--allow-other-store"):
         evaluate.main([run, "--store", other, *QUIET])
     evaluate.main([run, "--store", other, "--allow-other-store", *QUIET])
     different = str(tmp_path / "different")
-    prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyright: ignore[reportArgumentType]
+    prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyrefly: ignore
     with pytest.raises(ValueError, match="vocabulary"):
         evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])

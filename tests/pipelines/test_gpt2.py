@@ -27,7 +27,7 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.small_corpus import contents
 
-# By name, so that pyright does not read half of transformers.
+# Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
 GPT2LMHeadModel, GPT2Config = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_a_task_is_learned_scored_and_compared(
         generate.main([str(learned)])
     export.main([str(learned), "--output", str(tmp_path / "exported")])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "exported")
     inputs = tokenizer("on on on off on off", return_tensors="pt")
     assert tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0, 2::3]) == "same other"
 

@@ -101,7 +101,7 @@ def test_room_counts_what_a_worker_takes() -> None:
     class Worker:
         def stand(self) -> None: ...
 
-    worker: Any = Worker.remote()
+    worker: Any = Worker.remote()  # pyrefly: ignore
     ray.get(worker.stand.remote())
     deadline = time.monotonic() + 30
     while room(config, use_gpu=False) != 3 and time.monotonic() < deadline:

@@ -60,7 +60,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def plugin() -> Iterator[ModuleType]:
     """The module, imported; other tests' tables are without it."""
-    tables: list[dict[str, Any]] = [MODELS, CORPORA, METRICS, SPACES, PRESETS]  # pyright: ignore[reportAssignmentType]
+    tables: list[dict[str, Any]] = [MODELS, CORPORA, METRICS, SPACES, PRESETS]  # pyrefly: ignore
     before = [dict(table) for table in tables]
     yield importlib.import_module("tests.plugin")
     for table, old in zip(tables, before, strict=True):

@@ -125,7 +125,7 @@ def test_the_command_line_knows_every_model() -> None:
         data = replace(PRESETS["small-rec"].data, segment_length=8 * config().block)
         preset = replace(PRESETS["small-rec"], model=config(), data=data, run=name)
         given = cli.parse_preset({name: preset}, [name, "--model.dropout", "0.25"], "Train.")
-        assert given == replace(preset, model=config(dropout=0.25))  # pyright: ignore[reportCallIssue]
+        assert given == replace(preset, model=config(dropout=0.25))  # pyrefly: ignore
 
 
 SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001, "tiny-enwik8": 257}

@@ -7,7 +7,9 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,7 +248,7 @@ def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int
             whole[name] = torch.cat([whole[name], value]) if name in whole else value
     assert len(whole) > 1 and all(len(value) == 4 for value in whole.values())
     config: TrainConfig = PRESETS["small-rec"]
-    config = type(config)(**{**vars(config), "data": type(config.data)(lanes=4)})
+    config = replace(config, data=type(config.data)(lanes=4))
     for rank in range(next_workers):
         start, stop = 4 * rank // next_workers, 4 * (rank + 1) // next_workers
         fresh = {
@@ -290,7 +292,11 @@ def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_pat
 )
 def test_numbers_of_workers(workers: str, lanes: int, expected: list[int]) -> None:
     config = PRESETS["demo-rec"]
-    fields = {**vars(config), "data": type(config.data)(lanes=lanes, segment_length=256), "num_workers": workers}
+    fields: dict[str, Any] = {
+        **vars(config),
+        "data": type(config.data)(lanes=lanes, segment_length=256),
+        "num_workers": workers,
+    }
     assert list(type(config)(**fields).workers) == expected
 
 

@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,12 +91,12 @@ class TestPolicy:
         again.save(10)
         again.saver.close()
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
-        assert RunPlace.parse(tmp_path).newest()[0].step == 10  # pyright: ignore[reportOptionalMemberAccess]
+        assert RunPlace.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
 
     @pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_best"])
     def test_numbers_that_mean_nothing(self, field: str) -> None:
         with pytest.raises(ValueError, match=f"checkpoint.{field} is -1"):
-            replace(CheckpointConfig(), **{field: -1})
+            CheckpointConfig(**dict[str, Any]({field: -1}))
 
 
 def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:

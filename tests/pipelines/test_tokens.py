@@ -147,7 +147,7 @@ def test_two_runs_are_compared_on_one_page(
     assert "second against first" in page and "<mark>" in page and page.count("<tr>") > 10
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert (folder / "position.png").stat().st_size > 1000 and (folder / "distance.png").stat().st_size > 1000
-    bits = [float(x) for x in re.search(r"first (\S+), second (\S+) \(", out).groups()]  # pyright: ignore[reportOptionalMemberAccess]
+    bits = [float(x) for x in re.search(r"first (\S+), second (\S+) \(", out).groups()]  # pyrefly: ignore
     assert all(0 < value < 20 for value in bits)
     losses = folder / "first.arrow"
     before = losses.stat().st_mtime_ns

@@ -209,7 +209,7 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
             lanes=4,
             segment_length=segment_length,
             world=World.alone(),
-            clearing=clearing,  # pyright: ignore
+            clearing=clearing,  # pyrefly: ignore
         )
         return np.array(score.bucket_nats)
 
@@ -317,7 +317,7 @@ class TestRefusals:
         train("--steps", "10")
         (tmp_path / "corpus" / "train" / "new.txt").write_text("one more document\n")
         other = str(tmp_path / "other")
-        prepare(make_config(store=other))  # pyright: ignore[reportArgumentType]
+        prepare(make_config(store=other))  # pyrefly: ignore
         words = ("--steps", "20", "--data.store", other, "--allow-change", "steps")
         with pytest.raises(ValueError, match=r"made from another store .*--allow-change store"):
             train(*words)
@@ -330,7 +330,7 @@ class TestRefusals:
 
         train("--steps", "10")
         other = str(tmp_path / "other")
-        prepare(make_config(store=other, tokenizer="sentencepiece:300"))  # pyright: ignore[reportArgumentType]
+        prepare(make_config(store=other, tokenizer="sentencepiece:300"))  # pyrefly: ignore
         with pytest.raises(ValueError, match=r"the vocabulary of .* is not that of"):
             train("--steps", "20", "--data.store", other, "--allow-change", "steps", "store")
 

@@ -305,4 +305,4 @@ def test_our_own_session_listens_on_loopback_alone() -> None:
     ours = {psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))}
     listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in ours]
     assert listening
-    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} <= {"127.0.0.1", "::1"}  # pyright: ignore
+    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} <= {"127.0.0.1", "::1"}  # pyrefly: ignore

@@ -41,12 +41,13 @@ def small_configs() -> dict[str, ModelConfig]:
             equations=equations,  # smaller than a document: the ring turns
         )
         for gate, cell in itertools.product(("fixed", "lstm"), ("dual", "single", "skip")):
-            rec = RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell, equations=equations)
+            kind: dict[str, Any] = {"gate": gate, "cell": cell, "equations": equations}
+            rec = RecConfig(**SIZE, recurrent_layers=(2,), states=6, **kind)
             configs[f"rec-{gate}-{cell}-{equations}"] = rec
         feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
         configs[f"feedback-two-layers-{equations}"] = feedback
     configs["lstm"] = LSTMConfig(layers=2, d_model=24, window=4)
-    core = {**SIZE, "layers": 2}
+    core: dict[str, Any] = {**SIZE, "layers": 2}
     window = core.pop("window")
     for absent in ("zeros", "masked"):
         core["absent"] = absent
@@ -54,7 +55,7 @@ def small_configs() -> dict[str, ModelConfig]:
         configs[f"cached_staircase-{absent}"] = CachedStaircaseConfig(**core, chunk=window, passes=2, chunks=4)
         configs[f"transformer_xl-{absent}"] = TransformerXLConfig(**core, window=window, span=6)
         configs[f"universal-{absent}"] = UniversalTransformerConfig(
-            **{**core, "layers": 1}, window=window, span=6, passes=3
+            **core | {"layers": 1}, window=window, span=6, passes=3
         )
         configs[f"feedback_transformer-{absent}"] = FeedbackTransformerConfig(
             **core, window=window, span=6, keys="shared" if absent == "masked" else "own"
@@ -69,7 +70,7 @@ def small_configs() -> dict[str, ModelConfig]:
         configs[f"gpt2_rec-{pooling}"] = GPT2RecConfig(
             **size, window=6, overlap=2, pooling=pooling, insert_layer=0, embeddings=2, hidden=()
         )
-    shared = {
+    shared: dict[str, Any] = {
         **size,
         "heads": 4,
         "kv_heads": 2,

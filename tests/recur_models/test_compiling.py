@@ -33,7 +33,7 @@ def test_compiled_equals_uncompiled() -> None:
     models = []
     for _ in range(2):
         torch.manual_seed(0)
-        models.append(VanillaConfig(**{**SIZE, "layers": 1}).build(VOCAB))
+        models.append(VanillaConfig(**SIZE | {"layers": 1}).build(VOCAB))
     names = list(models[1].state_dict())
     compile_model(models[1], "model")
     assert is_compiled(models[1]) and not is_compiled(models[0]) and list(models[1].state_dict()) == names
@@ -52,7 +52,7 @@ def test_compiled_equals_uncompiled() -> None:
 @pytest.mark.slow
 def test_watching_changes_nothing_that_is_computed_nor_what_is_recomputed() -> None:
     torch.compiler.reset()
-    model = RecConfig(**{**SIZE, "layers": 1, "dropout": 0.1}, recurrent_layers=(1,), states=6).build(VOCAB)
+    model = RecConfig(**SIZE | {"layers": 1, "dropout": 0.1}, recurrent_layers=(1,), states=6).build(VOCAB)
     text = torch.randint(VOCAB, (2, 2 * model.block))
     given = text, None, None, text
     with watch(model.eval()) as uncompiled:

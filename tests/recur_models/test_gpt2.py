@@ -20,7 +20,7 @@ from recur_models.gpt2 import paper_flops_per_token
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 
-# By name, so that pyright does not read half of transformers.
+# Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
 GPT2LMHeadModel, TheirConfig = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
 
@@ -91,7 +91,7 @@ def test_every_token_is_predicted_once_from_its_window(data: st.DataObject, fold
 
 def recurrent(**fields: Any) -> RecurrentModel:
     torch.manual_seed(0)
-    return GPT2RecConfig(**{**SMALL, "window": 8, "overlap": 3, **fields}).build(IDS)
+    return GPT2RecConfig(**SMALL | {"window": 8, "overlap": 3} | fields).build(IDS)
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "block"])

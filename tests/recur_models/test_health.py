@@ -30,7 +30,7 @@ def test_only_recurrent_models_have_figures_and_all_are_sound(config: ModelConfi
 @pytest.mark.parametrize("cell", ["dual", "single", "skip"])
 @pytest.mark.parametrize("gate", ["fixed", "lstm"])
 def test_the_change_is_that_of_the_states_over_each_block(gate: str, cell: str) -> None:
-    model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell))  # pyright: ignore[reportArgumentType]
+    model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell))  # pyrefly: ignore
     text, state, changes = tokens(2, 3 * model.block), model.initial_state(2), []
     for block in text.split(model.block, dim=1):
         _, after = model(block, state)

@@ -16,7 +16,7 @@ from recur_models import GPT2Config, LlamaConfig, LlamaRecConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 
-# By name, so that pyright does not read half of transformers.
+# Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.llama.modeling_llama")
 
 IDS = 31

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_training_under_autocast() -> None:
         ({"memory_layer": 4}, "model.memory_layer is 4, but the model has layers 1 to 3"),
     ],
 )
-def test_impossible_memories_are_refused(change: dict[str, int], message: str) -> None:
+def test_impossible_memories_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(CONFIG, **change)
 

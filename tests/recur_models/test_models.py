@@ -67,7 +67,7 @@ def test_equals_the_naive_restatement(config: ModelConfig) -> None:
     "name", ["vanilla", "xl-paper", "memorizing-meliad", "rec-lstm-dual-meliad", "feedback-two-layers-paper"]
 )
 def test_dropout_is_where_the_restatement_has_it(name: str, places: str) -> None:
-    config: Any = replace(small_configs()[name], dropout=0.3, dropout_places=places)  # pyright: ignore[reportCallIssue]
+    config: Any = replace(small_configs()[name], dropout=0.3, dropout_places=places)  # pyrefly: ignore
     model, text = build(config), tokens(1, 3 * config.block)
     without = model(text)[0]
     torch.manual_seed(5)
@@ -203,7 +203,8 @@ def test_recomputing_changes_no_figure(config: ModelConfig, recompute: Recompute
     if recompute not in config.recomputes:
         pytest.skip("this model does not offer it")
     text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))
-    models = [build(replace(config, dropout=0.1 if recompute == "layer" else 0.0)).train() for _ in range(2)]
+    changed: Any = replace(config, **dict[str, Any](dropout=0.1 if recompute == "layer" else 0.0))
+    models = [build(changed).train() for _ in range(2)]
     models[1].recompute = recompute
     results = []
     for model in models:
@@ -227,7 +228,7 @@ def kept(model: RecurrentModel, blocks: int) -> int:
 
 @pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])
 def test_memory_is_linear_in_the_segment_and_smaller_when_recomputed(recompute: Recompute) -> None:
-    model = RecConfig(**{**SIZE, "window": 16}, recurrent_layers=(2,), states=16).build(VOCAB)
+    model = RecConfig(**SIZE | {"window": 16}, recurrent_layers=(2,), states=16).build(VOCAB)
     model.recompute = recompute
     few, some, many = kept(model, 4), kept(model, 8), kept(model, 16)
     assert (many - some) / (some - few) == pytest.approx(2, rel=0.01)
@@ -302,6 +303,6 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
     ],
 )
 def test_impossible_sizes_are_refused(change: dict[str, object], message: str) -> None:
-    fields = {**SIZE, "recurrent_layers": (2,), **change}
+    fields: dict[str, Any] = {**SIZE, "recurrent_layers": (2,), **change}
     with pytest.raises(ValueError, match=message):
         RecConfig(**fields)

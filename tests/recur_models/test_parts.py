@@ -48,7 +48,7 @@ def test_parameter_counts_of_the_scaling_study(size: str) -> None:
     ],
 )
 def test_parameter_counts_of_the_gates(gate: str, cell: str, total: float) -> None:
-    assert parameters(RecConfig(gate=gate, cell=cell))[0] == total  # pyright: ignore[reportArgumentType]
+    assert parameters(RecConfig(gate=gate, cell=cell))[0] == total  # pyrefly: ignore
 
 
 def test_parameter_count_of_the_largest_model() -> None:

@@ -98,8 +98,8 @@ def test_chunks_of_one_token_cached_after_one_pass_see_what_a_feedback_transform
 
 
 def test_a_universal_transformer_is_one_with_the_same_weights_in_each_layer() -> None:
-    universal = UniversalTransformerConfig(**{**SIZE, "layers": 1}, passes=3, window=4, span=6).build(VOCAB)
-    plain = TransformerXLConfig(**{**SIZE, "layers": 3}, window=4, span=6).build(VOCAB)
+    universal = UniversalTransformerConfig(**SIZE | {"layers": 1}, passes=3, window=4, span=6).build(VOCAB)
+    plain = TransformerXLConfig(**SIZE | {"layers": 3}, window=4, span=6).build(VOCAB)
     weights = universal.state_dict()
     plain.load_state_dict(
         {
