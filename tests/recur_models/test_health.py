@@ -55,13 +55,15 @@ def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
     assert warning is not None and "a block changes it by only 0.00%" in warning
 
 
-def test_what_clearing_the_state_costs_in_validation_decides_first() -> None:
+def test_what_clearing_the_state_costs_in_validation_decides_alone() -> None:
     model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6))
     with watch(model) as health:
         model(tokens(2, 2 * model.block))
     assert health.warning(0.01) is None and health.warning() is None
     assert "clearing it costs only 0.0004 bits per token" in str(health.warning(0.0004))
     assert "clearing it costs only -0.0100 bits per token" in str(health.warning(-0.01))
+    health.sums["state_share"] *= 0.0
+    assert health.warning(0.01) is None and "only 0.00% of the attention's output" in str(health.warning())
 
 
 def test_watching_changes_nothing() -> None:
