@@ -7,6 +7,8 @@
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
 each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
 
+Several processes share the documents (`--num-workers`). A command that was killed goes on where it was when it is repeated.
+
 The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, and a run that can
 not be written to, stay as they are: the report is in `runs/reports` of the working directory then.
 """
@@ -14,67 +16,81 @@ not be written to, stay as they are: the report is in `runs/reports` of the work
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
-from pipelines.inference.trained import config_of, model_of
+from pipelines.inference.trained import config_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score, windows_of
 
-if TYPE_CHECKING:
-    from pipelines.training.scoring import Clear
-
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 """What MLflow takes in no param's name, and how long that, and a run's name, may be."""
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
+PARTIAL = ".partial"
+"""Folder, in that of the report, of what has been read of an evaluation that is not finished."""
+MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
+"""By default so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly stand."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(SubjectsConfig):
     """What is scored, on what."""
 
+    num_workers: int | None = None
+    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
+    read. It changes the speed, not the figures."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
-def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
-    """Score one checkpoint, with State carried and cleared."""
+def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluation:
+    """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.scoring import has_states, score_split
-    from pipelines.training.world import World
+    from pipelines.training.scoring import Clear, has_states
+    from pipelines.training.shares import Reading
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model_of(checkpoint, subject.model).to(device)
-    data = meta["config"]["data"]
+    data, costs = meta["config"]["data"], subject.model.costs(meta["vocab_size"])
     trained = config_of(checkpoint).block  # as many blocks as in training, where these are others
-    segment_length = config.segment_length or data["segment_length"] // trained * model.block
-
-    def score(clearing: Clear, label: str) -> Score:
-        with pass_progress(f"{subject.name}, {label}") as progress:
-            return score_split(
-                model,
-                store,
-                lanes=config.lanes or data["lanes"],
-                segment_length=segment_length,
-                world=World.current(device),
-                clearing=clearing,
-                progress=progress,
-            )
-
+    with torch.device("meta"):
+        model = subject.model.build(meta["vocab_size"])
+    kept: dict[Clear, bool] = {
+        "nothing": True,
+        "states": has_states(model),
+        "everything": bool(model.initial_state(0)),
+    }
+    ways: tuple[Clear, ...] = tuple(way for way, has in kept.items() if has)
+    workers = config.num_workers
+    if workers is None:
+        fit = costs.flops_per_token * int(store.lengths.sum()) * len(ways) // WORTH_A_WORKER
+        workers = int(min(fit, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
+    reading = Reading(
+        checkpoint,
+        subject.model,
+        store,
+        ways,
+        lanes=config.lanes or data["lanes"],
+        segment_length=config.segment_length or data["segment_length"] // trained * subject.model.block,
+        shares=max(workers, 1),
+        folder=folder,
+    )
+    with pass_progress(f"{subject.name}, {reading.tokens:,} tokens in {len(ways)} ways") as progress:
+        read = count(reading.tokens, progress)
+        scores = dict(zip(ways, reading.scores(workers, read), strict=True))
     return Evaluation(
         name=subject.name,
         model=meta["config"]["model"]["name"],
@@ -84,12 +100,24 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
         checkpoint=str(checkpoint.folder),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         store_fingerprint=store.manifest.fingerprint,
-        carried=score("nothing", "State carried"),
-        cleared_states=score("states", "states cleared") if has_states(model) else None,
-        cleared_all=score("everything", "all State cleared") if model.initial_state(0) else None,
-        flops_per_token=subject.model.costs(meta["vocab_size"]).flops_per_token,
+        carried=scores["nothing"],
+        cleared_states=scores.get("states"),
+        cleared_all=scores.get("everything"),
+        flops_per_token=costs.flops_per_token,
         windows=windows_of(subject.model.to_json()),
     )
+
+
+def count(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Tells how much has been read in all, by how much more has."""
+    read = 0
+
+    def more(tokens: int) -> None:
+        nonlocal read
+        read += tokens
+        progress(read, total)
+
+    return more
 
 
 def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
@@ -116,19 +144,26 @@ def main(argv: list[str]) -> None:
         at = f"{subject.name}, step {subject.checkpoint.step:,}"
         print(f"evaluating {at}, on {cli.shown(subject.store.folder)}: {counts}")
 
-    evaluations = [evaluate(subject, config) for subject in subjects]
+    target = RunPlace(output)  # a bucket gets it from a working folder
+    with hold(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
+        evaluations = [evaluate(subject, config, partial) for subject in subjects]
+        report(config, subjects, evaluations, target)
+        shutil.rmtree(partial)
+    look = target.folder / "cumulative.png"
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
+
+
+def report(config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace) -> None:
+    """Print the table, write it, and log it."""
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
-    target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
-    look = target.folder / "cumulative.png"
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
 
 
 def remark_on(carried: Score, cleared: Score) -> str:
