@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
@@ -54,6 +55,11 @@ class EvaluateConfig(SubjectsConfig):
     """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
     read. It changes the speed, not the figures."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
 
 
 def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluation:

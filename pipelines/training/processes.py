@@ -2,8 +2,9 @@
 
     over_processes(work, pieces=6, workers=2, progress=print)
 
-Plain processes, because they stand sooner than a Ray session does. They end with the one that started them, however that ends, and
-an error in one ends all; what is not done then, the next call does: which pieces are done, the work itself knows by its files.
+Plain processes, because they stand sooner than a Ray session does: forks of one that has imported what they need. They end with
+the one that started them, however that ends, and an error in one ends all; what is not done then, the next call does: which pieces
+are done, the work itself knows by its files.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
             for tokens in do(piece):
                 progress(tokens)
         return
-    context = get_context("spawn")
+    context = get_context("forkserver")
+    command = sys.modules["__main__"].__spec__  # of `python -m`: imported once, and not by each of them
+    context.set_forkserver_preload([type(work).__module__, *([command.name] if command else [])])
     taken, read, errors = context.Value("q", 0), context.Value("q", 0), context.SimpleQueue()
     threads, seen = max(torch.get_num_threads() // workers, 1), 0
     given = (work, pieces, threads, taken, read, errors)

@@ -127,6 +127,7 @@ class Reading:
 
         Raises UserError where a labelled split has no label, and what `over_processes` does.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         over_processes(self, len(self.pieces), workers, progress)
         lengths, block = self.store.lengths, self.model.block
         whole = Share("nothing", lengths, block, self.folder)
