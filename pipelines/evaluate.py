@@ -5,7 +5,8 @@
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
-each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
+each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
+(block-recurrent paper, Figure 6). With several checkpoints, one table.
 
 The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, and a run that can
 not be written to, stay as they are: the report is in `runs/reports` of the working directory then.
@@ -17,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich.console import Console
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 """What MLflow takes in no param's name, and how long that, and a run's name, may be."""
+LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
 
@@ -46,6 +48,8 @@ UNIGRAM_TOKENS = 20_000_000
 class EvaluateConfig(SubjectsConfig):
     """What is scored, on what."""
 
+    clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
+    """What is cleared in further figures, beside those with State carried: the recurrent states, the whole State."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
@@ -53,7 +57,7 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
     """Score one checkpoint, with State carried and cleared."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.scoring import has_states, score_split
+    from pipelines.training.scoring import Clearing, has_states, score_split
     from pipelines.training.world import World
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
@@ -72,9 +76,13 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
                 segment_length=segment_length,
                 world=World.current(device),
                 clearing=clearing,
+                where=Clearing(config.clear_every, config.clear_at),
                 progress=progress,
             )
 
+    carried = score("nothing", "State carried")
+    state = {"states": has_states(model), "everything": bool(model.initial_state(0))}
+    cleared = {what: score(what, label) for what, label in LABELS.items() if what in config.clear and state[what]}
     return Evaluation(
         name=subject.name,
         model=meta["config"]["model"]["name"],
@@ -84,9 +92,9 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
         checkpoint=str(checkpoint.folder),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         store_fingerprint=store.manifest.fingerprint,
-        carried=score("nothing", "State carried"),
-        cleared_states=score("states", "states cleared") if has_states(model) else None,
-        cleared_all=score("everything", "all State cleared") if model.initial_state(0) else None,
+        carried=carried,
+        cleared_states=cleared.get("states"),
+        cleared_all=cleared.get("everything"),
         flops_per_token=subject.model.costs(meta["vocab_size"]).flops_per_token,
         windows=windows_of(subject.model.to_json()),
     )
@@ -123,6 +131,8 @@ def main(argv: list[str]) -> None:
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
+    for line in leads(evaluations):
+        print(line, flush=True)
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
@@ -138,7 +148,8 @@ def remark_on(carried: Score, cleared: Score) -> str:
     if carried.errors is not None:
         worth = cleared.bits_per_token - carried.bits_per_token
     if worth > 0:
-        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}, so they carry something"
+        bits = cleared.nats / carried.nats - 1
+        return f"clearing its recurrent states costs {worth:.4f} bits per {unit} ({bits:.1%}), so they carry something"
     if not carried.shows_worth:
         return (
             "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
@@ -148,6 +159,14 @@ def remark_on(carried: Score, cleared: Score) -> str:
         f"clearing its recurrent states costs nothing ({worth:+.4f} bits per {unit}): it does not use them yet. Minutes of "
         "training are few; RESULTS.md shows a longer run"
     )
+
+
+def leads(evaluations: Sequence[Evaluation]) -> list[str]:
+    """By how much the best is ahead of each of the others, of what was read by all."""
+    best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
+    others = [e for e in evaluations if e is not best and e.split == best.split]
+    shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share >= 0]
 
 
 def track(
@@ -166,7 +185,9 @@ def track(
         home = root if subject is subjects[0] else home
         tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        of = "_".join([f"whole_{split}", *(f"{field}_{value}" for field, value in subject.changed.items())])
+        of = "_".join(
+            [f"whole_{split}{config.cleared}", *(f"{field}_{value}" for field, value in subject.changed.items())]
+        )
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training

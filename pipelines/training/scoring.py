@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_prep.corpora import CODE
 from data_prep.errors import UserError
 from data_prep.lanes import Batch, EvaluationLanes, read_batch
 from data_prep.store import SegmentStore
@@ -26,7 +29,32 @@ from recur_models.losses import labelled_cross_entropy
 from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
-"""What is put back to its initial value at the start of each segment: the study of section 4.6 clears the states."""
+"""What is put back to its initial value: the study of section 4.6 clears the states."""
+
+
+@dataclass(frozen=True)
+class Clearing:
+    """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
+
+    every: int = 0
+    """At each multiple of so many blocks."""
+    at: int = 0
+    """At this token, which begins a block."""
+
+    def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
+        """bool [B, K]: on which lane before which block."""
+        if self.every:
+            return offset_BK % (self.every * block) == 0
+        if self.at:
+            return offset_BK == self.at
+        return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
+
+    def first(self, segment_length: int, block: int) -> int:
+        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
+        return self.every * block or self.at or segment_length
+
+
+SEGMENTS = Clearing()
 
 
 def has_states(model: RecurrentModel) -> bool:
@@ -66,6 +94,7 @@ def score_split(
     segment_length: int,
     world: World,
     clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
@@ -73,6 +102,7 @@ def score_split(
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
+    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
     ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step, and
     ``each(batch, nats_BT)`` with what this process has read in it, float32 [B, T].
     Raises UserError where not one label is among what was read of a labelled store.
@@ -93,10 +123,18 @@ def score_split(
     for step in range(schedule.steps):
         batch = read_batch(store, schedule, step, start, stop)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
-        state = clear(state, initial, kinds)
-        with autocast():
-            nats_BT, wrong_BT, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, store.labelled)
-        state = detach(state)
+        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
+        changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
+        parts: list[list[Tensor]] = []
+        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
+            state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(world.device))
+            tokens = slice(first * model.block, last * model.block)
+            read = tokens_BT[:, tokens], state, fresh_BK[:, first:last], targets_BT[:, tokens]
+            with autocast():
+                nats, wrong, state = predict(model, *read, store.labelled)
+            parts.append([nats] if wrong is None else [nats, wrong])
+            state = detach(state)
+        nats_BT, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         if each:
             each(batch, nats_BT.float().cpu().numpy())
         nats_BK = nats_BT.double().unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
@@ -105,8 +143,8 @@ def score_split(
         positions = batch.offset_BK[used_BK] // model.block
         np.add.at(nats_P, positions, nats_BK[used_BK])
         np.add.at(tokens_P, positions, valid_BK[used_BK])
-        if wrong_BT is not None:
-            wrong_BK = wrong_BT.unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
+        if wrong_BT:
+            wrong_BK = wrong_BT[0].unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
             np.add.at(wrong_P, positions, wrong_BK[used_BK])
         if progress:
             progress(step + 1, schedule.steps)
@@ -118,14 +156,14 @@ def score_split(
             f"{store.folder}: none of the {schedule.tokens:,} tokens read has a label, so there is nothing to score: raise "
             "validate_tokens (0 reads all), or prepare a corpus that labels some"
         )
-    read = schedule.lengths > 0
+    read, beyond = schedule.lengths > 0, where.first(segment_length, model.block)
     # A task's labels are no text: figures by word and byte would say nothing of it.
     whole = bool((schedule.lengths == store.lengths).all()) and not store.labelled
     documents = store.manifest.documents
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),
-        words=sum(document.words for document in documents) if whole else 0,
+        words=sum(document.words for document in documents) if whole and store.manifest.corpus not in CODE else 0,
         bytes=sum(document.bytes for document in documents) if whole else 0,
         documents=int(read.sum()),
         bucket=model.block,
@@ -136,7 +174,7 @@ def score_split(
             for document, length in zip(documents, schedule.lengths.tolist(), strict=True)
             if length and not store.labelled
         ),
-        share_beyond=float(np.maximum(schedule.lengths - segment_length, 0).sum() / schedule.tokens),
+        share_beyond=float(np.maximum(schedule.lengths - beyond, 0).sum() / schedule.tokens),
         errors=int(wrong_P.sum()) if store.labelled else None,
         bucket_errors=tuple(wrong_P.astype(np.int64).tolist()) if store.labelled else (),
     )
