@@ -114,19 +114,19 @@ def rare(words: Words, common: int) -> np.ndarray:
     return np.array([text not in frequent for text in words.text_N.tolist()], bool)
 
 
-def top(words: Words, count: int, base: int = 0, better: int = 1) -> Words:
+def top(words: Words, count: int, base: int = 0, better: int = -1) -> Words:
     """Those by which one model is most below another in nats, the most first."""
     gains = words.nats_MN[base] - words.nats_MN[better]
     return words.at(np.argsort(-gains, kind="stable")[:count])
 
 
-def where(before: int, window: int, segment: int, offset: int) -> str:
-    """In words, how far back the last occurrence of a word lies."""
+def where(before: int, window: int, begins: int, offset: int) -> str:
+    """In words, how far back the last occurrence of a word lies: `begins` is the first token of its segment."""
     if not before:
         return "not before"
     if before <= window:
         return "in the window"
-    return "in the segment" if before <= offset % segment else "in an earlier segment"
+    return "in the segment" if offset - before >= begins else "in an earlier segment"
 
 
 def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:

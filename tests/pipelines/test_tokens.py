@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -53,10 +54,10 @@ def test_letters_beyond_ascii_stay_in_their_words() -> None:
 
 
 def test_where_a_word_stood_is_told_by_window_and_segment() -> None:
-    assert where(0, 10, 100, 500) == "not before"
-    assert where(10, 10, 100, 500) == "in the window"
-    assert where(40, 10, 100, 550) == "in the segment"
-    assert where(60, 10, 100, 550) == "in an earlier segment"
+    assert where(0, 10, 500, 500) == "not before"
+    assert where(10, 10, 500, 500) == "in the window"
+    assert where(40, 10, 500, 550) == "in the segment"
+    assert where(60, 10, 500, 550) == "in an earlier segment"
 
 
 def test_distances_are_powers_of_two_with_means_of_each_model() -> None:
@@ -164,11 +165,24 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     main([str(run), "--tracking.backend", "none"])
     folder = tmp_path / "runs" / "reports" / "tokens-run-cleared-vs-run"
     assert (folder / "tokens.html").exists() and len(list(folder.glob("*.arrow"))) == 2
+    main([str(run), str(run), "--clear", "states", "--clear-at", "24", "--common", "0", "--tracking.backend", "none"])
+    folder = tmp_path / "runs/reports/tokens-run@4.1-vs-run@4.2-cleared-at-24-vs-run@4.2"
+    with open(folder / "distances.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    means = [[float(row[name]) for name in ("run@4.1", "run@4.2", "run@4.2-cleared-at-24")] for row in rows]
+    assert rows and all(one == two for one, two, _ in means) and any(two != three for _, two, three in means)
+    names = ("run@4.2.arrow", "run@4.2-cleared-at-24.arrow")
+    kept, cleared = (pa.ipc.open_file(folder / name).read_all() for name in names)
+    changed = kept["nats"].to_numpy() != cleared["nats"].to_numpy()
+    beyond = kept["offset"].to_numpy() >= 24
+    assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
 def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) -> None:
     for words, sentence in (
-        ([str(trained)] * 3, "3 are named"),
+        ([str(trained)] * 2 + ["--clear-every", "2"], "give --clear states or --clear everything too"),
+        ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
+        ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
     ):
