@@ -12,10 +12,11 @@ $(ENV): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Prepare the standard library's source as bytes, train rec and slide side by side with a thread each, evaluate both, and say where to look.
+# Prepare the standard library's source as bytes, train rec and slide side by side, a thread each, evaluate both, and say where to look.
+# Two bars would share one line of the terminal: TTY_COMPATIBLE=0 has plain lines instead.
 demo: $(ENV)
 	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
-	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -j 2 train-demo-rec train-demo-slide
+	OMP_NUM_THREADS=1 TTY_COMPATIBLE=0 $(MAKE) --no-print-directory -j 2 train-demo-rec train-demo-slide
 	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states
 
 train-demo-%: $(ENV)

@@ -137,8 +137,9 @@ def main(argv: list[str]) -> None:
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
-    look = target.folder / "cumulative.png"
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
+    first, *others = (path for path in paths if path.suffix == ".png")
+    look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
 
 
 def remark_on(carried: Score, cleared: Score) -> str:

@@ -26,7 +26,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import model_of
 from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.token_page import TokenComparison, summary, top_rows, write_pages
+from pipelines.reports.token_page import TokenComparison, said_of_names, summary, top_rows, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -194,10 +194,9 @@ def main(argv: list[str]) -> None:
     }  # fmt: skip
     console.print(table([{**row, "document": row["document"][:30]} for row in top_rows(comparison)[:10]], columns, {}))
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
-    shares = f"{facts['names_among_top']:.0%} are names, of all {facts['names_among_all']:.0%}"
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")
-    print(f"of the {comparison.count} words with most gain {shares}")
+    print(said_of_names(comparison, facts))
     track(config, subjects, comparison, target.folder, paths)
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"

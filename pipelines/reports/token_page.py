@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,7 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:0 1rem 3rem;color:#111;background:#fff}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}img{max-width:100%;height:auto}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.9rem}th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #ccc}
-td.t,th.t{text-align:left}td.c{text-align:left;min-width:22rem;white-space:pre-wrap;overflow-wrap:anywhere}
+td.t,th.t{text-align:left}td.c{text-align:left;min-width:min(22rem,56vw);overflow-wrap:anywhere}
 th button{font:inherit;font-weight:600;background:none;border:0;cursor:pointer;color:#111;text-align:inherit}
 mark{background:#ffe08a;color:#111}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font:.9rem/1.7 ui-monospace,monospace;border:1px solid #ccc;padding:.75rem}
@@ -51,6 +51,10 @@ for (const table of document.querySelectorAll("table.sorts")) {
   }));
 }
 """
+
+
+LEFT, TEXTS = ' class="t"', ("word", "text", "where", "name", "document")
+"""Headings of columns of text, which stand to the left."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +110,26 @@ def summary(comparison: TokenComparison) -> dict[str, Any]:
         nats = comparison.nats(document)
         sums += [float(column.sum(dtype=np.float64)) for column in nats]
         tokens += len(nats[0])
-    best = top(comparison.words, comparison.count)
+    best = top(comparison.words, comparison.count)  # fewer where fewer have a gain
     places = [comparison.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
     return {
         "tokens": tokens,
         "words": len(comparison.words),
+        "top": len(best),
         "bits_per_token": (sums / math.log(2) / tokens).tolist(),
         "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
         "names_among_all": float(comparison.words.name_N.mean()) if len(comparison.words) else math.nan,
         "top_places": {place: places.count(place) for place in sorted(set(places))},
     }
+
+
+def said_of_names(comparison: TokenComparison, facts: Mapping[str, Any]) -> str:
+    """The share of names among the words with most gain, in a sentence."""
+    base, better = comparison.pair
+    if not facts["top"]:
+        return f"No word costs {better} less than {base}."
+    shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
+    return f"Of the {_counted(facts['top'], 'word')} that {better} predicts better by most, {shares}"
 
 
 def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
@@ -222,14 +236,14 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
     bits = facts["bits_per_token"]
     each = ", ".join(f"{html.escape(name)} {value:.4f}" for name, value in zip(comparison.names, bits, strict=True))
     places = ", ".join(f"{count} {place}" for place, count in facts["top_places"].items())
+    stood = f" They stood last: {places}." if places else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{better} against {base}, token by token</title><style>{STYLE}</style></head><body><main>
 <h1>{better} against {base}, token by token</h1>
-<p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {len(comparison.titles):,} documents. Bits per token: {each};
-{better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
-<p>Among the {comparison.count} words that {better} predicts better by most, {facts["names_among_top"]:.0%} are names
-(of all words {facts["names_among_all"]:.0%}); they stood last: {places}.</p>
+<p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {_counted(len(comparison.titles), "document")}.
+Bits per token: {each}; {better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
+<p>{html.escape(said_of_names(comparison, facts))}{stood}</p>
 <h2>Words that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
@@ -239,9 +253,14 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 """
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
     heads = "".join(
-        f'<th scope="col"><button type="button">{html.escape(heading)}</button></th>' for heading in headings
+        f'<th scope="col"{LEFT * (heading in TEXTS)}><button type="button">{html.escape(heading)}</button></th>'
+        for heading in headings
     )
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{caption}"><table class="sorts"><thead><tr>{heads}</tr></thead>'
@@ -255,13 +274,13 @@ def _top_table(comparison: TokenComparison) -> str:
     for row in top_rows(comparison):
         left, word, right = map(html.escape, row["text"])
         rows.append(
-            f'<tr><td class="t">{html.escape(row["word"])}</td><td>{row["gain"]:.2f}</td><td>{row[base]:.2f}</td>'
+            f'<tr><td class="t">{html.escape(row["word"])}</td><td class="c">{left}<mark>{word}</mark>{right}</td>'
+            f"<td>{row['gain']:.2f}</td><td>{row[base]:.2f}</td>"
             f'<td>{row[better]:.2f}</td><td data-v="{row["last_seen"]}">{row["last_seen"] or "–"}</td>'
             f'<td class="t">{row["where"]}</td><td class="t">{"name" if row["name"] else ""}</td>'
-            f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td>'
-            f'<td class="c">{left}<mark>{word}</mark>{right}</td></tr>'
+            f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td></tr>'
         )
-    headings = ("word", "gain, nats", base, better, "tokens back", "where", "name", "document", "token", "text")
+    headings = ("word", "text", "gain, nats", base, better, "tokens back", "where", "name", "document", "token")
     return _table(headings, rows, "Words by gain")
 
 
