@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.words import Words, by_distance, rare, top, where, words_of, writing_of
+from pipelines.reports.token_page import TokenComparison, distances, top_rows
+from pipelines.reports.words import Words, by_distance, rare, where, words_of, writing_of
 from pipelines.tokens import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -78,9 +80,9 @@ def test_rare_words_are_those_beyond_the_most_frequent() -> None:
 def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     """A rare invented name every 5,000 bytes, which one model knows and the other does not."""
     rng = np.random.Generator(np.random.Philox(3))
-    filler = rng.choice(["one", "two", "three", "four", "five"], 6000).tolist()
+    filler = rng.choice(["one", "two", "three", "four", "five"], 12_000).tolist()
     parts, places, text = [], [], ""
-    while len(text) < 25_000:
+    while len(text) < 45_000:
         if len(text) >= 5000 * (len(places) + 1):
             places.append(len(text))
             text += "Zorblax "
@@ -90,10 +92,17 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     better = base + rng.normal(0, 0.1, len(text))
     for place in places[1:]:
         better[place : place + 7] = 0.0
-    best = top(words(text, base, better), count=len(places) - 1)
-    assert set(best.text_N.tolist()) == {"Zorblax"} and best.name_N.all()
-    expected = {place: place - before for before, place in itertools.pairwise(places)}
-    assert dict(zip(best.offset_N.tolist(), best.before_N.tolist(), strict=True)) == expected
+    tokens = BytesTokenizer().encode(text)
+    comparison = TokenComparison(
+        ("slide", "rec"), "made/test", ["made"], lambda _: tokens, lambda _: (base, better), WRITE, words(text, base, better),
+        window=16, segment=256, cut=0, shown=0, shown_tokens=1000, count=len(places) - 1,
+    )  # fmt: skip
+    rows = top_rows(comparison)
+    assert {(row["word"], row["name"], row["where"]) for row in rows} == {("Zorblax", True, "in an earlier segment")}
+    assert {row["token"]: row["last_seen"] for row in rows} == {b: b - a for a, b in itertools.pairwise(places)}
+    assert all(row["gain"] > 0 and row["text"][1] == "Zorblax" for row in rows)
+    far = [row for row in distances(replace(comparison, common=5)) if row["from"]]
+    assert [(row["from"], row["to"], row["words"]) for row in far] == [(4096, 8191, len(places) - 1)]
 
 
 @pytest.fixture
