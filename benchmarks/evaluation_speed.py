@@ -30,7 +30,7 @@ from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
-from pipelines.training.scoring import predict, read_segments, tensors
+from pipelines.training.scoring import SEGMENTS, predict, read_segments, tensors
 from pipelines.training.shares import Share
 from recur_models import RecurrentModel, detach
 
@@ -96,7 +96,7 @@ def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterat
 def share_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> Any:
     """The schedule of all documents in one share."""
     share = Share("nothing", store.lengths, model.block, Path())
-    return share.lanes(config.data.lanes, config.data.segment_length)
+    return share.lanes(config.data.lanes, config.data.segment_length, SEGMENTS)
 
 
 def measure(name: str, rounds: int) -> None:

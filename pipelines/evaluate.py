@@ -5,7 +5,8 @@
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
-each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
+each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
+(block-recurrent paper, Figure 6). With several checkpoints, one table.
 
 Several processes share the documents (`--num-workers`). A command that was killed goes on where it was when it is repeated.
 
@@ -20,6 +21,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich.console import Console
@@ -37,8 +39,12 @@ from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.score import Evaluation, Score, windows_of
 
+if TYPE_CHECKING:
+    from pipelines.training.scoring import Clear
+
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 """What MLflow takes in no param's name, and how long that, and a run's name, may be."""
+LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
 PARTIAL = ".partial"
@@ -51,6 +57,8 @@ MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
 class EvaluateConfig(SubjectsConfig):
     """What is scored, on what."""
 
+    clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
+    """What is cleared in further figures, beside those with State carried: the recurrent states, the whole State."""
     num_workers: int | None = None
     """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
     read. It changes the speed, not the figures."""
@@ -66,7 +74,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.scoring import Clear, has_states
+    from pipelines.training.scoring import Clearing, has_states
     from pipelines.training.shares import Reading
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
@@ -74,12 +82,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     trained = config_of(checkpoint).block  # as many blocks as in training, where these are others
     with torch.device("meta"):
         model = subject.model.build(meta["vocab_size"])
-    kept: dict[Clear, bool] = {
-        "nothing": True,
-        "states": has_states(model),
-        "everything": bool(model.initial_state(0)),
-    }
-    ways: tuple[Clear, ...] = tuple(way for way, has in kept.items() if has)
+    clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
+    ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
     workers = config.num_workers
     if workers is None:
         fit = costs.flops_per_token * int(store.lengths.sum()) * len(ways) // WORTH_A_WORKER
@@ -89,12 +93,14 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         subject.model,
         store,
         ways,
+        where=Clearing(config.clear_every, config.clear_at),
         lanes=config.lanes or data["lanes"],
         segment_length=config.segment_length or data["segment_length"] // trained * subject.model.block,
         shares=max(workers, 1),
         folder=folder,
     )
-    with pass_progress(f"{subject.name}, {reading.tokens:,} tokens in {len(ways)} ways") as progress:
+    told = ", ".join(["State carried", *(LABELS[way] for way in ways if way != "nothing")])
+    with pass_progress(f"{subject.name}, {told}") as progress:
         read = count(reading.tokens, progress)
         scores = dict(zip(ways, reading.scores(workers, read), strict=True))
     return Evaluation(
@@ -153,23 +159,29 @@ def main(argv: list[str]) -> None:
     target = RunPlace(output)  # a bucket gets it from a working folder
     with hold(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
         evaluations = [evaluate(subject, config, partial) for subject in subjects]
-        report(config, subjects, evaluations, target)
+        paths = report(config, subjects, evaluations, target)
         shutil.rmtree(partial)
-    look = target.folder / "cumulative.png"
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
+    first, *others = (path for path in paths if path.suffix == ".png")
+    look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
 
 
-def report(config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace) -> None:
-    """Print the table, write it, and log it."""
+def report(
+    config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace
+) -> list[Path]:
+    """Print the table, write the report, and log it; the report\'s files."""
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
+    for line in leads(evaluations):
+        print(line, flush=True)
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
+    return paths
 
 
 def remark_on(carried: Score, cleared: Score) -> str:
@@ -179,7 +191,8 @@ def remark_on(carried: Score, cleared: Score) -> str:
     if carried.errors is not None:
         worth = cleared.bits_per_token - carried.bits_per_token
     if worth > 0:
-        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}, so they carry something"
+        bits = cleared.nats / carried.nats - 1
+        return f"clearing its recurrent states costs {worth:.4f} bits per {unit} ({bits:.1%}), so they carry something"
     if not carried.shows_worth:
         return (
             "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
@@ -189,6 +202,14 @@ def remark_on(carried: Score, cleared: Score) -> str:
         f"clearing its recurrent states costs nothing ({worth:+.4f} bits per {unit}): it does not use them yet. Minutes of "
         "training are few; RESULTS.md shows a longer run"
     )
+
+
+def leads(evaluations: Sequence[Evaluation]) -> list[str]:
+    """By how much the best is ahead of each of the others, of what was read by all."""
+    best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
+    others = [e for e in evaluations if e is not best and e.split == best.split]
+    shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share >= 0]
 
 
 def track(
@@ -207,7 +228,9 @@ def track(
         home = root if subject is subjects[0] else home
         tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        of = "_".join([f"whole_{split}", *(f"{field}_{value}" for field, value in subject.changed.items())])
+        of = "_".join(
+            [f"whole_{split}{config.cleared}", *(f"{field}_{value}" for field, value in subject.changed.items())]
+        )
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training

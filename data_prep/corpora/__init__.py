@@ -34,3 +34,6 @@ CORPORA = {
     Mqar.name: Mqar,
     Permutation.name: Permutation,
 }
+
+CODE = {PythonSource.name, GitHub.name}
+"""Those of program code. Its words, runs between blanks, are long and say little: no figure is given by word."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_prep.corpora import CODE
 from data_prep.errors import UserError
 from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from data_prep.store import SegmentStore
@@ -28,7 +31,32 @@ from recur_models.losses import labelled_cross_entropy
 from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
-"""What is put back to its initial value at the start of each segment: the study of section 4.6 clears the states."""
+"""What is put back to its initial value: the study of section 4.6 clears the states."""
+
+
+@dataclass(frozen=True)
+class Clearing:
+    """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
+
+    every: int = 0
+    """At each multiple of so many blocks."""
+    at: int = 0
+    """At this token, which begins a block."""
+
+    def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
+        """bool [B, K]: on which lane before which block."""
+        if self.every:
+            return offset_BK % (self.every * block) == 0
+        if self.at:
+            return offset_BK == self.at
+        return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
+
+    def first(self, segment_length: int, block: int) -> int:
+        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
+        return self.every * block or self.at or segment_length
+
+
+SEGMENTS = Clearing()
 
 
 def has_states(model: RecurrentModel) -> bool:
@@ -87,24 +115,35 @@ def read_segments(
     device: torch.device,
     *,
     clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-    first: int = 0,
+    begin: int = 0,
     state: State | None = None,
 ) -> Iterator[Segment]:
-    """Read these lanes of a schedule, step by step; from step ``first`` on with the State that was there. Gradients are the
+    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. Gradients are the
     caller's to turn off, and the mode of the model is too.
+
+    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
     """
     initial = model.initial_state(lanes[1] - lanes[0])
     kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
     state = initial if state is None else state
-    for step in range(first, schedule.steps):
+    for step in range(begin, schedule.steps):
         batch = read_batch(store, schedule, step, *lanes)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
-        state = clear(state, initial, kinds)
-        with autocast():
-            nats_BT, wrong_BT, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, store.labelled)
-        state = detach(state)
-        yield Segment(batch, nats_BT, wrong_BT, state)
+        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
+        changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
+        parts: list[list[Tensor]] = []
+        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
+            state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
+            tokens = slice(first * model.block, last * model.block)
+            read = tokens_BT[:, tokens], state, fresh_BK[:, first:last], targets_BT[:, tokens]
+            with autocast():
+                nats, wrong, state = predict(model, *read, store.labelled)
+            parts.append([nats] if wrong is None else [nats, wrong])
+            state = detach(state)
+        nats_BT, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        yield Segment(batch, nats_BT, wrong_BT[0] if wrong_BT else None, state)
 
 
 @torch.no_grad()
@@ -116,6 +155,7 @@ def score_split(
     segment_length: int,
     world: World,
     clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
@@ -137,8 +177,8 @@ def score_split(
     sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // model.block)))
     model.eval()
     own = world.lanes(schedule.lanes)
-    read = read_segments(model, store, schedule, own, world.device, clearing=clearing, autocast=autocast)
-    for step, segment in enumerate(read):
+    how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
+    for step, segment in enumerate(read_segments(model, store, schedule, own, world.device, **how)):
         if each:
             each(segment.batch, segment.nats_BT.float().cpu().numpy())
         _, positions_N, sums_3N = segment.sums()
@@ -148,14 +188,13 @@ def score_split(
             progress(step + 1, schedule.steps)
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
-    return score_of(store, schedule.lengths, sums_3P, block=model.block, segment_length=segment_length)
+    beyond = where.first(segment_length, model.block)
+    return score_of(store, schedule.lengths, sums_3P, block=model.block, beyond=beyond)
 
 
-def score_of(
-    store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, block: int, segment_length: int
-) -> Score:
+def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, block: int, beyond: int) -> Score:
     """The figures of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
-    nats, the targets and how many of them were wrong.
+    nats, the targets and how many of them were wrong. ``beyond``: tokens of a document before its State is cleared.
 
     Raises UserError where not one label is among what was read of a labelled store.
     """
@@ -171,7 +210,7 @@ def score_of(
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),
-        words=sum(document.words for document in documents) if whole else 0,
+        words=sum(document.words for document in documents) if whole and store.manifest.corpus not in CODE else 0,
         bytes=sum(document.bytes for document in documents) if whole else 0,
         documents=int(np.count_nonzero(lengths)),
         bucket=block,
@@ -182,7 +221,7 @@ def score_of(
             for document, length in zip(documents, lengths.tolist(), strict=True)
             if length and not store.labelled
         ),
-        share_beyond=float(np.maximum(lengths - segment_length, 0).sum() / lengths.sum()),
+        share_beyond=float(np.maximum(lengths - beyond, 0).sum() / lengths.sum()),
         errors=int(wrong_P.sum()) if store.labelled else None,
         bucket_errors=tuple(wrong_P.astype(np.int64).tolist()) if store.labelled else (),
     )

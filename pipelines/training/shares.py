@@ -1,11 +1,11 @@
 """Score whole documents in several processes, each of which reads a share of them over its lanes, and goes on where it was killed.
 
-    reading = Reading(checkpoint, model, store, ways=("nothing", "states"), lanes=8, segment_length=1024, shares=2, folder=folder)
+    reading = Reading(checkpoint, model, store, ("nothing", "states"), SEGMENTS, lanes=8, segment_length=1024, shares=2, folder=f)
     scores = reading.scores(workers=2, progress=print)            # one for each way
 
 A piece of work is one share read in one way: State carried, its recurrent states cleared at each segment, all of it. Shares have
 similar numbers of tokens. Each is read with the longest documents first; where something is cleared, documents begin with a
-segment, so that it is cleared at the same tokens whatever the lanes, and those that end in their first segment are not read again.
+segment, so that it is cleared at the same tokens whatever the lanes, and those that end before it would be are not read again.
 
 Sums are kept for each block of each document, and added in float64 in the documents' order: whoever read them changes nothing.
 The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows
@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from heapq import heapreplace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.tracking.score import Score
 from pipelines.training.processes import over_processes
-from pipelines.training.scoring import Clear, read_segments, score_of
+from pipelines.training.scoring import Clear, Clearing, read_segments, score_of
 from recur_models import ModelConfig, RecurrentModel, State
 
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
@@ -59,14 +60,15 @@ class Share:
         """int64 [documents + 1]. Where the blocks of each document begin among those of the share."""
         return np.concatenate([[0], np.cumsum(-(-self.lengths // self.block))])
 
-    def lanes(self, most: int, segment_length: int) -> EvaluationLanes:
+    def lanes(self, most: int, segment_length: int, where: Clearing) -> EvaluationLanes:
         """The schedule. It has no more lanes than the longest document leaves something to do for."""
-        unit = self.block if self.way == "nothing" else segment_length
-        taken = -(-self.lengths // unit)
+        aligned, every = self.way != "nothing", where.every * self.block
+        if aligned and every:  # it is cleared on all lanes at once
+            segment_length = max(segment_length // every, 1) * every
+        taken = -(-self.lengths // (segment_length if aligned else self.block))
         lanes = min(most, int(-(-taken.sum() // taken.max())))
         # Longer segments keep a step as large where there are fewer lanes; but at each segment something may be cleared.
-        length = segment_length * (most // lanes if self.way == "nothing" else 1)
-        aligned = self.way != "nothing"
+        length = segment_length * (1 if aligned else most // lanes)
         return EvaluationLanes(self.lengths, lanes=lanes, segment_length=length, block=self.block, aligned=aligned)
 
     def saved(self) -> tuple[int, np.ndarray, State] | None:
@@ -98,6 +100,7 @@ class Reading:
     store: SegmentStore
     ways: tuple[Clear, ...]
     """State carried (`nothing` is cleared) is the first."""
+    where: Clearing
     lanes: int
     """Documents that a process reads side by side."""
     segment_length: int
@@ -105,16 +108,21 @@ class Reading:
     folder: Path
     """Where shares are saved."""
 
+    @property
+    def beyond(self) -> int:
+        """Tokens of a document before its State is cleared."""
+        return self.where.first(self.segment_length, self.model.block)
+
     @cached_property
     def pieces(self) -> list[Share]:
         """All shares of all ways, those of the first way first."""
         lengths, key = self.store.lengths, [self.checkpoint.meta["digest"], self.model.to_json(), self.lanes]
-        made_of = digest([*key, self.segment_length, self.shares, self.store.manifest.fingerprint])
+        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares]
         found = []
         for way in self.ways:
-            read = lengths if way == "nothing" else np.where(lengths > self.segment_length, lengths, 0)
+            read = lengths if way == "nothing" else np.where(lengths > self.beyond, lengths, 0)
             for number, share in enumerate(shared_out(read, self.shares)):
-                found.append(Share(way, share, self.model.block, self.folder / f"{made_of}-{way}-{number}"))
+                found.append(Share(way, share, self.model.block, self.folder / f"{digest(key)}-{way}-{number}"))
         return found
 
     @property
@@ -144,7 +152,7 @@ class Reading:
             sums_3P = np.zeros((3, int(np.diff(whole.starts).max(initial=0))))
             for start, stop in zip(whole.starts[:-1], whole.starts[1:], strict=True):
                 sums_3P[:, : stop - start] += sums_3N[:, start:stop]
-            found.append(score_of(self.store, lengths, sums_3P, block=block, segment_length=self.segment_length))
+            found.append(score_of(self.store, lengths, sums_3P, block=block, beyond=self.beyond))
         return found
 
     def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
@@ -154,16 +162,14 @@ class Reading:
 
     def _read(self, model: RecurrentModel, piece: Share, device: torch.device) -> Iterator[int]:
         """Read a piece, from where it was saved; tokens, step by step."""
-        schedule = piece.lanes(self.lanes, self.segment_length)
+        schedule = piece.lanes(self.lanes, self.segment_length, self.where)
         first, sums_3N, state = piece.saved() or (0, np.zeros((3, int(piece.starts[-1]))), {})
         state = {name: tensor.to(device) for name, tensor in state.items()} if first else None
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved, pause = time.monotonic(), SAVE_SECONDS
         with torch.inference_mode():
-            lanes = (0, schedule.lanes)
-            segments = read_segments(
-                model, self.store, schedule, lanes, device, clearing=piece.way, first=first, state=state
-            )
+            how: dict[str, Any] = {"clearing": piece.way, "where": self.where, "begin": first, "state": state}
+            segments = read_segments(model, self.store, schedule, (0, schedule.lanes), device, **how)
             for step, segment in enumerate(segments, first + 1):
                 documents_N, positions_N, read_3N = segment.sums()
                 sums_3N[:, piece.starts[documents_N] + positions_N] = read_3N

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.tracking.score import Score
 from pipelines.training import shares
 from pipelines.training.processes import over_processes
-from pipelines.training.scoring import Clear
+from pipelines.training.scoring import SEGMENTS, Clear, Clearing
 from pipelines.training.shares import Reading, shared_out
 from recur_models import RECURRENT, RecurrentModel, clear
 from recur_models.decoding import begin, read
@@ -40,7 +41,7 @@ def reading(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -
     checkpoint = find_checkpoint(train("--steps", "5", "--validate-every", "0", "--optim.lr", "1e-1"))
     split = SegmentStore.open(tmp_path / "store", "text", "validation")
     assert np.count_nonzero(split.lengths <= SEGMENT) == 2
-    sizes = {"lanes": 3, "segment_length": SEGMENT, "shares": 1}
+    sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shares": 1}
     return Reading(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
 
 
@@ -81,6 +82,8 @@ def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(rea
         assert (score.tokens, score.bytes, score.documents) == (totals.tokens, totals.bytes, totals.documents)
         assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, way) for text in texts), rel=1e-6)
     assert len({score.nats for score in found}) == 3
+    other = replace(reading, where=Clearing(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
+    assert [score.nats for score in scores(other)] == pytest.approx([score.nats for score in found], rel=1e-9)
 
 
 def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(reading: Reading) -> None:
@@ -149,7 +152,7 @@ def test_the_command_goes_on_with_what_another_left(
         evaluate.main([*given, "--output", str(out)])
     assert {path.name for path in out.iterdir()} == {evaluate.PARTIAL}
     monkeypatch.setattr(evaluate, "write_report", real)
-    monkeypatch.setattr(shares, "read_segments", lambda *_, first, **__: iter([None] * (first == 0)))  # none is begun
+    monkeypatch.setattr(shares, "read_segments", lambda *_, begin, **__: iter([None] * (begin == 0)))  # none is begun
     evaluate.main([*given, "--output", str(out)])
     assert evaluate.PARTIAL not in {path.name for path in out.iterdir()}
     assert (out / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
