@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from data_prep.errors import UserError, is_users
+from pipelines import PACKAGES
 from pipelines.terminal import cli, plugins
 
 POLL_SECONDS = 0.2
@@ -48,8 +49,7 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
                 progress(tokens)
         return
     context = get_context("forkserver")
-    command = sys.modules["__main__"].__spec__  # of `python -m`: imported once, and not by each of them
-    context.set_forkserver_preload([type(work).__module__, *([command.name] if command else [])])
+    context.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] in PACKAGES])
     taken, read, errors = context.Value("q", 0), context.Value("q", 0), context.SimpleQueue()
     threads, seen = max(torch.get_num_threads() // workers, 1), 0
     given = (work, pieces, threads, taken, read, errors)
