@@ -57,13 +57,16 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
     try:
         for process in started:
             process.start()
-        while running := [process for process in started if process.exitcode is None]:
-            connection.wait([process.sentinel for process in running], POLL_SECONDS)
+        while True:
+            running = [process.sentinel for process in started if process.exitcode is None]
             now = read.value
             progress(now - seen)
             seen = now
             if failed := next((process for process in started if process.exitcode), None):
                 raise _error(errors.get() if not errors.empty() else None, failed.exitcode or 0)
+            if not running:
+                return
+            connection.wait(running, POLL_SECONDS)
     finally:
         for process in started:
             if process.pid is not None:

@@ -31,6 +31,7 @@ import torch
 import xxhash
 from safetensors.torch import load, save
 
+from data_prep.errors import UserError
 from data_prep.lanes import EvaluationLanes
 from data_prep.manifest import digest, write_atomically
 from data_prep.store import SegmentStore
@@ -83,9 +84,8 @@ class Share:
         return int(state.pop("step")), state.pop("sums").numpy(), state
 
     def save(self, step: int, sums_3N: np.ndarray, state: State) -> None:
-        here = {
-            name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()
-        }  # they may share memory
+        # A copy: safetensors takes none that share memory.
+        here = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         data = save({**here, "step": torch.tensor(step), "sums": torch.from_numpy(sums_3N)})
         write_atomically(self.path, xxhash.xxh3_64_digest(data) + data)
 
@@ -133,8 +133,10 @@ class Reading:
     def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
         """One for each way. ``progress(tokens)`` is told how many more of `tokens` have been read.
 
-        Raises UserError where a labelled split has no label, and what `over_processes` does.
+        Raises UserError where the split has no token, or a labelled one no label, and what `over_processes` does.
         """
+        if not self.pieces:
+            raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
         self.folder.mkdir(parents=True, exist_ok=True)
         over_processes(self, len(self.pieces), workers, progress)
         lengths, block = self.store.lengths, self.model.block
@@ -160,6 +162,7 @@ class Reading:
         model = self.model.restore(self.checkpoint.meta["vocab_size"], self.checkpoint.weights()).eval().to(device)
         return lambda piece: self._read(model, self.pieces[piece], device)
 
+    @torch.inference_mode()
     def _read(self, model: RecurrentModel, piece: Share, device: torch.device) -> Iterator[int]:
         """Read a piece, from where it was saved; tokens, step by step."""
         schedule = piece.lanes(self.lanes, self.segment_length, self.where)
@@ -167,19 +170,18 @@ class Reading:
         state = {name: tensor.to(device) for name, tensor in state.items()} if first else None
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved, pause = time.monotonic(), SAVE_SECONDS
-        with torch.inference_mode():
-            how: dict[str, Any] = {"clearing": piece.way, "where": self.where, "begin": first, "state": state}
-            segments = read_segments(model, self.store, schedule, (0, schedule.lanes), device, **how)
-            for step, segment in enumerate(segments, first + 1):
-                documents_N, positions_N, read_3N = segment.sums()
-                sums_3N[:, piece.starts[documents_N] + positions_N] = read_3N
-                over = step == schedule.steps
-                if over or time.monotonic() - saved > pause:
-                    began = time.monotonic()
-                    piece.save(step, sums_3N, {} if over else segment.state)
-                    saved = time.monotonic()
-                    pause = max(SAVE_SECONDS, (saved - began) / SAVE_SHARE)
-                yield schedule.valid_tokens(step - 1)
+        how: dict[str, Any] = {"clearing": piece.way, "where": self.where, "begin": first, "state": state}
+        segments = read_segments(model, self.store, schedule, (0, schedule.lanes), device, **how)
+        for step, segment in enumerate(segments, first + 1):
+            documents_N, positions_N, read_3N = segment.sums()
+            sums_3N[:, piece.starts[documents_N] + positions_N] = read_3N
+            over = step == schedule.steps
+            if over or time.monotonic() - saved > pause:
+                began = time.monotonic()
+                piece.save(step, sums_3N, {} if over else segment.state)
+                saved = time.monotonic()
+                pause = max(SAVE_SECONDS, (saved - began) / SAVE_SHARE)
+            yield schedule.valid_tokens(step - 1)
 
 
 def shared_out(lengths: np.ndarray, shares: int) -> list[np.ndarray]:
