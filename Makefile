@@ -12,12 +12,15 @@ $(ENV): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Prepare the standard library's source, train rec and slide on two workers, evaluate both, and say where to look.
+# Prepare the standard library's source as bytes, train rec and slide side by side, a thread each, evaluate both, and say where to look.
+# Two bars would share one line of the terminal: TTY_COMPATIBLE=0 has plain lines instead.
 demo: $(ENV)
-	$(RUN) -m pipelines.prepare python-source --tokenizer sentencepiece:2048 --store $(ROOT)/store
-	$(RUN) -m pipelines.train demo-rec --root $(ROOT) --data.store $(ROOT)/store
-	$(RUN) -m pipelines.train demo-slide --root $(ROOT) --data.store $(ROOT)/store
-	$(RUN) -m pipelines.evaluate $(ROOT)/demo-rec $(ROOT)/demo-slide
+	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
+	OMP_NUM_THREADS=1 TTY_COMPATIBLE=0 $(MAKE) --no-print-directory -j 2 train-demo-rec train-demo-slide
+	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states
+
+train-demo-%: $(ENV)
+	$(RUN) -m pipelines.train demo-$* --root $(ROOT) --data.store $(ROOT)/store
 
 test: $(ENV)
 	$(RUN) -m pytest -q -n 2 --dist loadgroup

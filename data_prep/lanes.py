@@ -203,6 +203,8 @@ class EvaluationLanes:
     Args:
         limit_tokens: read about this many tokens instead of all, for a quick figure: of documents spread over the range of
             lengths, each read for long (`_clip`).
+        aligned: documents begin where segments do: what happens to a lane at the start of each segment then happens at the same
+            places of a document, whatever the lanes. The rest of a document's last segment is idle.
 
     The other arguments, and the errors, are those of `TrainingLanes`.
     """
@@ -215,6 +217,7 @@ class EvaluationLanes:
         segment_length: int,
         block: int,
         limit_tokens: int | None = None,
+        aligned: bool = False,
     ) -> None:
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
         lengths = _usable(lengths)
@@ -224,7 +227,7 @@ class EvaluationLanes:
         """int64 [documents]: tokens read of each document; 0 where it is left out."""
         order = np.argsort(-lengths, kind="stable")
         sizes = {"lanes": lanes, "segment_length": segment_length, "block": block}
-        self._timeline = Timeline(lengths, [order[lengths[order] > 0]], **sizes)
+        self._timeline = Timeline(lengths, [order[lengths[order] > 0]], **sizes, aligned=aligned)
         self._timeline.extend(math.inf)
         self.steps: int = -(-self._timeline.end // self._timeline.blocks_per_step)
         """The number of steps after which every token has been read."""

@@ -17,6 +17,7 @@ import errno
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -89,6 +90,10 @@ class SegmentStore:
         documents = read_table(folder, manifest.table)
         check_parts(folder, manifest)
         return cls(folder, dataclasses.replace(manifest, documents=documents), documents, SegmentCache.of(cache))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process that is given it opens its own."""
+        return SegmentStore.open, (self.place,)
 
     @property
     def folder(self) -> str:

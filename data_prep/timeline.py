@@ -37,6 +37,7 @@ class Timeline:
     Args:
         lengths: int64 [documents]. Tokens of every document that may come.
         stream: documents (int64, some at a time) in the order in which they are placed; it may be endless.
+        aligned: documents begin where segments do, and not at any block.
 
     Attributes:
         valid: int64. Valid tokens of each step over all lanes; longer than needed, since it grows by doubling.
@@ -44,7 +45,14 @@ class Timeline:
     """
 
     def __init__(
-        self, lengths: np.ndarray, stream: Iterable[np.ndarray], *, lanes: int, segment_length: int, block: int
+        self,
+        lengths: np.ndarray,
+        stream: Iterable[np.ndarray],
+        *,
+        lanes: int,
+        segment_length: int,
+        block: int,
+        aligned: bool = False,
     ) -> None:
         if lanes < 1:
             raise UserError(f"lanes is {lanes}: give at least 1")
@@ -57,6 +65,7 @@ class Timeline:
             )
         self.lanes, self.segment_length, self.block = lanes, segment_length, block
         self.blocks_per_step = segment_length // block
+        self._unit = self.blocks_per_step if aligned else 1
         self.valid = np.zeros(64, dtype=np.int64)
         self.forgotten = 0
         self._lengths = lengths
@@ -120,7 +129,8 @@ class Timeline:
                 yield from zip(some.tolist(), (self._blocks(some) * self.lanes).tolist(), strict=True)
 
     def _blocks(self, documents: np.ndarray) -> np.ndarray:
-        return -(-self._lengths[documents] // self.block)
+        """How many each takes of its lane: those that it fills, and those up to where the next one may begin."""
+        return -(-self._lengths[documents] // (self.block * self._unit)) * self._unit
 
     def _add(self, places: np.ndarray, documents: np.ndarray, begin: int) -> None:
         T = self.segment_length

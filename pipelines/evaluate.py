@@ -5,7 +5,10 @@
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
-each segment; and the cumulative cross-entropy over position (block-recurrent paper, Figure 6). With several checkpoints, one table.
+each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
+(block-recurrent paper, Figure 6). With several checkpoints, one table.
+
+Several processes share the documents (`--num-workers`). A command that was killed goes on where it was when it is repeated.
 
 The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, and a run that can
 not be written to, stay as they are: the report is in `runs/reports` of the working directory then.
@@ -14,19 +17,22 @@ not be written to, stay as they are: the report is in `runs/reports` of the work
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich.console import Console
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
-from pipelines.inference.trained import config_of, model_of
+from pipelines.inference.trained import config_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -38,43 +44,65 @@ if TYPE_CHECKING:
 
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 """What MLflow takes in no param's name, and how long that, and a run's name, may be."""
+LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
+PARTIAL = ".partial"
+"""Folder, in that of the report, of what has been read of an evaluation that is not finished."""
+MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
+"""By default so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly stand."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(SubjectsConfig):
     """What is scored, on what."""
 
+    clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
+    """What is cleared in further figures, beside those with State carried: the recurrent states, the whole State."""
+    num_workers: int | None = None
+    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
+    read. It changes the speed, not the figures."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
 
-def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
-    """Score one checkpoint, with State carried and cleared."""
+
+def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluation:
+    """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.scoring import has_states, score_split
-    from pipelines.training.world import World
+    from pipelines.training.scoring import Clearing, has_states
+    from pipelines.training.shares import Reading
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model_of(checkpoint, subject.model).to(device)
-    data = meta["config"]["data"]
+    data, costs = meta["config"]["data"], subject.model.costs(meta["vocab_size"])
     trained = config_of(checkpoint).block  # as many blocks as in training, where these are others
-    segment_length = config.segment_length or data["segment_length"] // trained * model.block
-
-    def score(clearing: Clear, label: str) -> Score:
-        with pass_progress(f"{subject.name}, {label}") as progress:
-            return score_split(
-                model,
-                store,
-                lanes=config.lanes or data["lanes"],
-                segment_length=segment_length,
-                world=World.current(device),
-                clearing=clearing,
-                progress=progress,
-            )
-
+    with torch.device("meta"):
+        model = subject.model.build(meta["vocab_size"])
+    clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
+    ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
+    workers = config.num_workers
+    if workers is None:
+        fit = costs.flops_per_token * int(store.lengths.sum()) * len(ways) // WORTH_A_WORKER
+        workers = int(min(fit, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
+    reading = Reading(
+        checkpoint,
+        subject.model,
+        store,
+        ways,
+        where=Clearing(config.clear_every, config.clear_at),
+        lanes=config.lanes or data["lanes"],
+        segment_length=config.segment_length or data["segment_length"] // trained * subject.model.block,
+        shares=max(workers, 1),
+        folder=folder,
+    )
+    told = ", ".join(["State carried", *(LABELS[way] for way in ways if way != "nothing")])
+    with pass_progress(f"{subject.name}, {told}") as progress:
+        read = count(reading.tokens, progress)
+        scores = dict(zip(ways, reading.scores(workers, read), strict=True))
     return Evaluation(
         name=subject.name,
         model=meta["config"]["model"]["name"],
@@ -84,12 +112,24 @@ def evaluate(subject: Subject, config: EvaluateConfig) -> Evaluation:
         checkpoint=str(checkpoint.folder),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         store_fingerprint=store.manifest.fingerprint,
-        carried=score("nothing", "State carried"),
-        cleared_states=score("states", "states cleared") if has_states(model) else None,
-        cleared_all=score("everything", "all State cleared") if model.initial_state(0) else None,
-        flops_per_token=subject.model.costs(meta["vocab_size"]).flops_per_token,
+        carried=scores["nothing"],
+        cleared_states=scores.get("states"),
+        cleared_all=scores.get("everything"),
+        flops_per_token=costs.flops_per_token,
         windows=windows_of(subject.model.to_json()),
     )
+
+
+def count(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Tells how much has been read in all, by how much more has."""
+    read = 0
+
+    def more(tokens: int) -> None:
+        nonlocal read
+        read += tokens
+        progress(read, total)
+
+    return more
 
 
 def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
@@ -116,19 +156,32 @@ def main(argv: list[str]) -> None:
         at = f"{subject.name}, step {subject.checkpoint.step:,}"
         print(f"evaluating {at}, on {cli.shown(subject.store.folder)}: {counts}")
 
-    evaluations = [evaluate(subject, config) for subject in subjects]
+    target = RunPlace(output)  # a bucket gets it from a working folder
+    with hold(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
+        evaluations = [evaluate(subject, config, partial) for subject in subjects]
+        paths = report(config, subjects, evaluations, target)
+        shutil.rmtree(partial)
+    first, *others = (path for path in paths if path.suffix == ".png")
+    look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
+
+
+def report(
+    config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace
+) -> list[Path]:
+    """Print the table, write the report, and log it; the report\'s files."""
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
-    target = RunPlace(output)  # a bucket gets it from a working folder
+    for line in leads(evaluations):
+        print(line, flush=True)
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
-    look = target.folder / "cumulative.png"
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
+    return paths
 
 
 def remark_on(carried: Score, cleared: Score) -> str:
@@ -138,7 +191,8 @@ def remark_on(carried: Score, cleared: Score) -> str:
     if carried.errors is not None:
         worth = cleared.bits_per_token - carried.bits_per_token
     if worth > 0:
-        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}, so they carry something"
+        bits = cleared.nats / carried.nats - 1
+        return f"clearing its recurrent states costs {worth:.4f} bits per {unit} ({bits:.1%}), so they carry something"
     if not carried.shows_worth:
         return (
             "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
@@ -148,6 +202,14 @@ def remark_on(carried: Score, cleared: Score) -> str:
         f"clearing its recurrent states costs nothing ({worth:+.4f} bits per {unit}): it does not use them yet. Minutes of "
         "training are few; RESULTS.md shows a longer run"
     )
+
+
+def leads(evaluations: Sequence[Evaluation]) -> list[str]:
+    """By how much the best is ahead of each of the others, of what was read by all."""
+    best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
+    others = [e for e in evaluations if e is not best and e.split == best.split]
+    shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share >= 0]
 
 
 def track(
@@ -166,7 +228,9 @@ def track(
         home = root if subject is subjects[0] else home
         tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        of = "_".join([f"whole_{split}", *(f"{field}_{value}" for field, value in subject.changed.items())])
+        of = "_".join(
+            [f"whole_{split}{config.cleared}", *(f"{field}_{value}" for field, value in subject.changed.items())]
+        )
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training

@@ -1,12 +1,13 @@
-"""Compare two trained models, or one with and without its State, token by token on a held-out split.
+"""Compare trained models, or one with and without its State, token by token on a held-out split.
 
     python -m pipelines.tokens runs/demo-slide runs/demo-rec             what rec predicts better than slide, and where
     python -m pipelines.tokens runs/demo-rec                             one model: its recurrent states cleared, against carried
+    python -m pipelines.tokens runs/demo-slide runs/demo-rec --clear states      both: in the study of distances there are three
 
 The block-recurrent paper's section 4.6 and Appendix G: what each token of each document costs (Arrow files, made once), over
 position; the words with the most gain, the text around them and how far back they stood last; and what rare words cost over that
-distance. On one page that needs nothing beside it, tokens.html. With one model, `--clear` says what is cleared and
-`--segment-length` how often.
+distance. On one page that needs nothing beside it, tokens.html. `--clear` says what of the State is cleared, and where does
+`--segment-length`, `--clear-every` or `--clear-at`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import model_of
 from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.token_page import TokenComparison, summary, top_rows, write_pages
+from pipelines.reports.token_page import TokenComparison, said_of_names, summary, top_rows, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -35,11 +36,11 @@ from pipelines.tracking import Tracker
 
 @dataclass(frozen=True)
 class TokensConfig(SubjectsConfig):
-    """What is compared, on what: two runs or checkpoints, what is compared with and then what is looked at; or one, which is
-    compared with itself cleared."""
+    """What is compared, on what: runs or checkpoints, what is compared with first and what is looked at last, those between for the
+    study of distances; or one, which is compared with itself cleared."""
 
-    clear: Literal["states", "everything"] = "states"
-    """With one run: what is cleared at each segment's start, its recurrent states or the whole State."""
+    clear: Literal["auto", "states", "everything"] = "auto"
+    """Read the last one cleared too: its recurrent states or the whole State; auto: its states, where it is the only one."""
     document: int = -1
     """The document whose text is on the page, as numbered in the manifest; -1 takes the longest."""
     page_tokens: int = 100_000
@@ -52,6 +53,8 @@ class TokensConfig(SubjectsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
+            raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
         for name in ("page_tokens", "words"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 1 or more")
@@ -66,10 +69,15 @@ class Pass:
     clearing: Literal["nothing", "states", "everything"]
     lanes: int
     segment: int
+    every: int = 0
+    """Blocks, and"""
+    at: int = 0
+    """a token: where State is cleared, if not at each segment."""
 
     def key(self) -> dict[str, Any]:
         """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
-        cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, "segment": self.segment}
+        where = {"every": self.every} if self.every else {"at": self.at} if self.at else {"segment": self.segment}
+        cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
         weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
         model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
         return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
@@ -82,26 +90,26 @@ class Pass:
             return found
         import torch  # seconds, and not before there is something to score
 
-        from pipelines.training.scoring import score_split
+        from pipelines.training.scoring import Clearing, has_states, score_split
         from pipelines.training.world import World
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model, store = model_of(self.subject.checkpoint, self.subject.model).to(device), self.subject.store
+        if self.clearing == "states" and not has_states(model):
+            raise UserError(f"{self.subject.name} has no recurrent states: give --clear everything")
         with pass_progress(self.name) as progress, TokenLosses.make(path, store, self.key()) as sink:
             score_split(
                 model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(device),
-                clearing=self.clearing, progress=progress, each=sink.add,
+                clearing=self.clearing, where=Clearing(self.every, self.at), progress=progress, each=sink.add,
             )  # fmt: skip
         made = TokenLosses.open(path, self.key())
         assert made is not None, f"{path} is not what was written"
         return made
 
 
-def passes_of(config: TokensConfig, subjects: list[Subject]) -> tuple[Pass, Pass]:
-    """Raises UserError where the two cannot be compared."""
+def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
+    """Raises UserError where they cannot be compared."""
     last = subjects[-1]
-    if len(subjects) > 2:
-        raise UserError(f"{len(subjects)} are named: name two to compare, or one to compare with itself cleared")
     for subject in subjects:
         if subject.store.labelled:
             raise UserError(
@@ -109,19 +117,20 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> tuple[Pass, Pass
             )
     if len({subject.store.manifest.fingerprint for subject in subjects}) > 1:
         raise UserError(
-            f"{subjects[0].name} and {last.name} were trained on different stores: name one with --store and --corpus that has "
-            "the tokens of both"
+            f"{' and '.join(subject.name for subject in subjects)} were trained on different stores: name one with --store and "
+            "--corpus that has the tokens of all"
         )
 
-    def reading(subject: Subject, name: str, clearing: Literal["nothing", "states", "everything"]) -> Pass:
+    def reading(subject: Subject) -> Pass:
         data = subject.checkpoint.meta["config"]["data"]
         sizes = (config.lanes or data["lanes"], config.segment_length or data["segment_length"])
-        return Pass(name, subject, clearing, *sizes)
+        return Pass(subject.name, subject, "nothing", *sizes, config.clear_every, config.clear_at)
 
-    carried = reading(last, last.name, "nothing")
-    if len(subjects) == 2:
-        return reading(subjects[0], subjects[0].name, "nothing"), carried
-    return reading(last, f"{last.name}-cleared", config.clear), carried
+    *others, carried = map(reading, subjects)
+    if config.clear == "auto" and others:
+        return [*others, carried]
+    clearing = "states" if config.clear == "auto" else config.clear
+    return [*others, replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing), carried]
 
 
 def window_of(subject: Subject) -> int:
@@ -129,10 +138,11 @@ def window_of(subject: Subject) -> int:
     return int(getattr(subject.model, "window", 0) or subject.model.block)
 
 
-def compared(config: TokensConfig, passes: tuple[Pass, Pass], folder: Path) -> TokenComparison:
-    """Both passes over the split, and its words."""
-    store: SegmentStore = passes[1].subject.store
-    first, second = (reading.losses(folder) for reading in passes)
+def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
+    """The passes over the split, and its words."""
+    last = passes[-1]
+    store: SegmentStore = last.subject.store
+    losses = [reading.losses(folder) for reading in passes]
     write = writing_of(store.tokenizer())
     chosen = int(store.lengths.argmax()) if config.document < 0 else config.document
     if chosen >= len(store.lengths):
@@ -141,20 +151,21 @@ def compared(config: TokensConfig, passes: tuple[Pass, Pass], folder: Path) -> T
     def tokens(document: int) -> Any:
         return store.tokens(document, 0, int(store.lengths[document]))
 
-    def nats(document: int) -> tuple[Any, Any]:
-        return first.column("nats", document), second.column("nats", document)
+    def nats(document: int) -> list[Any]:
+        return [made.column("nats", document) for made in losses]
 
     parts = [words_of(write, tokens(number), nats(number), number) for number in range(len(store.lengths))]
     return TokenComparison(
-        names=(passes[0].name, passes[1].name),
+        names=tuple(reading.name for reading in passes),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         titles=[document.title or document.id for document in store.manifest.documents],
         tokens=tokens,
         nats=nats,
         write=write,
         words=Words.join(parts),
-        window=window_of(passes[1].subject),
-        segment=passes[1].segment,
+        window=window_of(last.subject),
+        segment=config.clear_every * last.subject.model.block or last.segment,
+        cut=config.clear_at,
         shown=chosen,
         shown_tokens=config.page_tokens,
         count=config.words,
@@ -170,24 +181,22 @@ def main(argv: list[str]) -> None:
     target = RunPlace(output_for(config, subjects, name))
     totals = subjects[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
-    print(
-        f"comparing {passes[1].name} with {passes[0].name} on {cli.shown(subjects[-1].store.folder)}: {counts}",
-        flush=True,
-    )
+    others = ", ".join(reading.name for reading in passes[:-1])
+    print(f"comparing {passes[-1].name} with {others} on {cli.shown(subjects[-1].store.folder)}: {counts}", flush=True)
     comparison = compared(config, passes, target.folder)
     paths = write_pages(comparison, target.folder)
     target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
     console, facts = Console(width=max(Console().width, 120), markup=False), summary(comparison)
-    base, better = comparison.names
+    base, better = comparison.pair
     columns = {
         "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
         "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
     }  # fmt: skip
     console.print(table([{**row, "document": row["document"][:30]} for row in top_rows(comparison)[:10]], columns, {}))
-    bits = facts["bits_per_token"]
-    shares = f"{facts['names_among_top']:.0%} are names, of all {facts['names_among_all']:.0%}"
-    print(f"bits per token: {base} {bits[0]:.4f}, {better} {bits[1]:.4f} ({bits[1] - bits[0]:+.4f})")
-    print(f"of the {comparison.count} words with most gain {shares}")
+    bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
+    told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
+    print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")
+    print(said_of_names(comparison, facts))
     track(config, subjects, comparison, target.folder, paths)
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
@@ -207,12 +216,12 @@ def track(
         ),
         root=home,
         run_folder=folder,
-        run_name=f"tokens {comparison.names[1]} against {comparison.names[0]}"[:250],
+        run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}"[:250],
         params={f"compared.{number}": str(subject.checkpoint.folder) for number, subject in enumerate(subjects)},
         tags={"stage": "tokens", "data_fingerprint": subjects[-1].store.manifest.fingerprint},
     )
     figures = {
-        "tokens/bits_per_token_difference": facts["bits_per_token"][1] - facts["bits_per_token"][0],
+        "tokens/bits_per_token_difference": facts["bits_per_token"][-1] - facts["bits_per_token"][0],
         "tokens/names_among_top": facts["names_among_top"],
     }
     tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, subjects[-1].checkpoint.step)

@@ -235,9 +235,11 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None) -> State:
-    """``state`` with the entries of these kinds (all when None) put back to ``initial`` on every lane."""
-    return {name: initial[name] if kinds is None or kind_of(name) in kinds else value for name, value in state.items()}
+def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None, lanes_B: Tensor | None = None) -> State:
+    """``state`` with the entries of these kinds (all when None) put back to ``initial`` on these lanes (bool; all when None)."""
+    chosen = [name for name in state if kinds is None or kind_of(name) in kinds]
+    new = {name: initial[name] if lanes_B is None else reset(state[name], initial[name], lanes_B) for name in chosen}
+    return {**state, **new}
 
 
 def kind_of(name: str) -> str:

@@ -36,3 +36,6 @@ CORPORA: dict[str, type[Any]] = {
     Mqar.name: Mqar,
     Permutation.name: Permutation,
 }
+
+CODE = {PythonSource.name, GitHub.name}
+"""Those of program code. Its words, runs between blanks, are long and say little: no figure is given by word."""

@@ -47,6 +47,10 @@ class SubjectsConfig:
     """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the figures."""
     segment_length: int = 0
     """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
+    clear_every: int = 0
+    """Clear it, in these figures, at each multiple of so many blocks of a document instead."""
+    clear_at: int = 0
+    """Clear it once in a document instead, before this token: a multiple of the block."""
     window: tuple[int, ...] = ()
     """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
     overlap: tuple[int, ...] = ()
@@ -62,6 +66,19 @@ class SubjectsConfig:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
+        for name in ("clear_every", "clear_at"):
+            if (value := getattr(self, name)) < 0:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: give 1 or more, or leave it out")
+        if self.clear_every and self.clear_at:
+            raise UserError(
+                f"State is cleared every {self.clear_every} blocks or at {self.clear_at:,}: give one of the two"
+            )
+
+    @property
+    def cleared(self) -> str:
+        """In a name: where State is cleared, if not at each segment's start."""
+        at = f"-cleared-at-{self.clear_at}" if self.clear_at else ""
+        return f"-cleared-every-{self.clear_every}" if self.clear_every else at
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,10 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
             windows = dict(zip(asked, values, strict=True))
             called = "".join(f"-{field}-{value}" for field, value in windows.items())
             model = config_of(checkpoint, windows, allow)
+            if config.clear_at % model.block:
+                raise UserError(
+                    f"--clear-at is {config.clear_at}, inside a block of {name + called}: give a multiple of {model.block}"
+                )
             changed = {field: value for field, value in windows.items() if trained[field] != value}
             subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed))
     return subjects
@@ -126,7 +147,8 @@ def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") 
 
     Raises UserError, before anything is scored, where it cannot be written.
     """
-    name, first = cli.file_name(name or "-vs-".join(subject.name for subject in subjects)), subjects[0].run
+    name = name or "-vs-".join(subject.name for subject in subjects) + config.cleared
+    name, first = cli.file_name(name), subjects[0].run
     beside = [] if first is None else [first.place.parent / "reports" / name]
     places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
     chosen = next(filter(writable, places), None)

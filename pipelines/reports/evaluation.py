@@ -1,10 +1,10 @@
 """An evaluation's table and figure. Plain files in, plain files out: no torch, no mlflow.
 
-    paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), unigram=4.1)    # report.json, table.csv, cumulative.png
+    paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), unigram=4.1)    # report.json, table.csv, pictures
     Console(markup=False).print(evaluation_table(evaluations, unigram=4.1))
 
-`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on. Of labelled
-splits there is `errors.png` too: the error rate, as a document goes on.
+`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on; `worth.png` has
+the differences alone. Of labelled splits there is `errors.png` too: the error rate, as a document goes on.
 """
 
 from __future__ import annotations
@@ -164,6 +164,42 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     return save_figure(figure, path)
 
 
+def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
+    """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines as in
+    `plot_cumulative`, on whose scale a few percent are not to be seen. None where there is nothing to set beside the best.
+    """
+    best = min(evaluations, key=lambda e: e.carried.bits_per_token)
+    lines: list[tuple[str, int, str, Score]] = []
+    for number, e in enumerate(evaluations):
+        passes = [
+            (f"{e.name}", "-", e.carried if e is not best else None),
+            (f"{e.name}, its recurrent states cleared", "--", e.cleared_states),
+            (f"{e.name}, all of its State cleared", ":", e.cleared_all),
+        ]
+        lines += [(label, number, style, score) for label, style, score in passes if score is not None]
+    if not lines or len({e.store_fingerprint for e in evaluations}) > 1 or is_labelled(evaluations):
+        return None
+    ends_P, bits_P, _ = by_position(best.carried)
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
+    for label, number, style, score in lines:
+        more_P = 100 * (np.interp(ends_P, *by_position(score)[:2]) / bits_P - 1)
+        label = f"{label}: {more_P[-1]:+.1f} %"
+        axes.plot(ends_P[shown], more_P[shown], style, color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=label)
+    colour = COLOURS[list(evaluations).index(best) % len(COLOURS)]
+    axes.axhline(0, color=colour, linewidth=1.8, label=f"{best.name}, State carried: {bits_P[-1]:.4f} bits per token")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:+.1f} %")
+    axes.set_xlabel("position in the document (tokens)")
+    axes.set_ylabel("more bits per token,\nmean up to the position")
+    axes.set_title(f"What State is worth on {best.split}: lower is better", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=9, framealpha=0.9)
+    return save_figure(figure, path)
+
+
 def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
     """The error rate against position in the document, of labelled splits; lines as in `plot_cumulative`."""
     figure = Figure(figsize=(8.5, 5), layout="constrained")
@@ -203,18 +239,19 @@ def _curves(
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every figure, by position too), table.csv, cumulative.png, of labelled splits errors.png, and where they
-    cost differently frontier.png, each atomically. Returns their paths.
+    """Write report.json (every figure, by position too), table.csv, cumulative.png, worth.png where something stands beside the
+    best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns their paths.
     """
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
     values = {"unigram_bits_per_byte": unigram, "table": rows, "evaluations": [asdict(e) for e in evaluations]}
     table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
+    worth = [made] if (made := plot_worth(evaluations, folder / "worth.png")) else []
     what, spots = spots_of(evaluations)
     path = folder / "frontier.png"
     costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
-    return [report, table, plot, *errors, *costs]
+    return [report, table, plot, *worth, *errors, *costs]
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:

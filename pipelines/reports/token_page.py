@@ -1,6 +1,6 @@
-"""Two models on the same text, token by token, on one page: an HTML file that needs nothing beside itself, and two pictures.
+"""Models on the same text, token by token, on one page: an HTML file that needs nothing beside itself, two pictures, two tables.
 
-paths = write_pages(comparison, folder)               # tokens.html, words.csv, position.png, distance.png
+paths = write_pages(comparison, folder)               # tokens.html, position.png, distance.png, words.csv, distances.csv
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,7 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;padding:0 1rem 3rem;color:#111;background:#fff}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}img{max-width:100%;height:auto}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.9rem}th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #ccc}
-td.t,th.t{text-align:left}td.c{text-align:left;min-width:22rem;white-space:pre-wrap;overflow-wrap:anywhere}
+td.t,th.t{text-align:left}td.c{text-align:left;min-width:min(22rem,56vw);overflow-wrap:anywhere}
 th button{font:inherit;font-weight:600;background:none;border:0;cursor:pointer;color:#111;text-align:inherit}
 mark{background:#ffe08a;color:#111}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font:.9rem/1.7 ui-monospace,monospace;border:1px solid #ccc;padding:.75rem}
@@ -53,24 +53,31 @@ for (const table of document.querySelectorAll("table.sorts")) {
 """
 
 
+LEFT, TEXTS = ' class="t"', ("word", "text", "where", "name", "document")
+"""Headings of columns of text, which stand to the left."""
+
+
 @dataclass(frozen=True)
 class TokenComparison:
-    """Two passes over one split."""
+    """Two passes over one split, or more."""
 
-    names: tuple[str, str]
-    """What is compared with, then what is looked at."""
+    names: tuple[str, ...]
+    """What is compared with first, and what is looked at last; between them what the study of distances has besides."""
     split: str
     titles: Sequence[str]
     """Of the documents."""
     tokens: Callable[[int], np.ndarray]
     """Ids [T] of a document."""
-    nats: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    nats: Callable[[int], Sequence[np.ndarray]]
     """Of each pass, float32 [T]."""
     write: Callable[[Sequence[int]], str]
     words: Words
     window: int
     """Tokens that the models see without recurrence."""
     segment: int
+    """Tokens after which State is cleared, or would be."""
+    cut: int
+    """The token before which it is cleared instead; 0 for none."""
     shown: int
     """The document whose text is on the page, and"""
     shown_tokens: int
@@ -80,19 +87,35 @@ class TokenComparison:
     common: int = 1000
     """The most frequent words of the split, which the distances leave out."""
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What is compared with, then what is looked at."""
+        return self.names[0], self.names[-1]
+
+    def both(self, document: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nats of these two."""
+        nats = self.nats(document)
+        return nats[0], nats[-1]
+
+    def place(self, before: int, offset: int) -> str:
+        """`where` a word stood last."""
+        begins = self.cut * (offset >= self.cut) if self.cut else offset // self.segment * self.segment
+        return where(before, self.window, begins, offset)
+
 
 def summary(comparison: TokenComparison) -> dict[str, Any]:
-    """The figures over all documents: nats per token of both passes, and shares among the top words."""
-    sums, tokens = np.zeros(2), 0
+    """The figures over all documents: bits per token of each pass, and shares among the top words."""
+    sums, tokens = np.zeros(len(comparison.names)), 0
     for document in range(len(comparison.titles)):
         nats = comparison.nats(document)
         sums += [float(column.sum(dtype=np.float64)) for column in nats]
         tokens += len(nats[0])
-    best = top(comparison.words, comparison.count)
-    places = [where(b, comparison.window, comparison.segment, o) for b, o in _pairs(best)]
+    best = top(comparison.words, comparison.count)  # fewer where fewer have a gain
+    places = [comparison.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
     return {
         "tokens": tokens,
         "words": len(comparison.words),
+        "top": len(best),
         "bits_per_token": (sums / math.log(2) / tokens).tolist(),
         "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
         "names_among_all": float(comparison.words.name_N.mean()) if len(comparison.words) else math.nan,
@@ -100,29 +123,34 @@ def summary(comparison: TokenComparison) -> dict[str, Any]:
     }
 
 
-def _pairs(words: Words) -> list[tuple[int, int]]:
-    return list(zip(words.before_N.tolist(), words.offset_N.tolist(), strict=True))
+def said_of_names(comparison: TokenComparison, facts: Mapping[str, Any]) -> str:
+    """The share of names among the words with most gain, in a sentence."""
+    base, better = comparison.pair
+    if not facts["top"]:
+        return f"No word costs {better} less than {base}."
+    shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
+    return f"Of the {_counted(facts['top'], 'word')} that {better} predicts better by most, {shares}"
 
 
 def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """One row for each of the words by which the second pass is better than the first, the most first."""
-    best = top(comparison.words, comparison.count)
+    """One row for each of the words by which the last pass is better than the first, the most first."""
+    best, (base, better) = top(comparison.words, comparison.count), comparison.pair
     rows = []
     for number in range(len(best)):
         document, offset, count = int(best.document_N[number]), int(best.offset_N[number]), int(best.tokens_N[number])
         left, word, right = around(comparison.write, comparison.tokens(document), offset, count)
         before = int(best.before_N[number])
-        first, second = best.nats_MN[:, number].tolist()
+        first, *_, second = best.nats_MN[:, number].tolist()
         rows.append(
             {
                 "document": comparison.titles[document],
                 "token": offset,
                 "word": best.text_N[number],
                 "gain": first - second,
-                comparison.names[0]: first,
-                comparison.names[1]: second,
+                base: first,
+                better: second,
                 "last_seen": before,
-                "where": where(before, comparison.window, comparison.segment, offset),
+                "where": comparison.place(before, offset),
                 "name": bool(best.name_N[number]),
                 "text": (left, word, right),
             }
@@ -134,7 +162,7 @@ def plot_position(comparison: TokenComparison, path: Path) -> Path:
     """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
     mean over a hundredth of it.
     """
-    first, second = comparison.nats(comparison.shown)
+    (first, second), (base, better) = comparison.both(comparison.shown), comparison.pair
     gain = (first - second).astype(np.float64)
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()
@@ -147,10 +175,8 @@ def plot_position(comparison: TokenComparison, path: Path) -> Path:
     axes.axhline(0, color="0.3", linewidth=0.8)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document, tokens")
-    axes.set_ylabel(f"nats, {comparison.names[0]}\nless {comparison.names[1]}")
-    axes.set_title(
-        f"{comparison.titles[comparison.shown]}: above 0, {comparison.names[1]} predicts better", fontsize=11
-    )
+    axes.set_ylabel(f"nats, {base}\nless {better}")
+    axes.set_title(f"{comparison.titles[comparison.shown]}: above 0, {better} predicts better", fontsize=11)
     axes.legend(fontsize=9)
     return save_figure(figure, path, dpi=110)
 
@@ -168,8 +194,9 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
     for number, name in enumerate(comparison.names):
         values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
         centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
-        axes.errorbar(centres, values, errors, color=COLOURS[number], marker="o", markersize=4, capsize=2, label=name)
-    for at, what in ((comparison.window, "window"), (comparison.segment, "segment")):
+        colour = COLOURS[number % len(COLOURS)]
+        axes.errorbar(centres, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=name)
+    for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
         axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         axes.annotate(
             what, (at, 1), (2, -10), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8
@@ -187,7 +214,7 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
 def coloured(comparison: TokenComparison) -> str:
     """The shown document's text in spans of one colour, as HTML."""
     ids = comparison.tokens(comparison.shown)[: comparison.shown_tokens]
-    first, second = (column[: comparison.shown_tokens] for column in comparison.nats(comparison.shown))
+    first, second = (column[: comparison.shown_tokens] for column in comparison.both(comparison.shown))
     gain = first - second
     level = np.searchsorted(STEPS, np.abs(gain), "right") * np.sign(gain).astype(int)
     parts = []
@@ -199,7 +226,7 @@ def coloured(comparison: TokenComparison) -> str:
 
 def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
     """The whole page."""
-    base, better = map(html.escape, comparison.names)
+    base, better = map(html.escape, comparison.pair)
     facts = summary(comparison)
     figures = zip(pictures, ("Difference over position", "Cost over distance"), strict=True)
     images = "".join(
@@ -207,15 +234,16 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
         for path, about in figures
     )
     bits = facts["bits_per_token"]
+    each = ", ".join(f"{html.escape(name)} {value:.4f}" for name, value in zip(comparison.names, bits, strict=True))
     places = ", ".join(f"{count} {place}" for place, count in facts["top_places"].items())
+    stood = f" They stood last: {places}." if places else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{better} against {base}, token by token</title><style>{STYLE}</style></head><body><main>
 <h1>{better} against {base}, token by token</h1>
-<p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {len(comparison.titles):,} documents. {base} {bits[0]:.4f},
-{better} {bits[1]:.4f} bits per token: {bits[1] - bits[0]:+.4f}.</p>
-<p>Among the {comparison.count} words that {better} predicts better by most, {facts["names_among_top"]:.0%} are names
-(of all words {facts["names_among_all"]:.0%}); they stood last: {places}.</p>
+<p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {_counted(len(comparison.titles), "document")}.
+Bits per token: {each}; {better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
+<p>{html.escape(said_of_names(comparison, facts))}{stood}</p>
 <h2>Words that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
@@ -225,9 +253,14 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 """
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
     heads = "".join(
-        f'<th scope="col"><button type="button">{html.escape(heading)}</button></th>' for heading in headings
+        f'<th scope="col"{LEFT * (heading in TEXTS)}><button type="button">{html.escape(heading)}</button></th>'
+        for heading in headings
     )
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{caption}"><table class="sorts"><thead><tr>{heads}</tr></thead>'
@@ -236,18 +269,18 @@ def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
 
 
 def _top_table(comparison: TokenComparison) -> str:
-    base, better = comparison.names
+    base, better = comparison.pair
     rows = []
     for row in top_rows(comparison):
         left, word, right = map(html.escape, row["text"])
         rows.append(
-            f'<tr><td class="t">{html.escape(row["word"])}</td><td>{row["gain"]:.2f}</td><td>{row[base]:.2f}</td>'
+            f'<tr><td class="t">{html.escape(row["word"])}</td><td class="c">{left}<mark>{word}</mark>{right}</td>'
+            f"<td>{row['gain']:.2f}</td><td>{row[base]:.2f}</td>"
             f'<td>{row[better]:.2f}</td><td data-v="{row["last_seen"]}">{row["last_seen"] or "–"}</td>'
             f'<td class="t">{row["where"]}</td><td class="t">{"name" if row["name"] else ""}</td>'
-            f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td>'
-            f'<td class="c">{left}<mark>{word}</mark>{right}</td></tr>'
+            f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td></tr>'
         )
-    headings = ("word", "gain, nats", base, better, "tokens back", "where", "name", "document", "token", "text")
+    headings = ("word", "text", "gain, nats", base, better, "tokens back", "where", "name", "document", "token")
     return _table(headings, rows, "Words by gain")
 
 
@@ -260,7 +293,7 @@ def _distance_table(comparison: TokenComparison) -> str:
         )
         rows.append(
             f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'
-            f"<td>{row['nats'][0] - row['nats'][1]:+.3f}</td></tr>"
+            f"<td>{row['nats'][0] - row['nats'][-1]:+.3f}</td></tr>"
         )
     return _table(
         ("tokens since it stood last", "rare words", *comparison.names, "difference"), rows, "Rare words by distance"
@@ -268,11 +301,24 @@ def _distance_table(comparison: TokenComparison) -> str:
 
 
 def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
-    """tokens.html, words.csv, distances.csv, position.png and distance.png, each atomically. Returns their paths."""
+    """tokens.html, position.png, distance.png, words.csv and distances.csv, each atomically. Returns their paths."""
     pictures = [
         plot_position(comparison, folder / "position.png"),
         plot_distance(comparison, folder / "distance.png"),
     ]
     write_atomically(folder / "tokens.html", page(comparison, pictures).encode())
-    tables = [write_csv([{**row, "text": "".join(row["text"])} for row in top_rows(comparison)], folder / "words.csv")]
-    return [folder / "tokens.html", *pictures, *tables]
+    rows = [{**row, "text": "".join(row["text"])} for row in top_rows(comparison)]
+    tables = (("words.csv", rows), ("distances.csv", _flat(comparison)))
+    return [folder / "tokens.html", *pictures, *(write_csv(rows, folder / name) for name, rows in tables if rows)]
+
+
+def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """The distances, a column for each model's mean and for its standard error."""
+    return [
+        {
+            **{key: row[key] for key in ("from", "to", "words")},
+            **dict(zip(comparison.names, row["nats"], strict=True)),
+            **{f"{name}_error": error for name, error in zip(comparison.names, row["errors"], strict=True)},
+        }
+        for row in distances(comparison)
+    ]

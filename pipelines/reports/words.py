@@ -114,19 +114,20 @@ def rare(words: Words, common: int) -> np.ndarray:
     return np.array([text not in frequent for text in words.text_N.tolist()], bool)
 
 
-def top(words: Words, count: int, base: int = 0, better: int = 1) -> Words:
-    """Those by which one model is most below another in nats, the most first."""
+def top(words: Words, count: int, base: int = 0, better: int = -1) -> Words:
+    """Those by which one model is most below another in nats, the most first; none where it is not below."""
     gains = words.nats_MN[base] - words.nats_MN[better]
-    return words.at(np.argsort(-gains, kind="stable")[:count])
+    best = np.argsort(-gains, kind="stable")[:count]
+    return words.at(best[gains[best] > 0])
 
 
-def where(before: int, window: int, segment: int, offset: int) -> str:
-    """In words, how far back the last occurrence of a word lies."""
+def where(before: int, window: int, begins: int, offset: int) -> str:
+    """In words, how far back the last occurrence of a word lies: `begins` is the first token of its segment."""
     if not before:
         return "not before"
     if before <= window:
         return "in the window"
-    return "in the segment" if before <= offset % segment else "in an earlier segment"
+    return "in the segment" if offset - before >= begins else "in an earlier segment"
 
 
 def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
@@ -157,12 +158,12 @@ def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
 def around(
     write: Callable[[Sequence[int]], str], tokens_T: np.ndarray, offset: int, count: int
 ) -> tuple[str, str, str]:
-    """Text before a word, the word's tokens as text, and text after it, on one line each."""
+    """Text before a word, the word's tokens as text, and text after it, on one line each, with single blanks."""
     reach = AROUND  # a token has a character at least, or nearly
     parts = (
         tokens_T[max(offset - reach, 0) : offset],
         tokens_T[offset : offset + count],
         tokens_T[offset + count : offset + count + reach],
     )
-    left, word, right = (write(part.tolist()).replace("\n", " ") for part in parts)
+    left, word, right = (re.sub(r"\s+", " ", write(part.tolist())) for part in parts)
     return left[-AROUND:], word, right[:AROUND]

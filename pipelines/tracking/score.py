@@ -17,7 +17,7 @@ class Score:
     tokens: int
     """Those that are predicted: of a labelled store the labelled ones."""
     words: int
-    """Whitespace-separated words of the documents read; 0 when documents were clipped, or are labelled."""
+    """Whitespace-separated words of the documents read; 0 when documents were clipped, are labelled, or are program code."""
     bytes: int
     """UTF-8 bytes of the documents read; 0 when documents were clipped, or are labelled."""
     documents: int
@@ -29,7 +29,7 @@ class Score:
     bytes_in_proportion: float = 0.0
     """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
     share_beyond: float = 0.0
-    """Share of the tokens that lie beyond the first segment of their document, whose State is cleared."""
+    """Share of the tokens that lie beyond the first segment of their document, or the first place where State is cleared."""
     errors: int | None = None
     """Labelled tokens of which another than their label was the likeliest; None where the store is not labelled."""
     bucket_errors: tuple[int, ...] = ()

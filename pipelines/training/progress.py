@@ -54,7 +54,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
         messages.seen = messages.place.size()  # what is there already was shown before
     columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
-    with bar("training", steps, *columns, console=console, stays=True) as update:
+    with bar(f"training {run.name}", steps, *columns, console=console, stays=True) as update:
         update(completed=first_step)
         while True:
             finishing = stop.is_set()
@@ -69,9 +69,8 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
                 update(completed=record.step, figures=_figures(latest))
                 if not console.is_terminal:
                     left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
-                    print(
-                        f"step {record.step}/{steps}  {_figures(record.metrics)}  about {left:.0f} s left", flush=True
-                    )
+                    told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
+                    print(f"{told}  about {left:.0f} s left", flush=True)
             if finishing:
                 return
             stop.wait(POLL_SECONDS if run.is_local else BUCKET_SECONDS)

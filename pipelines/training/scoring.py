@@ -3,21 +3,26 @@
     score = score_split(model, store, lanes=8, segment_length=1024, world=World.alone())
     score.bits_per_token, score.bits_per_byte, score.word_perplexity
 
-Validation inside the loop and `pipelines.evaluate` both call it. Letters: B lanes · T tokens · K blocks · W tokens of a block.
+Validation inside the loop calls it; `pipelines.evaluate` shares a split out among processes, which read it in the same way.
+
+Letters: B lanes · T tokens · K blocks · W tokens of a block · N blocks that were read · P positions, in blocks of a document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_prep.corpora import CODE
 from data_prep.errors import UserError
-from data_prep.lanes import Batch, EvaluationLanes, read_batch
+from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from data_prep.store import SegmentStore
 from pipelines.tracking.score import Score
 from pipelines.training.world import World
@@ -26,7 +31,32 @@ from recur_models.losses import labelled_cross_entropy
 from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
-"""What is put back to its initial value at the start of each segment: the study of section 4.6 clears the states."""
+"""What is put back to its initial value: the study of section 4.6 clears the states."""
+
+
+@dataclass(frozen=True)
+class Clearing:
+    """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
+
+    every: int = 0
+    """At each multiple of so many blocks."""
+    at: int = 0
+    """At this token, which begins a block."""
+
+    def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
+        """bool [B, K]: on which lane before which block."""
+        if self.every:
+            return offset_BK % (self.every * block) == 0
+        if self.at:
+            return offset_BK == self.at
+        return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
+
+    def first(self, segment_length: int, block: int) -> int:
+        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
+        return self.every * block or self.at or segment_length
+
+
+SEGMENTS = Clearing()
 
 
 def has_states(model: RecurrentModel) -> bool:
@@ -57,6 +87,65 @@ def predict(
     return *labelled_cross_entropy(logits_BTV, targets_BT), state
 
 
+class Segment(NamedTuple):
+    """What a process has read in one step."""
+
+    batch: Batch
+    nats_BT: Tensor
+    wrong_BT: Tensor | None
+    state: State
+    """After it."""
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Document [N] and position in it [N] of each block, and float64 [3, N]: its nats, its targets and how many were wrong."""
+        blocks = self.batch.document_BK.shape[1]
+        targets_BT = torch.from_numpy(self.batch.targets_BT >= 0)
+        figures = [self.nats_BT, targets_BT, torch.zeros_like(targets_BT) if self.wrong_BT is None else self.wrong_BT]
+        sums = [figure_BT.double().unflatten(1, (blocks, -1)).sum(-1).cpu().numpy() for figure_BT in figures]
+        used_BK = self.batch.document_BK >= 0
+        positions_N = self.batch.offset_BK[used_BK] // (self.nats_BT.shape[1] // blocks)
+        return self.batch.document_BK[used_BK], positions_N, np.stack([sums_BK[used_BK] for sums_BK in sums])
+
+
+def read_segments(
+    model: RecurrentModel,
+    store: TokenStore,
+    schedule: EvaluationLanes,
+    lanes: tuple[int, int],
+    device: torch.device,
+    *,
+    clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    begin: int = 0,
+    state: State | None = None,
+) -> Iterator[Segment]:
+    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. Gradients are the
+    caller's to turn off, and the mode of the model is too.
+
+    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
+    """
+    initial = model.initial_state(lanes[1] - lanes[0])
+    kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
+    state = initial if state is None else state
+    for step in range(begin, schedule.steps):
+        batch = read_batch(store, schedule, step, *lanes)
+        tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
+        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
+        changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
+        parts: list[list[Tensor]] = []
+        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
+            state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
+            tokens = slice(first * model.block, last * model.block)
+            read = tokens_BT[:, tokens], state, fresh_BK[:, first:last], targets_BT[:, tokens]
+            with autocast():
+                nats, wrong, state = predict(model, *read, store.labelled)
+            parts.append([nats] if wrong is None else [nats, wrong])
+            state = detach(state)
+        nats_BT, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        yield Segment(batch, nats_BT, wrong_BT[0] if wrong_BT else None, state)
+
+
 @torch.no_grad()
 def score_split(
     model: RecurrentModel,
@@ -66,6 +155,7 @@ def score_split(
     segment_length: int,
     world: World,
     clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
@@ -77,66 +167,61 @@ def score_split(
     ``each(batch, nats_BT)`` with what this process has read in it, float32 [B, T].
     Raises UserError where not one label is among what was read of a labelled store.
     """
-    sizes = {"segment_length": segment_length, "block": model.block}
+    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
     chosen = int(np.count_nonzero(schedule.lengths))
     # Idle lanes cost as much as others; a process has one at least.
     if chosen < min(lanes, np.count_nonzero(store.lengths)):
         schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
-    start, stop = world.lanes(schedule.lanes)
-    initial = model.initial_state(stop - start)
-    kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
-    state, was_training = initial, model.training
-    buckets = -(-int(schedule.lengths.max()) // model.block)
-    nats_P, tokens_P, wrong_P = (np.zeros(buckets) for _ in range(3))
+    was_training = model.training
+    sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // model.block)))
     model.eval()
-    for step in range(schedule.steps):
-        batch = read_batch(store, schedule, step, start, stop)
-        tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
-        state = clear(state, initial, kinds)
-        with autocast():
-            nats_BT, wrong_BT, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, store.labelled)
-        state = detach(state)
+    own = world.lanes(schedule.lanes)
+    how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
+    for step, segment in enumerate(read_segments(model, store, schedule, own, world.device, **how)):
         if each:
-            each(batch, nats_BT.float().cpu().numpy())
-        nats_BK = nats_BT.double().unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
-        valid_BK = (batch.targets_BT >= 0).reshape(*nats_BK.shape, model.block).sum(-1)
-        used_BK = batch.document_BK >= 0
-        positions = batch.offset_BK[used_BK] // model.block
-        np.add.at(nats_P, positions, nats_BK[used_BK])
-        np.add.at(tokens_P, positions, valid_BK[used_BK])
-        if wrong_BT is not None:
-            wrong_BK = wrong_BT.unflatten(1, (-1, model.block)).sum(-1).cpu().numpy()
-            np.add.at(wrong_P, positions, wrong_BK[used_BK])
+            each(segment.batch, segment.nats_BT.float().cpu().numpy())
+        _, positions_N, sums_3N = segment.sums()
+        for sums_P, sums_N in zip(sums_3P, sums_3N, strict=True):
+            np.add.at(sums_P, positions_N, sums_N)
         if progress:
             progress(step + 1, schedule.steps)
     model.train(was_training)
-    sums = torch.from_numpy(np.stack([nats_P, tokens_P, wrong_P])).to(world.device)
-    nats_P, tokens_P, wrong_P = world.sum(sums).cpu().numpy()
+    sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
+    beyond = where.first(segment_length, model.block)
+    return score_of(store, schedule.lengths, sums_3P, block=model.block, beyond=beyond)
+
+
+def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, block: int, beyond: int) -> Score:
+    """The figures of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
+    nats, the targets and how many of them were wrong. ``beyond``: tokens of a document before its State is cleared.
+
+    Raises UserError where not one label is among what was read of a labelled store.
+    """
+    nats_P, tokens_P, wrong_P = sums_3P
     if not tokens_P.any():
         raise UserError(
-            f"{store.folder}: none of the {schedule.tokens:,} tokens read has a label, so there is nothing to score: raise "
+            f"{store.folder}: none of the {lengths.sum():,} tokens read has a label, so there is nothing to score: raise "
             "validate_tokens (0 reads all), or prepare a corpus that labels some"
         )
-    read = schedule.lengths > 0
     # A task's labels are no text: figures by word and byte would say nothing of it.
-    whole = bool((schedule.lengths == store.lengths).all()) and not store.labelled
+    whole = bool((lengths == store.lengths).all()) and not store.labelled
     documents = store.manifest.documents
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),
-        words=sum(document.words for document in documents) if whole else 0,
+        words=sum(document.words for document in documents) if whole and store.manifest.corpus not in CODE else 0,
         bytes=sum(document.bytes for document in documents) if whole else 0,
-        documents=int(read.sum()),
-        bucket=model.block,
+        documents=int(np.count_nonzero(lengths)),
+        bucket=block,
         bucket_nats=tuple(nats_P.tolist()),
         bucket_tokens=tuple(tokens_P.astype(np.int64).tolist()),
         bytes_in_proportion=sum(
             document.bytes * length / document.tokens
-            for document, length in zip(documents, schedule.lengths.tolist(), strict=True)
+            for document, length in zip(documents, lengths.tolist(), strict=True)
             if length and not store.labelled
         ),
-        share_beyond=float(np.maximum(schedule.lengths - segment_length, 0).sum() / schedule.tokens),
+        share_beyond=float(np.maximum(lengths - beyond, 0).sum() / lengths.sum()),
         errors=int(wrong_P.sum()) if store.labelled else None,
         bucket_errors=tuple(wrong_P.astype(np.int64).tolist()) if store.labelled else (),
     )

@@ -20,6 +20,7 @@ from pipelines.reports.evaluation import (
     evaluation_rows,
     evaluation_table,
     plot_cumulative,
+    plot_worth,
     write_report,
 )
 from pipelines.terminal.output import pass_progress
@@ -133,6 +134,13 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == ["demo-rec", "slide", "unigram"]
     assert float(rows[0]["bits_per_byte"]) == pytest.approx(2.2) and rows[1]["states_cleared_difference"] == ""
     assert colours(folder / "cumulative.png") > 50
+
+
+def test_the_picture_of_what_state_is_worth_needs_something_to_set_beside_the_best(tmp_path: Path) -> None:
+    path = tmp_path / "worth.png"
+    other = replace(SLIDE, store_fingerprint="e" * 32)
+    assert plot_worth([SLIDE], path) is None and plot_worth([REC, other], path) is None and not path.exists()
+    assert plot_worth([SLIDE, REC], path) == path and colours(path) > 20
 
 
 def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_what_fails_is_tried_again_and_its_status_passed_on(tmp_path: Path, capf
 
 
 def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
-    config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="sentencepiece:2048").located()
+    config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="bytes").located()
     assert [s.name for s in stages(config)] == ["prepare", "train demo-rec", "train demo-slide", "evaluate", "compare"]
     config = PipelineConfig(
         "demo-rec", tune="lr", tune_set=("samples=4",), set=("steps=9",), root="/r", name="a"

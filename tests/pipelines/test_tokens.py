@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,8 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.words import Words, by_distance, rare, top, where, words_of, writing_of
+from pipelines.reports.token_page import TokenComparison, distances, top_rows
+from pipelines.reports.words import Words, by_distance, rare, where, words_of, writing_of
 from pipelines.tokens import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -53,10 +56,10 @@ def test_letters_beyond_ascii_stay_in_their_words() -> None:
 
 
 def test_where_a_word_stood_is_told_by_window_and_segment() -> None:
-    assert where(0, 10, 100, 500) == "not before"
-    assert where(10, 10, 100, 500) == "in the window"
-    assert where(40, 10, 100, 550) == "in the segment"
-    assert where(60, 10, 100, 550) == "in an earlier segment"
+    assert where(0, 10, 500, 500) == "not before"
+    assert where(10, 10, 500, 500) == "in the window"
+    assert where(40, 10, 500, 550) == "in the segment"
+    assert where(60, 10, 500, 550) == "in an earlier segment"
 
 
 def test_distances_are_powers_of_two_with_means_of_each_model() -> None:
@@ -77,9 +80,9 @@ def test_rare_words_are_those_beyond_the_most_frequent() -> None:
 def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     """A rare invented name every 5,000 bytes, which one model knows and the other does not."""
     rng = np.random.Generator(np.random.Philox(3))
-    filler = rng.choice(["one", "two", "three", "four", "five"], 6000).tolist()
+    filler = rng.choice(["one", "two", "three", "four", "five"], 12_000).tolist()
     parts, places, text = [], [], ""
-    while len(text) < 25_000:
+    while len(text) < 45_000:
         if len(text) >= 5000 * (len(places) + 1):
             places.append(len(text))
             text += "Zorblax "
@@ -89,10 +92,17 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     better = base + rng.normal(0, 0.1, len(text))
     for place in places[1:]:
         better[place : place + 7] = 0.0
-    best = top(words(text, base, better), count=len(places) - 1)
-    assert set(best.text_N.tolist()) == {"Zorblax"} and best.name_N.all()
-    expected = {place: place - before for before, place in itertools.pairwise(places)}
-    assert dict(zip(best.offset_N.tolist(), best.before_N.tolist(), strict=True)) == expected
+    tokens = BytesTokenizer().encode(text)
+    comparison = TokenComparison(
+        ("slide", "rec"), "made/test", ["made"], lambda _: tokens, lambda _: (base, better), WRITE, words(text, base, better),
+        window=16, segment=256, cut=0, shown=0, shown_tokens=1000, count=len(places) - 1,
+    )  # fmt: skip
+    rows = top_rows(comparison)
+    assert {(row["word"], row["name"], row["where"]) for row in rows} == {("Zorblax", True, "in an earlier segment")}
+    assert {row["token"]: row["last_seen"] for row in rows} == {b: b - a for a, b in itertools.pairwise(places)}
+    assert all(row["gain"] > 0 and row["text"][1] == "Zorblax" for row in rows)
+    far = [row for row in distances(replace(comparison, common=5)) if row["from"]]
+    assert [(row["from"], row["to"], row["words"]) for row in far] == [(4096, 8191, len(places) - 1)]
 
 
 @pytest.fixture
@@ -164,11 +174,24 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     main([str(run), "--tracking.backend", "none"])
     folder = tmp_path / "runs" / "reports" / "tokens-run-cleared-vs-run"
     assert (folder / "tokens.html").exists() and len(list(folder.glob("*.arrow"))) == 2
+    main([str(run), str(run), "--clear", "states", "--clear-at", "24", "--common", "0", "--tracking.backend", "none"])
+    folder = tmp_path / "runs/reports/tokens-run@4.1-vs-run@4.2-cleared-at-24-vs-run@4.2"
+    with open(folder / "distances.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    means = [[float(row[name]) for name in ("run@4.1", "run@4.2", "run@4.2-cleared-at-24")] for row in rows]
+    assert rows and all(one == two for one, two, _ in means) and any(two != three for _, two, three in means)
+    names = ("run@4.2.arrow", "run@4.2-cleared-at-24.arrow")
+    kept, cleared = (pa.ipc.open_file(folder / name).read_all() for name in names)
+    changed = kept["nats"].to_numpy() != cleared["nats"].to_numpy()
+    beyond = kept["offset"].to_numpy() >= 24
+    assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
 def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) -> None:
     for words, sentence in (
-        ([str(trained)] * 3, "3 are named"),
+        ([str(trained)] * 2 + ["--clear-every", "2"], "give --clear states or --clear everything too"),
+        ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
+        ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
     ):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
@@ -27,9 +28,9 @@ from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
 from pipelines.training.loop import restore_lanes
-from pipelines.training.scoring import score_split
+from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
 from pipelines.training.world import World
-from recur_models import RecurrentModel, model_from_json
+from recur_models import RecurrentModel, clear, model_from_json
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents, words
 
@@ -199,23 +200,41 @@ def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixtur
 
 
 def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
-    model = load(train("--optim.lr", "1e-2", "--steps", "40"))
-    split = SegmentStore.open(store, "text", "train")
+    model = load(train("--optim.lr", "1e-2", "--steps", "40")).eval()
+    train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
 
-    def nats(segment_length: int, clearing: str = "nothing") -> np.ndarray:
-        score = score_split(
-            model,
-            split,
-            lanes=4,
-            segment_length=segment_length,
-            world=World.alone(),
-            clearing=clearing,  # pyrefly: ignore
-        )
-        return np.array(score.bucket_nats)
+    def nats(
+        segment_length: int, clearing: Clear = "nothing", where: Clearing = SEGMENTS, lanes: int = 4
+    ) -> np.ndarray:
+        split = train_split if where is SEGMENTS else short
+        how: dict[str, Any] = {"lanes": lanes, "segment_length": segment_length, "world": World.alone()}
+        return np.array(score_split(model, split, clearing=clearing, where=where, **how).bucket_nats)
+
+    def one_by_one(places: Container[int]) -> np.ndarray:
+        """A document after the other, a block at a time, the states cleared before some tokens."""
+        sums = np.zeros(-(-int(short.lengths.max()) // 8))
+        for document, length in enumerate(short.lengths.tolist()):
+            text = torch.from_numpy(short.tokens(document, 0, length).astype(np.int64))
+            read = F.pad(torch.cat([torch.tensor([short.bod_id]), text[:-1]]), (0, -length % 8))
+            targets, state = F.pad(text, (0, -length % 8), value=-1), model.initial_state(1)
+            for start in range(0, length, 8):
+                block = slice(start, start + 8)
+                state = clear(state, model.initial_state(1), ("states",)) if start in places else state
+                with torch.no_grad():
+                    found, state = model(read[None, block], state, torch.tensor([[start == 0]]), targets[None, block])
+                sums[start // 8] += float(found.double().sum())
+        return sums
 
     np.testing.assert_allclose(nats(32), nats(64), rtol=1e-5)
     np.testing.assert_allclose(nats(32), nats(8), rtol=1e-5)
     assert not np.allclose(nats(32), nats(32, "everything"), rtol=1e-3)
+    kept = one_by_one(())
+    for where, places in ((Clearing(every=3), range(0, 10_000, 24)), (Clearing(at=40), (40,))):
+        cleared = nats(32, "states", where)
+        np.testing.assert_allclose(cleared, one_by_one(places), rtol=1e-5)
+        np.testing.assert_allclose(cleared, nats(64, "states", where, lanes=1), rtol=1e-5)
+        np.testing.assert_allclose(nats(32, where=where), kept, rtol=1e-5)
+        assert not np.allclose(cleared, kept, rtol=1e-6)
 
 
 def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train: Train) -> None:

@@ -1,0 +1,140 @@
+"""Tokens per second of scoring against those of training: same model, lanes, segments and process; both take turns.
+
+    python -m benchmarks.evaluation_speed                            about five minutes on two cores
+    python -m benchmarks.evaluation_speed --presets small-rec --rounds 20
+
+Time is the process's own, so that what else runs does not count.
+
+A round is one training step as the loop does it (batch, forward, backward, clipping, optimizer) and one step of scoring as
+`pipelines.evaluate` does it (batch, forward, sums), State carried in both; each round gives one ratio. The floor is what the FLOPs
+say (recur_models/costs.py): a forward pass has a third of a step's, before the optimizer. Text is random, in memory, in documents
+of many lengths; tokens are those that are predicted, so lanes that are idle while the last documents end count against scoring.
+`fill` is the share of the token slots of all of it that hold one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import machine
+from data_prep.lanes import TrainingLanes, read_batch
+from pipelines.config.run import TrainConfig
+from pipelines.presets import PRESETS
+from pipelines.terminal import cli
+from pipelines.training.optim import build_optimizer
+from pipelines.training.scoring import SEGMENTS, predict, read_segments, tensors
+from pipelines.training.shares import Share
+from recur_models import RecurrentModel, detach
+
+VOCAB = 257
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is timed."""
+
+    presets: tuple[str, ...] = ("study-rec", "study-slide", "small-rec", "small-slide")
+    """Runs, by their names; their lanes and segments are taken."""
+    rounds: int = 12
+    """Rounds; the first two do not count."""
+
+
+class Memory:
+    """Documents of random tokens."""
+
+    bod_id, labelled = VOCAB - 1, False
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.lengths = lengths
+        self._tokens = np.random.default_rng(0).integers(0, VOCAB - 1, int(lengths.max()))
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        return self._tokens[start:stop]
+
+    def targets(self, document: int, start: int, stop: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
+    """Tokens of each training step."""
+    optimizer, state = build_optimizer(model, config.optim), model.initial_state(config.data.lanes)
+    sizes: dict[str, Any] = {"segment_length": config.data.segment_length, "block": model.block, "seed": 0}
+    lanes = TrainingLanes(store.lengths, lanes=config.data.lanes, **sizes)
+    step = 0
+    while True:
+        batch = read_batch(store, lanes, step, 0, lanes.lanes)
+        tokens_BT, targets_BT, fresh_BK = tensors(batch, torch.device("cpu"))
+        nats_BT, _, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, False)
+        (nats_BT.sum() / lanes.valid_tokens(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state = detach(state)
+        yield lanes.valid_tokens(step)
+        step += 1
+
+
+def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
+    """Tokens of each step of scoring, all documents again and again."""
+    while True:
+        schedule = share_of(config, model, store)
+        segments = read_segments(model, store, schedule, (0, schedule.lanes), torch.device("cpu"))
+        for step in range(schedule.steps):
+            with torch.inference_mode():
+                next(segments).sums()
+            yield schedule.valid_tokens(step)
+
+
+def share_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> Any:
+    """The schedule of all documents in one share."""
+    share = Share("nothing", store.lengths, model.block, Path())
+    return share.lanes(config.data.lanes, config.data.segment_length, SEGMENTS)
+
+
+def measure(name: str, rounds: int) -> None:
+    """Print a line for one preset."""
+    config = PRESETS[name]
+    torch.manual_seed(0)
+    model: RecurrentModel = config.model.build(VOCAB)
+    slots = config.data.lanes * config.data.segment_length
+    store = Memory((np.random.default_rng(1).lognormal(0, 1, 4 * config.data.lanes) * 2 * slots).astype(np.int64) + 1)
+    schedule, made = share_of(config, model, store), {"train": training, "score": scoring}
+    passes = {kind: make(config, model, store) for kind, make in made.items()}
+    rates: list[dict[str, float]] = []
+    for _ in range(rounds):
+        rates.append({})
+        for kind, steps in passes.items():
+            model.train(kind == "train")
+            began = time.process_time()
+            tokens = next(steps)
+            rates[-1][kind] = tokens / (time.process_time() - began)
+    found = {kind: statistics.median(rate[kind] for rate in rates[2:]) for kind in made}
+    ratios = [rate["score"] / rate["train"] for rate in rates[2:]]
+    costs = config.model.costs(VOCAB)
+    print(
+        f"  {name:16} {found['train']:>9,.0f} {found['score']:>9,.0f}   {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f})   {costs.computed_training_flops_per_token / costs.flops_per_token:.2f}"
+        f"   {schedule.fill():.0%}",
+        flush=True,
+    )
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    torch.set_num_threads(1)  # the time of two would be counted twice
+    print(machine.describe())
+    print(f"  {'tokens/s':16} {'training':>9} {'scoring':>9}   ratio, median (range)   of FLOPs   fill")
+    for name in config.presets:
+        measure(name, config.rounds)
+
+
+if __name__ == "__main__":
+    cli.run(main)

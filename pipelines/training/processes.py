@@ -1,0 +1,118 @@
+"""Pieces of work over several processes of this machine, whichever is free taking the next; each leaves its result in a file.
+
+    over_processes(work, pieces=6, workers=2, progress=print)
+
+Plain processes, because they stand sooner than a Ray session does: forks of one that has imported what they need. They end with
+the one that started them, however that ends, and an error in one ends all; what is not done then, the next call does: which pieces
+are done, the work itself knows by its files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, get_context, parent_process
+from typing import Any, Protocol
+
+import torch
+
+from data_prep.errors import UserError, is_users
+from pipelines import PACKAGES
+from pipelines.terminal import cli, plugins
+
+POLL_SECONDS = 0.2
+
+
+class Work(Protocol):
+    """What is given to each process: it must be picklable."""
+
+    def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
+        """What does a piece, by its number: it yields how many more tokens have been read, those of an earlier call included."""
+        ...
+
+
+def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:
+    """Do all pieces, with ``workers`` processes or, for 1 or 0, in this one. ``progress(tokens)`` is told how many more were read.
+
+    The processes share this one's threads, and the machine's GPUs where it has some.
+    Raises UserError where a piece does, or where a process was killed; RuntimeError with the traceback of any other error.
+    """
+    workers = min(workers, pieces)
+    if workers <= 1:
+        do = work.open(_device(0))
+        for piece in range(pieces):
+            for tokens in do(piece):
+                progress(tokens)
+        return
+    context = get_context("forkserver")
+    context.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] in PACKAGES])
+    taken, read, errors = context.Value("q", 0), context.Value("q", 0), context.SimpleQueue()
+    threads, seen = max(torch.get_num_threads() // workers, 1), 0
+    given = (work, pieces, threads, taken, read, errors)
+    started = [context.Process(target=_work, args=(number, *given), daemon=True) for number in range(workers)]
+    try:
+        for process in started:
+            process.start()
+        while True:
+            running = [process.sentinel for process in started if process.exitcode is None]
+            now = read.value
+            progress(now - seen)
+            seen = now
+            if failed := next((process for process in started if process.exitcode), None):
+                raise _error(errors.get() if not errors.empty() else None, failed.exitcode or 0)
+            if not running:
+                return
+            connection.wait(running, POLL_SECONDS)
+    finally:
+        for process in started:
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+
+
+def _error(told: tuple[bool, str] | None, status: int) -> Exception:
+    if told is None:
+        return UserError(
+            f"one of the processes was ended from outside (status {status}), perhaps for want of memory: the same command goes on, "
+            "with a smaller --num-workers in less memory"
+        )
+    return UserError(told[1]) if told[0] else RuntimeError(told[1])
+
+
+def _device(number: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", number % count) if count else torch.device("cpu")
+
+
+def _work(number: int, work: Work, pieces: int, threads: int, taken: Any, read: Any, errors: Any) -> None:
+    """What a process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the first process ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    try:
+        plugins.load()
+        do = work.open(_device(number))
+        while True:
+            with taken.get_lock():
+                piece = taken.value
+                taken.value += 1
+            if piece >= pieces:
+                return
+            for tokens in do(piece):
+                with read.get_lock():
+                    read.value += tokens
+    except Exception as error:
+        errors.put((is_users(error), cli.sentence(error) if is_users(error) else traceback.format_exc()))
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed can end nobody."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

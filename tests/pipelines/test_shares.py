@@ -1,0 +1,193 @@
+"""Whole splits in several processes: the same sums whoever reads what, what was killed goes on, and damage is found."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines import evaluate
+from pipelines.inference.trained import config_of, find_checkpoint, model_of
+from pipelines.tracking.score import Score
+from pipelines.training import shares
+from pipelines.training.processes import over_processes
+from pipelines.training.scoring import SEGMENTS, Clear, Clearing
+from pipelines.training.shares import Reading, shared_out
+from recur_models import RECURRENT, RecurrentModel, clear
+from recur_models.decoding import begin, read
+from tests.small_corpus import words
+
+WAYS: tuple[Clear, ...] = ("nothing", "states", "everything")
+SEGMENT = 32
+
+
+@pytest.fixture
+def reading(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Reading:
+    """Of five documents, two of which end in their first segment."""
+    for number, size in enumerate((2, 120, 3), 2):
+        (text_folder / "validation" / f"doc{number}.txt").write_text(words(f"more{number}", size))
+    (text_folder / "test" / "doc0.txt").write_text(words("short", 30))
+    train = request.getfixturevalue("train")
+    checkpoint = find_checkpoint(train("--steps", "5", "--validate-every", "0", "--optim.lr", "1e-1"))
+    split = SegmentStore.open(tmp_path / "store", "text", "validation")
+    assert np.count_nonzero(split.lengths <= SEGMENT) == 2
+    sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shares": 1}
+    return Reading(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
+
+
+def scores(reading: Reading, workers: int = 1) -> list[Score]:
+    return reading.scores(workers, lambda _: None)
+
+
+def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clear) -> float:
+    """One document alone, a block at a time; what is cleared is cleared every four blocks."""
+    inputs = F.pad(torch.cat([torch.tensor([bod_id]), text[:-1]]), (0, -len(text) % model.block))
+    nats, initial = 0.0, model.initial_state(1)
+    state = initial
+    for start in range(0, len(text), model.block):
+        if start % SEGMENT == 0:
+            state = clear(state, initial, {"nothing": (), "states": RECURRENT, "everything": None}[way])
+        with torch.no_grad():
+            fresh = torch.tensor([[start == 0]])
+            logits, state = model(inputs[None, start : start + model.block], state, fresh)
+        target = text[start : start + model.block]
+        nats += float(F.cross_entropy(logits[0, : len(target)].double(), target, reduction="sum"))
+    return nats
+
+
+def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(reading: Reading) -> None:
+    found = scores(reading)
+    for changed in ({"shares": 3, "lanes": 1}, {"shares": 2, "lanes": 8}):
+        for ours, theirs in zip(scores(replace(reading, **changed)), found, strict=True):
+            assert ours.nats == pytest.approx(theirs.nats, rel=1e-9)
+            np.testing.assert_allclose(ours.bucket_nats, theirs.bucket_nats, rtol=1e-9)
+            assert ours.bucket_tokens == theirs.bucket_tokens
+    model, split = model_of(reading.checkpoint), reading.store
+    totals = split.manifest.totals
+    texts = [
+        torch.from_numpy(split.tokens(document, 0, length).astype("int64"))
+        for document, length in enumerate(split.lengths.tolist())
+    ]
+    for way, score in zip(WAYS, found, strict=True):
+        assert (score.tokens, score.bytes, score.documents) == (totals.tokens, totals.bytes, totals.documents)
+        assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, way) for text in texts), rel=1e-6)
+    assert len({score.nats for score in found}) == 3
+    other = replace(reading, where=Clearing(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
+    assert [score.nats for score in scores(other)] == pytest.approx([score.nats for score in found], rel=1e-9)
+
+
+def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(reading: Reading) -> None:
+    split, model = SegmentStore.open(reading.store.place.parent, "test"), model_of(reading.checkpoint)
+    [score] = scores(replace(reading, store=split, ways=("nothing",)))
+    text = torch.from_numpy(split.tokens(0, 0, int(split.lengths[0])).astype("int64"))
+    stepper = model.stepper()
+    at, nats = begin(stepper, 1), 0.0
+    for token, target in zip([split.bod_id, *text[:-1].tolist()], text, strict=True):
+        with torch.no_grad():
+            logits, at = read(stepper, at, torch.tensor([[token]]))
+        nats += float(F.cross_entropy(logits[0, -1].double(), target))
+    assert len(split.lengths) == 1 and score.nats == pytest.approx(nats, rel=1e-6)
+
+
+def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
+    lengths = np.random.default_rng(0).lognormal(6, 1, 60).astype(np.int64)
+    found = shared_out(lengths, 3)
+    assert (np.sum(found, axis=0) == lengths).all() and (np.count_nonzero(found, axis=0) == 1).all()
+    totals = [share.sum() for share in found]
+    assert max(totals) < 1.02 * min(totals)
+    assert len(shared_out(np.array([5, 0]), 3)) == 1
+
+
+def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = scores(replace(reading, folder=reading.folder.with_name("other")))
+    monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
+    told: list[int] = []
+
+    def killed(tokens: int) -> None:
+        told.append(tokens)
+        if sum(told) > reading.tokens // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reading.scores(1, killed)
+    again: list[int] = []
+    assert reading.scores(1, again.append) == undisturbed
+    assert sum(again[:2]) == sum(told) < sum(again) == reading.tokens  # one share was over, and some steps of another
+    files = sorted(reading.folder.iterdir())
+    assert len(files) == 3
+    for file, damage in zip(
+        files, (lambda data: data[:-9], lambda data: data[:40] + b"\0" + data[41:], None), strict=True
+    ):
+        data = file.read_bytes()
+        file.unlink() if damage is None else file.write_bytes(damage(data))
+        assert reading.scores(1, lambda _: None) == undisturbed and file.read_bytes() == data
+
+
+def test_the_command_goes_on_with_what_another_left(
+    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [str(train("--steps", "2", "--validate-every", "0")), "--tracking.backend", "none"]
+    evaluate.main([*given, "--output", str(tmp_path / "whole")])
+    real = evaluate.write_report
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(evaluate, "write_report", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([*given, "--output", str(out)])
+    assert {path.name for path in out.iterdir()} == {evaluate.PARTIAL}
+    monkeypatch.setattr(evaluate, "write_report", real)
+    monkeypatch.setattr(shares, "read_segments", lambda *_, begin, **__: iter([None] * (begin == 0)))  # none is begun
+    evaluate.main([*given, "--output", str(out)])
+    assert evaluate.PARTIAL not in {path.name for path in out.iterdir()}
+    assert (out / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+    with pytest.raises(UserError, match="num_workers is -1"):
+        evaluate.main([*given, "--num-workers", "-1"])
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Work that leaves a file for each piece; what is to happen at the third."""
+
+    folder: Path
+    third: str = ""
+
+    def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
+        return self._piece
+
+    def _piece(self, number: int) -> Iterator[int]:
+        if number == 2 and self.third == "refused":
+            raise UserError("the third piece is damaged: make it again")
+        if number == 2 and self.third == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield number
+        (self.folder / str(number)).write_text(str(os.getpid()))
+
+
+def test_processes_share_the_work_and_an_error_in_one_is_told(reading: Reading, tmp_path: Path) -> None:
+    folder, told = tmp_path / "pieces", []
+    folder.mkdir()
+    over_processes(Counting(folder), 5, 2, told.append)
+    assert sum(told) == 10 and len(list(folder.iterdir())) == 5
+    assert str(os.getpid()) not in {path.read_text() for path in folder.iterdir()}
+    with pytest.raises(UserError, match="the third piece is damaged: make it again"):
+        over_processes(Counting(folder, "refused"), 5, 2, told.append)
+    with pytest.raises(UserError, match=r"ended from outside \(status -9\).*the same command goes on"):
+        over_processes(Counting(folder, "killed"), 5, 2, told.append)
+    reading = replace(reading, shares=2)
+    assert scores(reading, 2) == scores(replace(reading, folder=tmp_path / "alone"))
