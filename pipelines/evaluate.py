@@ -137,8 +137,8 @@ def main(argv: list[str]) -> None:
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
-    first, *others = (path for path in paths if path.suffix == ".png")
-    look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
+    plot, *others = (path for path in paths if path.suffix == ".png")
+    look = ", ".join([cli.shown(plot), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
 
 
@@ -167,7 +167,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
     others = [e for e in evaluations if e is not best and e.split == best.split]
     shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
-    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share >= 0]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share > 0]
 
 
 def track(
