@@ -209,7 +209,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
     others = [e for e in evaluations if e is not best and e.split == best.split]
     shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
-    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share >= 0]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share > 0]
 
 
 def track(

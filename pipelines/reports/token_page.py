@@ -308,8 +308,10 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
     ]
     write_atomically(folder / "tokens.html", page(comparison, pictures).encode())
     rows = [{**row, "text": "".join(row["text"])} for row in top_rows(comparison)]
-    tables = (("words.csv", rows), ("distances.csv", _flat(comparison)))
-    return [folder / "tokens.html", *pictures, *(write_csv(rows, folder / name) for name, rows in tables if rows)]
+    tables = {folder / "words.csv": rows, folder / "distances.csv": _flat(comparison)}
+    for path in tables:
+        path.unlink(missing_ok=True)  # of another comparison: one without a word has no table
+    return [folder / "tokens.html", *pictures, *(write_csv(rows, path) for path, rows in tables.items() if rows)]
 
 
 def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:

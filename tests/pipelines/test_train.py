@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
