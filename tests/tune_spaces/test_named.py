@@ -89,7 +89,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
         ("ray.tune.schedulers:ASHAScheduler(odd=1)", "odd"),
         ("ray.tune.schedulers:ASHAScheduler(", "cannot be made"),
         ("ray.tune.stopper:TrialPlateauStopper", "no scheduler that decides by results alone"),
-        ("ray.tune.schedulers:HyperBandScheduler(max_t=9)", "no scheduler that decides by results alone"),
+        ("ray.tune.schedulers:ResourceChangingScheduler", "no scheduler that decides by results alone"),
     ],
 )
 def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> None:
