@@ -12,6 +12,7 @@ the calls in their order: making these again restores it, and nothing is pickled
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -99,6 +100,7 @@ class Rule:
             "log_config": False,
             "synch": True,
         }
+        logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)
         kind, given = kind_of(path)
         if isinstance(kind, type) and issubclass(kind, HyperBandScheduler):
             offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
@@ -138,7 +140,8 @@ class Rule:
         self._values[trial.trial_id] = values
         trial.set_config(dict(values))
         own: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=trial.trial_id), metrics={})
-        trial.run_metadata.checkpoint_manager.register_checkpoint(own)
+        manager: Any = trial.run_metadata.checkpoint_manager
+        manager.register_checkpoint(own)
 
     def change(self, name: str, values: Mapping[str, Any]) -> None:
         """Its values are these, whatever was decided."""
@@ -198,7 +201,9 @@ class Rule:
             return
         trial.set_status(Trial.TERMINATED)
         self._rule.on_trial_remove(self, trial)
-        waiting = [other for other in self._trials.values() if other.status == Trial.PAUSED and other.trial_id in self._told]
+        waiting = [
+            other for other in self._trials.values() if other.status == Trial.PAUSED and other.trial_id in self._told
+        ]
         if waiting and isinstance(self._rule, PopulationBasedTraining):  # they may have waited for this one alone
             self._tell(waiting[0])
 

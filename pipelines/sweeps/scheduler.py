@@ -16,18 +16,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.budget import BUDGET, Budget
+from pipelines.sweeps.config import rule_of
 from pipelines.sweeps.planning import suggest
-from pipelines.sweeps.population import Exploit, choose, take_over
+from pipelines.sweeps.population import take_over
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import BUCKET_SECONDS, Stop
-from tune_spaces import Plateau, Rule, Searcher
+from tune_spaces import Exploit, Plateau, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
 """How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
@@ -37,11 +39,10 @@ SAVE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """A trial, and the step up to which it is trained now."""
+    """A trial that is to be trained now."""
 
     trial: Trial
     run: TrainConfig
-    until: int
 
 
 class SweepScheduler:
@@ -49,19 +50,22 @@ class SweepScheduler:
 
     def __init__(self, sweep: Sweep, domains: Mapping[str, Any]) -> None:
         config = sweep.config
-        self.sweep, self._domains = sweep, domains
+        self.sweep = sweep
         self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
         self._plateau = Plateau(config.stop)
-        self._rule = Rule(config.rule, config.rung_tokens or max(1, config.whole // 9), config.whole, config.reduction)
+        self._rule = rule_of(config, domains)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._stands: dict[str, int] = {}
+        """Of a trial that is not trained: the newest step that is saved."""
         self._looked: dict[str, float] = {}
         self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
-        self._generation = 0
+        self._due: list[Exploit] = []
+        """Trials that are to go on as others, once these and those have saved."""
         self.budget = Budget(sweep)
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
@@ -69,36 +73,45 @@ class SweepScheduler:
     def restore(self) -> None:
         """Go on from the sweep's folder."""
         decided: dict[str, str] = {}
-        for event in self.sweep.events():
+        events = list(self.sweep.events())
+        drawn = {event["trial"] for event in events if event["event"] == "draw"}
+        before: dict[str, Any] = {}
+        for exploit in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
+            before.setdefault(exploit["trial"], exploit.get("before"))
+        for trial in self.sweep.trials.values():
+            if trial.id not in drawn:
+                self._rule.add(trial.id, before.get(trial.id) or trial.values, kept=trial.baseline)
+        for event in events:
             if event["event"] == "draw" and self._searcher:
                 self._searcher.suggest(event["name"])
                 if event["trial"] is None:
                     self._searcher.complete(event["name"], 0, None)
-                elif event["trial"] not in self.sweep.trials:
-                    self.sweep.trials[event["trial"]] = Trial(event["trial"], event["values"])
+                    continue
+                self.sweep.trials.setdefault(event["trial"], Trial(event["trial"], event["values"]))
+                self._rule.add(event["trial"], event["values"])
+            elif event["event"] == "begin" and not event.get("behind"):
+                self._rule.choose()
+                self._rule.begin(event["trial"])
             elif event["event"] == "result":
                 trial = self.sweep.trials[event["trial"]]
-                self._rule.add(trial.id)
-                self._rule.result(trial.id, event["tokens"], event["value"])
-                self._plateau.result(trial.id, event["tokens"], event["value"])
+                self._decide(trial, event["step"], event["tokens"], event["value"])
                 self._score(trial, event["step"], event["tokens"], event["value"])
                 if event["decision"] == "stop":
                     decided[trial.id] = event["reason"]
             elif event["event"] == "end":
                 trial = self.sweep.trials[event["trial"]]
                 trial.status, trial.reason = event["status"], event["reason"]
-                decided.pop(trial.id, None)
-                if self._searcher:
-                    self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
+                self._complete(trial)
             elif event["event"] == "generation":
-                self._generation = event["step"]
-                for exploit in event["exploits"]:
-                    self._exploit(Exploit(**exploit), event["step"])
+                self._exploit_all([Exploit(**each) for each in event["exploits"]], event["step"])
+            decided |= self._stopped_by_others()
         for trial in self.sweep.trials.values():
-            if trial.id in decided:  # killed between the decision and its execution
+            if trial.id in decided and not trial.over:  # killed between the decision and its execution
                 self._end(trial, "stopped", decided[trial.id])
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
+            self._rule.rest(trial.id)
+        self._take_over()
 
     @property
     def busy(self) -> list[Trial]:
@@ -121,47 +134,65 @@ class SweepScheduler:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
         if ready := self.ready():
             return self.start(ready)
-        most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
-        if self._searcher and len(self.sweep.trials) < most and not self._closed():
-            return self.start(suggest(self.sweep, self._searcher))
+        if self._more() and not self._closed() and self._searcher:
+            trial = suggest(self.sweep, self._searcher)
+            self._rule.add(trial.id, trial.values)
+            if ready := self.ready():
+                return self.start(ready)
         return None
 
+    def _more(self) -> bool:
+        """Whether a searcher may suggest another trial."""
+        most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
+        return self._searcher is not None and len(self.sweep.trials) < most
+
     def ready(self) -> Trial | None:
-        """The first trial that is known and can be trained now."""
+        """The trial that is known and is to be trained now."""
         if self._closed():
             return None
-        allowed = list(self.sweep.trials.values())[: self.sweep.config.trials or None]
-        return next((t for t in allowed if not t.over and t.id not in self._busy and self._until(t)), None)
+        allowed = islice(self.sweep.trials.values(), self.sweep.config.trials or None)
+        free = {trial.id: trial for trial in allowed if not trial.over and trial.id not in self._busy}
+        for trial in free.values():
+            if self._behind(trial) or self._rule.left(trial.id):
+                return trial
+        trials = self.sweep.trials.values()
+        others = [t.id for t in trials if not t.over and (t.id not in free or t.id in self._concerned)]
+        if chosen := self._rule.choose(others):
+            return self.sweep.trials[chosen]
+        nobody = not self._more() and not self._due and all(trial.over or trial.id in free for trial in trials)
+        return next(iter(free.values()), None) if nobody else None  # all wait, and for nobody
 
     def stays(self, trial: Trial, step: int) -> bool:
         """Whether a trial that is at this step waits there for the others."""
-        if self.sweep.config.scheduler != "pbt":
-            return False
-        return self._generation + self.sweep.config.train.validate_every <= step < self._run(trial).steps
+        return self._rule.waits(trial.id) and trial.last is not None and step >= trial.last.step
 
-    def _until(self, trial: Trial) -> int:
-        """The step up to which the trial may go on by now; 0 for not at all."""
-        steps = self._run(trial).steps
-        if self.sweep.config.scheduler != "pbt":
-            return steps
-        target = min(self._generation + self.sweep.config.train.validate_every, steps)
-        return target if target == steps or self._reached(trial) < target else 0
+    @property
+    def _concerned(self) -> set[str]:
+        """Trials that are to go on as others, and those others."""
+        return {name for exploit in self._due for name in (exploit.trial, exploit.source)}
+
+    def _behind(self, trial: Trial) -> bool:
+        """Whether it was killed before it had saved the step at which it is to wait."""
+        return self._rule.waits(trial.id) and trial.last is not None and self._reached(trial) < trial.last.step
 
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
-        return RunPlace.of(self._run(trial)).newest_step()
+        if trial.id in self._busy or trial.id not in self._stands:
+            self._stands[trial.id] = RunPlace.of(self._run(trial)).newest_step()
+        return self._stands[trial.id]
 
     def start(self, trial: Trial) -> Job:
         """Have a trial trained, for the first time or again."""
-        self._rule.add(trial.id)
-        until = self._until(trial)
+        if not (behind := self._behind(trial) or trial.id in self._concerned):
+            self._rule.begin(trial.id)
         trial.status, trial.recorded = "running", False
         self._stop(trial).clear()
         self.sweep.save(trial)
-        self.sweep.note(event="begin", trial=trial.id, until=until, time=time.time())
+        self.sweep.note(event="begin", trial=trial.id, behind=behind, time=time.time())
         self._busy.add(trial.id)
+        self._stands.pop(trial.id, None)
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
-        return Job(trial, self._run(trial), until)
+        return Job(trial, self._run(trial))
 
     def _run(self, trial: Trial) -> TrainConfig:
         if trial.id not in self._runs:
@@ -198,26 +229,54 @@ class SweepScheduler:
         run = self._run(trial)
         tokens = step * run.tokens_per_step
         self._come(trial, step)
-        bad, flat = self._rule.result(trial.id, tokens, value), self._plateau.result(trial.id, tokens, value)
-        name = self.sweep.config.scheduler if bad else self.sweep.config.stop
-        stop = (bad or flat) and not trial.baseline and step < run.steps
-        best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
-        reason = f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
-        self.sweep.note(
-            event="result",
-            trial=trial.id,
-            step=step,
-            tokens=tokens,
-            value=value,
-            decision="stop" if stop else "continue",
-            reason=reason if stop else "",
-            time=time.time(),
-        )
+        name = self._decide(trial, step, tokens, value)
+        stop = bool(name) and not trial.baseline and step < run.steps
+        reason = self._why(name, step, tokens, value) if stop else ""
+        decision = "stop" if stop else "wait" if self._rule.waits(trial.id) else "continue"
+        told = {
+            "trial": trial.id,
+            "step": step,
+            "tokens": tokens,
+            "value": value,
+            "decision": decision,
+            "reason": reason,
+        }
+        self.sweep.note(event="result", **told, time=time.time())
         self._score(trial, step, tokens, value)
         self.sweep.save(trial)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason
+        self._heed()
         return stop
+
+    def _decide(self, trial: Trial, step: int, tokens: int, value: float) -> str:
+        """What stops the trial at this figure, by its name; empty for nothing."""
+        bad = self._rule.result(trial.id, tokens, value, last=step >= self._run(trial).steps)
+        flat = self._plateau.result(trial.id, tokens, value)
+        self._due += self._rule.exploits
+        self._rule.exploits.clear()
+        return self.sweep.config.scheduler if bad else self.sweep.config.stop if flat else ""
+
+    def _why(self, name: str, step: int, tokens: int, value: float) -> str:
+        best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
+        return f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
+
+    def _stopped_by_others(self) -> dict[str, str]:
+        """Trials that the scheduler has stopped where they waited, and why."""
+        names = [name for name in self._rule.stopped if not self.sweep.trials[name].baseline]
+        self._rule.stopped.clear()
+        found = [(trial, trial.last) for trial in map(self.sweep.trials.__getitem__, names) if trial.last]
+        name = self.sweep.config.scheduler
+        return {t.id: self._why(name, last.step, t.tokens, last.value) for t, last in found}
+
+    def _heed(self) -> None:
+        """End those; one that holds its actor saves first."""
+        for name, reason in self._stopped_by_others().items():
+            trial = self.sweep.trials[name]
+            if name in self._busy:
+                trial.reason = trial.reason or reason
+            elif not trial.over:
+                self._end(trial, "stopped", reason)
 
     def _score(self, trial: Trial, step: int, tokens: int, value: float) -> None:
         self._seen[trial.id][step] = value
@@ -243,13 +302,13 @@ class SweepScheduler:
             self._died(trial, said)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)
-        elif self._interrupted or self.sweep.config.scheduler == "pbt":
+        elif self._interrupted or self._rule.waits(trial.id):
             trial.status = "pending"  # to go on
             self.sweep.save(trial)
         else:
             self._end(trial, "stopped", "a file `stop` in its folder asked it to")
-        if self.sweep.config.scheduler == "pbt":
-            self._next_generation()
+        self._rule.rest(trial.id)
+        self._take_over()
 
     def _died(self, trial: Trial, said: str) -> None:
         step, (before, count) = self._reached(trial), self._failures.get(trial.id, (-1, 0))
@@ -265,36 +324,47 @@ class SweepScheduler:
     def _end(self, trial: Trial, status: Any, reason: str) -> None:
         trial.status, trial.reason = status, reason
         if not reason.startswith(BUDGET):
-            if self._searcher:
-                self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
             self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
+            self._complete(trial)
         self.sweep.save(trial)
         self.on_end(trial)
+        self._heed()
 
-    def _next_generation(self) -> None:
-        """When every trial has come as far: the worst go on from the best."""
-        members = [trial for trial in self.sweep.trials.values() if trial.status != "failed"]
-        step = self._generation + self.sweep.config.train.validate_every
-        figures = {trial.id: self._seen[trial.id].get(step) for trial in members}
-        late = [trial for trial in members if trial.id in self._busy or self._reached(trial) < step]
-        if late or not members or step >= self._run(members[0]).steps or None in figures.values():
+    def _complete(self, trial: Trial) -> None:
+        self._rule.end(trial.id)
+        self._due += self._rule.exploits
+        self._rule.exploits.clear()
+        if self._searcher:
+            self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
+
+    def _take_over(self) -> None:
+        """When all that are concerned have saved: the worst go on from the best."""
+        concerned = [self.sweep.trials[name] for name in self._concerned]
+        if not concerned or any(trial.id in self._busy or self._behind(trial) for trial in concerned):
             return
-        whole = {key: value for key, value in figures.items() if value is not None}
-        values = {trial.id: trial.values for trial in members}
-        preset = [trial.id for trial in members if trial.baseline]
-        exploits = choose(whole, values, self._domains, self.sweep.config.train.seed, step, keep=preset)
-        self.sweep.note(
-            event="generation", step=step, exploits=[asdict(exploit) for exploit in exploits], time=time.time()
-        )
-        self._generation = step
+        step = max(trial.last.step for trial in concerned if trial.last)
+        possible = [
+            each for each in self._due if self._reached(self.sweep.trials[each.source]) >= step
+        ]  # it may have failed
+        told = [asdict(exploit) for exploit in possible]
+        self.sweep.note(event="generation", step=step, exploits=told, time=time.time())
+        self._exploit_all(possible, step)
+        for exploit in possible:
+            values = ", ".join(f"{key} {value}" for key, value in exploit.values.items())
+            print(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {values}", flush=True)
+
+    def _exploit_all(self, exploits: list[Exploit], step: int) -> None:
+        """These, in place of what was due."""
+        for exploit in self._due:
+            self._rule.change(exploit.trial, exploit.before)
+        self._due.clear()
         for exploit in exploits:
             self._exploit(exploit, step)
-            told = ", ".join(f"{key} {value}" for key, value in exploit.values.items())
-            print(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {told}", flush=True)
 
     def _exploit(self, exploit: Exploit, step: int) -> None:
         """Idempotent: a kill may have come in the middle of it."""
         trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
+        self._rule.change(trial.id, exploit.values)
         trial.values = dict(exploit.values)
         # What it had before is nobody's weights now.
         trial.best = trial.last = Figure(step, self._seen[source.id][step])

@@ -112,7 +112,7 @@ class Sweep:
         every = run.validate_every
         if every and every % run.checkpoint.every:
             run = replace(run, checkpoint=replace(run.checkpoint, every=every))
-        allowed = tuple({*run.allow_change, *self.fields}) if config.scheduler == "pbt" else run.allow_change
+        allowed = tuple({*run.allow_change, *self.fields}) if config.populates else run.allow_change
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
 
     def flops_per_token(self, run: TrainConfig) -> float:

@@ -175,9 +175,10 @@ class Recorded(Unpickled, TrialScheduler):
             self._kept = time.monotonic()
 
     def _release(self) -> bool:
-        """Whether those that wait are to save now: all have come, others want their actors, or it takes long."""
+        """Whether those that wait are to save now: all have come, one is to end, others want their actors, or it takes long."""
         waited = time.monotonic() - min(self._held.values())
-        return len(self._held) == self._live() or self._memory.ready() is not None or waited > HOLD_SECONDS
+        ended = any(self._memory.sweep.trials[name].reason for name in self._held)
+        return len(self._held) == self._live() or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
 
     # What Tune tells
 
