@@ -30,7 +30,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import CHANGEABLE_ON_RESUME, LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_result import value_of
+from pipelines.reports.sweep_result import fetch_sweep, value_of
 from pipelines.sweeps.config import SweepConfig
 from pipelines.terminal import cli
 
@@ -131,7 +131,7 @@ class Sweep:
     def open_folder(self, command: str, baseline: dict[str, Any]) -> None:
         """Begin the sweep's folder, or go on in it. Raises UserError when it is another's."""
         config, folder, path = self.config, self.folder, self.folder / "sweep.json"
-        self._fetch()
+        fetch_sweep(self.run, "results.jsonl", "budget.json", "registered.json")
         run = flatten(to_json(config.train))
         fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
         names = (each.name for each in dataclasses.fields(config) if each.name not in CHANGEABLE)
@@ -156,15 +156,6 @@ class Sweep:
         values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
         values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline, "identity": ours}
         self.write("sweep.json", values)
-
-    def _fetch(self) -> None:
-        """Bring the working folder to what the bucket has."""
-        if not self.run.is_local:
-            for path in self.folder.glob("trials/*/trial.json"):
-                path.unlink()
-            trials = (file.name for file in (self.run.place / "trials").list())
-            files = (f"trials/{name}/{file}" for name in trials for file in ("trial.json", "metrics.jsonl"))
-            self.run.fetch("sweep.json", "results.jsonl", "budget.json", "best.json", "registered.json", *files)
 
     @property
     def shown(self) -> str:

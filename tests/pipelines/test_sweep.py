@@ -243,11 +243,11 @@ def test_brackets_pause_stop_and_go_on_after_a_kill_as_without(here: Make) -> No
     calm = here(*brackets, name="calm").run()
     assert [(trial.status, trial.steps) for trial in calm.trials.values()] == [
         ("stopped", 5),
-        ("stopped", 5),
+        ("stopped", 10),
         ("finished", 20),
     ]
     assert "HyperBandForBOHB(reduction_factor=2) stopped it at step 5" in calm.trials["000"].reason
-    for kill_at in (4, 13):  # before the second's figure; where the third is to go on
+    for kill_at in (4, 13, 12):  # in the first one; in the second; where the third is to go on
         with pytest.raises(Killed):
             here(*brackets, kill_at=kill_at).run()
     assert finished(here(*brackets).run()) == finished(calm)
