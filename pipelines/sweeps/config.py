@@ -45,8 +45,8 @@ class SweepConfig:
     scheduler: str = "asha"
     """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; none;
     pbt none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates.
-    Or another scheduler of Ray Tune's that decides by results, by its import path; its time is in tokens:
-    'ray.tune.schedulers:AsyncHyperBandScheduler(brackets=2, grace_period=100000, max_t=1000000)'."""
+    Or another scheduler of Ray Tune's by its import path (docs/sweeps.md); its time is in tokens, HyperBand's in rungs:
+    'ray.tune.schedulers:HyperBandScheduler', 'ray.tune.schedulers:ASHAScheduler(brackets=2)', 'ray.tune.schedulers.pb2:PB2'."""
     stop: str = "none"
     """Which trials are stopped besides: none; plateau those whose last four figures differ by less than 0.01; or a stopper of Ray
     Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
