@@ -1,6 +1,8 @@
 """What a population's trials share (--scheduler pbt): the worst go on from copies of the best ones' checkpoints.
 
-    take_over(source, target, step=60)
+    population = Population(sweep, rule, {"000": {60: 5.1}, …})
+    population.concerned                # who must have saved before
+    population.take_over()
 
 Ray Tune's scheduler compares all at the same step (tune_spaces/stopping.py). A checkpoint holds weights, optimizer, generators and
 the State of every lane; as all trials read the same lanes, the copy's State fits the documents at hand. What the copy changes must
@@ -12,15 +14,73 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from data_prep.places import TEMPORARY, Place
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, name_of, step_of
 from pipelines.checkpoints.retention import give_name, remove
 from pipelines.checkpoints.run_place import RunPlace, copy
+from pipelines.sweeps.sweep import Figure, Sweep, Trial
+from tune_spaces import Exploit, Rule
 
 PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
+
+
+class Population:
+    """The trials of a sweep that go on from each other."""
+
+    def __init__(self, sweep: Sweep, rule: Rule, figures: Mapping[str, Mapping[int, float]]) -> None:
+        self._sweep, self._rule, self._figures = sweep, rule, figures
+
+    @property
+    def concerned(self) -> list[Trial]:
+        """Trials that are to go on as others, and those others: neither is trained before."""
+        return [self._sweep.trials[name] for each in self._rule.exploits for name in (each.trial, each.source)]
+
+    def take_over(self) -> None:
+        """Do what is due; all that are concerned have saved, but for one that has failed."""
+        if not (concerned := self.concerned):
+            return
+        step = max(trial.last.step for trial in concerned if trial.last)
+        saved = {trial.id for trial in concerned if self._sweep.run_place(trial).newest_step() >= step}
+        possible = [each for each in self._rule.exploits if each.source in saved]
+        told = [asdict(each) for each in possible]
+        self._sweep.note(event="generation", step=step, exploits=told, time=time.time())
+        self.go_on(possible, step)
+        for each in possible:
+            values = ", ".join(f"{key} {value}" for key, value in each.values.items())
+            print(f"step {step}: trial {each.trial} goes on from {each.source}, with {values}", flush=True)
+
+    def go_on(self, exploits: Sequence[Exploit], step: int) -> None:
+        """Do these, in place of what was due. Idempotent: a kill may have come in the middle of it."""
+        for each in self._rule.exploits:
+            self._rule.change(each.trial, each.before)
+        self._rule.exploits.clear()
+        for each in exploits:
+            trial, source = self._sweep.trials[each.trial], self._sweep.trials[each.source]
+            self._rule.change(trial.id, each.values)
+            trial.values = dict(each.values)
+            # What it had before is nobody's weights now.
+            trial.best = trial.last = Figure(step, self._figures[source.id][step])
+            if not any(before["step"] == step for before in trial.exploited):
+                theirs, ours = (self._sweep.run_place(one).checkpoints for one in (source, trial))
+                take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
+                trial.exploited.append({"step": step, "from": each.source, "values": each.values})
+                self._sweep.save(trial)
+
+
+def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What trials that have gone on from others began with."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
+        if each.get("before"):  # earlier versions did not write it
+            found.setdefault(each["trial"], each["before"])
+    return found
 
 
 def take_over(source: Place, target: Place, step: int) -> None:

@@ -15,16 +15,15 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.budget import BUDGET, Budget
 from pipelines.sweeps.config import rule_of
 from pipelines.sweeps.planning import suggest
-from pipelines.sweeps.population import take_over
+from pipelines.sweeps.population import Population, first_values
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
@@ -54,9 +53,10 @@ class SweepScheduler:
         self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
         self._plateau = Plateau(config.stop)
         self._rule = rule_of(config, domains)
-        self._runs: dict[str, TrainConfig] = {}
+        self._runs: dict[str, tuple[dict[str, Any], TrainConfig]] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._population = Population(sweep, self._rule, self._seen)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
         self._stands: dict[str, int] = {}
@@ -64,8 +64,6 @@ class SweepScheduler:
         self._looked: dict[str, float] = {}
         self._saved: dict[str, float] = {}
         self._busy: set[str] = set()
-        self._due: list[Exploit] = []
-        """Trials that are to go on as others, once these and those have saved."""
         self.budget = Budget(sweep)
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
@@ -75,12 +73,10 @@ class SweepScheduler:
         decided: dict[str, str] = {}
         events = list(self.sweep.events())
         drawn = {event["trial"] for event in events if event["event"] == "draw"}
-        before: dict[str, Any] = {}
-        for exploit in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
-            before.setdefault(exploit["trial"], exploit.get("before"))
+        values = {trial.id: trial.values for trial in self.sweep.trials.values()} | first_values(events)
         for trial in self.sweep.trials.values():
             if trial.id not in drawn:
-                self._rule.add(trial.id, before.get(trial.id) or trial.values, kept=trial.baseline)
+                self._rule.add(trial.id, values[trial.id], kept=trial.baseline)
         for event in events:
             if event["event"] == "draw" and self._searcher:
                 self._searcher.suggest(event["name"])
@@ -101,17 +97,23 @@ class SweepScheduler:
             elif event["event"] == "end":
                 trial = self.sweep.trials[event["trial"]]
                 trial.status, trial.reason = event["status"], event["reason"]
+                decided.pop(trial.id, None)
                 self._complete(trial)
             elif event["event"] == "generation":
-                self._exploit_all([Exploit(**each) for each in event["exploits"]], event["step"])
+                self._population.go_on([Exploit(**each) for each in event["exploits"]], event["step"])
             decided |= self._stopped_by_others()
         for trial in self.sweep.trials.values():
-            if trial.id in decided and not trial.over:  # killed between the decision and its execution
+            if trial.id in decided:  # killed between the decision and its execution
                 self._end(trial, "stopped", decided[trial.id])
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
             self._rule.rest(trial.id)
         self._take_over()
+
+    def _take_over(self) -> None:
+        """Those that are to go on as others do so, where all that are concerned have saved."""
+        if not any(trial.id in self._busy or self._behind(trial) for trial in self._population.concerned):
+            self._population.take_over()
 
     @property
     def busy(self) -> list[Trial]:
@@ -123,8 +125,7 @@ class SweepScheduler:
     def waiting(self) -> bool:
         """Whether there is anything left to train."""
         some = any(not trial.over for trial in list(self.sweep.trials.values())[: self.sweep.config.trials or None])
-        more = self._searcher is not None and len(self.sweep.trials) < self.sweep.config.samples
-        return (some or more) and not self._closed()
+        return (some or self._more()) and not self._closed()
 
     def _closed(self) -> bool:
         """Whether no trial is to begin or go on any more."""
@@ -155,21 +156,16 @@ class SweepScheduler:
         for trial in free.values():
             if self._behind(trial) or self._rule.left(trial.id):
                 return trial
-        trials = self.sweep.trials.values()
-        others = [t.id for t in trials if not t.over and (t.id not in free or t.id in self._concerned)]
+        trials, concerned = self.sweep.trials.values(), self._population.concerned
+        others = [t.id for t in trials if not t.over and (t.id not in free or t in concerned)]
         if chosen := self._rule.choose(others):
             return self.sweep.trials[chosen]
-        nobody = not self._more() and not self._due and all(trial.over or trial.id in free for trial in trials)
+        nobody = not self._more() and not concerned and all(trial.over or trial.id in free for trial in trials)
         return next(iter(free.values()), None) if nobody else None  # all wait, and for nobody
 
     def stays(self, trial: Trial, step: int) -> bool:
         """Whether a trial that is at this step waits there for the others."""
         return self._rule.waits(trial.id) and trial.last is not None and step >= trial.last.step
-
-    @property
-    def _concerned(self) -> set[str]:
-        """Trials that are to go on as others, and those others."""
-        return {name for exploit in self._due for name in (exploit.trial, exploit.source)}
 
     def _behind(self, trial: Trial) -> bool:
         """Whether it was killed before it had saved the step at which it is to wait."""
@@ -178,12 +174,12 @@ class SweepScheduler:
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
         if trial.id in self._busy or trial.id not in self._stands:
-            self._stands[trial.id] = RunPlace.of(self._run(trial)).newest_step()
+            self._stands[trial.id] = self.sweep.run_place(trial).newest_step()
         return self._stands[trial.id]
 
     def start(self, trial: Trial) -> Job:
         """Have a trial trained, for the first time or again."""
-        if not (behind := self._behind(trial) or trial.id in self._concerned):
+        if not (behind := self._behind(trial) or trial in self._population.concerned):
             self._rule.begin(trial.id)
         trial.status, trial.recorded = "running", False
         self._stop(trial).clear()
@@ -195,9 +191,11 @@ class SweepScheduler:
         return Job(trial, self._run(trial))
 
     def _run(self, trial: Trial) -> TrainConfig:
-        if trial.id not in self._runs:
-            self._runs[trial.id] = self.sweep.run_of(trial)
-        return self._runs[trial.id]
+        values, run = self._runs.get(trial.id, (None, None))
+        if run is None or values is not trial.values:
+            run = self.sweep.run_of(trial)
+            self._runs[trial.id] = trial.values, run
+        return run
 
     # Listening
 
@@ -233,14 +231,7 @@ class SweepScheduler:
         stop = bool(name) and not trial.baseline and step < run.steps
         reason = self._why(name, step, tokens, value) if stop else ""
         decision = "stop" if stop else "wait" if self._rule.waits(trial.id) else "continue"
-        told = {
-            "trial": trial.id,
-            "step": step,
-            "tokens": tokens,
-            "value": value,
-            "decision": decision,
-            "reason": reason,
-        }
+        told = dict(trial=trial.id, step=step, tokens=tokens, value=value, decision=decision, reason=reason)
         self.sweep.note(event="result", **told, time=time.time())
         self._score(trial, step, tokens, value)
         self.sweep.save(trial)
@@ -253,8 +244,6 @@ class SweepScheduler:
         """What stops the trial at this figure, by its name; empty for nothing."""
         bad = self._rule.result(trial.id, tokens, value, last=step >= self._run(trial).steps)
         flat = self._plateau.result(trial.id, tokens, value)
-        self._due += self._rule.exploits
-        self._rule.exploits.clear()
         return self.sweep.config.scheduler if bad else self.sweep.config.stop if flat else ""
 
     def _why(self, name: str, step: int, tokens: int, value: float) -> str:
@@ -263,11 +252,10 @@ class SweepScheduler:
 
     def _stopped_by_others(self) -> dict[str, str]:
         """Trials that the scheduler has stopped where they waited, and why."""
-        names = [name for name in self._rule.stopped if not self.sweep.trials[name].baseline]
+        found = [trial for trial in map(self.sweep.trials.__getitem__, self._rule.stopped) if not trial.baseline]
         self._rule.stopped.clear()
-        found = [(trial, trial.last) for trial in map(self.sweep.trials.__getitem__, names) if trial.last]
         name = self.sweep.config.scheduler
-        return {t.id: self._why(name, last.step, t.tokens, last.value) for t, last in found}
+        return {t.id: self._why(name, t.last.step, t.tokens, t.last.value) for t in found if t.last}
 
     def _heed(self) -> None:
         """End those; one that holds its actor saves first."""
@@ -332,49 +320,8 @@ class SweepScheduler:
 
     def _complete(self, trial: Trial) -> None:
         self._rule.end(trial.id)
-        self._due += self._rule.exploits
-        self._rule.exploits.clear()
         if self._searcher:
             self._searcher.complete(trial.id, trial.tokens, trial.last and trial.last.value)
-
-    def _take_over(self) -> None:
-        """When all that are concerned have saved: the worst go on from the best."""
-        concerned = [self.sweep.trials[name] for name in self._concerned]
-        if not concerned or any(trial.id in self._busy or self._behind(trial) for trial in concerned):
-            return
-        step = max(trial.last.step for trial in concerned if trial.last)
-        possible = [
-            each for each in self._due if self._reached(self.sweep.trials[each.source]) >= step
-        ]  # it may have failed
-        told = [asdict(exploit) for exploit in possible]
-        self.sweep.note(event="generation", step=step, exploits=told, time=time.time())
-        self._exploit_all(possible, step)
-        for exploit in possible:
-            values = ", ".join(f"{key} {value}" for key, value in exploit.values.items())
-            print(f"step {step}: trial {exploit.trial} goes on from {exploit.source}, with {values}", flush=True)
-
-    def _exploit_all(self, exploits: list[Exploit], step: int) -> None:
-        """These, in place of what was due."""
-        for exploit in self._due:
-            self._rule.change(exploit.trial, exploit.before)
-        self._due.clear()
-        for exploit in exploits:
-            self._exploit(exploit, step)
-
-    def _exploit(self, exploit: Exploit, step: int) -> None:
-        """Idempotent: a kill may have come in the middle of it."""
-        trial, source = self.sweep.trials[exploit.trial], self.sweep.trials[exploit.source]
-        self._rule.change(trial.id, exploit.values)
-        trial.values = dict(exploit.values)
-        # What it had before is nobody's weights now.
-        trial.best = trial.last = Figure(step, self._seen[source.id][step])
-        self._runs.pop(trial.id, None)
-        if any(before["step"] == step for before in trial.exploited):
-            return
-        ours, theirs = (self.sweep.run_place(each).checkpoints for each in (trial, source))
-        take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
-        trial.exploited.append({"step": step, "from": exploit.source, "values": exploit.values})
-        self.sweep.save(trial)
 
     def _stop(self, trial: Trial) -> Stop:
         return Stop(self.sweep.run_place(trial).place)

@@ -164,7 +164,7 @@ class Recorded(Unpickled, TrialScheduler):
             ours = self._memory.sweep.trials[name]
             if trial.status == "PAUSED" and ours in self._memory.busy and name not in self._resumed:
                 self._ended(ours, "stopped")
-            elif trial.status == "PENDING" and (asked or ours.over):
+            elif (trial.status in ("PENDING", "PAUSED") and ours.over) or (trial.status == "PENDING" and asked):
                 controller.stop_trial(trial)
         if self._held and (asked or self._memory.out_of_budget() or self._release()):
             for name in self._held:

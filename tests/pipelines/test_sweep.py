@@ -20,7 +20,7 @@ from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
-from pipelines.sweeps import scheduler
+from pipelines.sweeps import population, scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
 from pipelines.sweeps.results import results
@@ -279,7 +279,7 @@ PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validat
 
 def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, int, bool, float]] = []
-    take_over = scheduler.take_over
+    take_over = population.take_over
 
     def look(source: Place, target: Place, step: int) -> None:
         take_over(source, target, step)
@@ -291,7 +291,7 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
         same &= str(ours.optimizer()) == str(theirs.optimizer())
         seen.append((target.parent.name, source.parent.name, step, same, 0.0))
 
-    monkeypatch.setattr(scheduler, "take_over", look)
+    monkeypatch.setattr(population, "take_over", look)
     sweep = here(*PBT).run()
     assert [(step, same) for _, _, step, same, _ in seen] == [(5, True), (10, True), (15, True)]
     assert all(trial.status == "finished" and trial.steps == 20 for trial in sweep.trials.values())

@@ -129,7 +129,8 @@ class Played:
         """Killed, a rule that is told all again goes on as this one would have."""
         came = getattr(self.rule, call)(*words)
         self.log.append((call, words, came, [*self.rule.exploits], [*self.rule.stopped]))
-        self.rule.exploits.clear(), self.rule.stopped.clear()
+        self.rule.exploits.clear()
+        self.rule.stopped.clear()
         if len(self.log) == self.kill_at:
             self.rule, log, self.log, self.kill_at = self.again(), self.log, [], -1
             for call, words, *_ in log:
