@@ -33,7 +33,7 @@ from tune_spaces import Exploit, Plateau, Searcher
 Outcome = Literal["finished", "stopped", "failed", "died"]
 """How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
 SAVE_SECONDS = 1.0
-"""How often a trial's steps are written down; a figure, a begin and an end always are."""
+"""How often a trial's steps and figures are written into its trial.json; its begin and end always are."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class SweepScheduler:
         """Of a trial that is not trained: the newest step that is saved."""
         self._looked: dict[str, float] = {}
         self._saved: dict[str, float] = {}
+        self._unsaved: set[str] = set()
         self._busy: set[str] = set()
         self.budget = Budget(sweep)
         self._interrupted = False
@@ -90,6 +91,7 @@ class SweepScheduler:
                 self._rule.begin(event["trial"])
             elif event["event"] == "result":
                 trial = self.sweep.trials[event["trial"]]
+                self._come(trial, event["step"])
                 self._decide(trial, event["step"], event["tokens"], event["value"])
                 self._score(trial, event["step"], event["tokens"], event["value"])
                 if event["decision"] == "stop":
@@ -207,12 +209,18 @@ class SweepScheduler:
         self._looked[trial.id], before = now, trial.steps
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
             self._come(trial, record.step)
-        if trial.steps > before and now - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
-            self._saved[trial.id] = now
-            self.sweep.save(trial)
+        self._save_soon(trial, trial.steps > before)
         if not trial.reason and (spent := self.out_of_budget()):
             trial.reason = spent
             self._stop(trial).ask()
+
+    def _save_soon(self, trial: Trial, changed: bool = True) -> None:
+        """Each file is forced to the disk, which the trials that end at that moment would wait for."""
+        self._unsaved |= {trial.id} if changed else set()
+        if trial.id in self._unsaved and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
+            self._saved[trial.id] = time.monotonic()
+            self._unsaved.discard(trial.id)
+            self.sweep.save(trial)
 
     def _come(self, trial: Trial, step: int) -> None:
         if step > trial.steps:
@@ -234,7 +242,7 @@ class SweepScheduler:
         told = dict(trial=trial.id, step=step, tokens=tokens, value=value, decision=decision, reason=reason)
         self.sweep.note(event="result", **told, time=time.time())
         self._score(trial, step, tokens, value)
-        self.sweep.save(trial)
+        self._save_soon(trial)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason
         self._heed()

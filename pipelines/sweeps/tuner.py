@@ -42,7 +42,7 @@ HOLD_SECONDS = 60.0
 """How long a trial that waits for others keeps its actor, and no longer."""
 LOOK_SECONDS = 0.1
 """How often it is looked how far trials are, and whether to stop."""
-KEEP_SECONDS = 2.0
+KEEP_SECONDS = 10.0
 """How often the seconds that the sweep has taken are written down."""
 
 
