@@ -90,6 +90,7 @@ class SweepResult:
     """A sweep as its folder has it."""
 
     name: str
+    preset: str
     metric: str
     fields: tuple[str, ...]
     trials: tuple[TrialResult, ...]
@@ -134,7 +135,7 @@ def read_sweep(folder: Path | Place) -> SweepResult:
         metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
         trials = tuple(_trial(path.parent, metric) for path in sorted((folder / "trials").glob("*/trial.json")))
         winner = _read(folder / "best.json") if (folder / "best.json").exists() else None
-        return SweepResult(str(sweep["name"]), metric, fields, trials, winner)
+        return SweepResult(str(sweep["name"]), str(sweep.get("preset", "the preset")), metric, fields, trials, winner)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder}: sweep.json or a trial.json lacks {error}: was it written by pipelines.tune?"

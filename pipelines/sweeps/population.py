@@ -2,7 +2,7 @@
 
     population = Population(sweep, rule, {"000": {60: 5.1}, …})
     population.concerned                # who must have saved before
-    population.take_over()
+    population.take_over(moves)         # tells of a trial whether it is still to come there
 
 Ray Tune's scheduler compares all at the same step (tune_spaces/stopping.py). A checkpoint holds weights, optimizer, generators and
 the State of every lane; as all trials read the same lanes, the copy's State fits the documents at hand. What the copy changes must
@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,10 @@ class Population:
         """Trials that are to go on as others, and those others: neither is trained before."""
         return [self._sweep.trials[name] for each in self._rule.exploits for name in (each.trial, each.source)]
 
-    def take_over(self) -> None:
-        """Do what is due; all that are concerned have saved, but for one that has failed."""
-        if not (concerned := self.concerned):
+    def take_over(self, moves: Callable[[Trial], bool]) -> None:
+        """Do what is due, once all that are concerned have saved, but for one that has failed."""
+        concerned = self.concerned
+        if not concerned or any(map(moves, concerned)):
             return
         step = max(trial.last.step for trial in concerned if trial.last)
         saved = {trial.id for trial in concerned if self._sweep.run_place(trial).newest_step() >= step}

@@ -59,13 +59,10 @@ class SweepScheduler:
         self._population = Population(sweep, self._rule, self._seen)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
-        self._stands: dict[str, int] = {}
-        """Of a trial that is not trained: the newest step that is saved."""
         self._looked: dict[str, float] = {}
-        self._saved: dict[str, float] = {}
-        self._unsaved: set[str] = set()
         self._busy: set[str] = set()
         self.budget = Budget(sweep)
+        self.out_of_budget = self.budget.spent
         self._interrupted = False
         self.on_end: Callable[[Trial], None] = lambda trial: None
 
@@ -110,12 +107,11 @@ class SweepScheduler:
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
             self._rule.rest(trial.id)
-        self._take_over()
+        self._population.take_over(self._moves)
 
-    def _take_over(self) -> None:
-        """Those that are to go on as others do so, where all that are concerned have saved."""
-        if not any(trial.id in self._busy or self._behind(trial) for trial in self._population.concerned):
-            self._population.take_over()
+    def _moves(self, trial: Trial) -> bool:
+        """Whether it is trained, or has to be until it stands where it is to wait."""
+        return trial.id in self._busy or self._behind(trial)
 
     @property
     def busy(self) -> list[Trial]:
@@ -175,9 +171,7 @@ class SweepScheduler:
 
     def _reached(self, trial: Trial) -> int:
         """The newest step of the trial that is saved."""
-        if trial.id in self._busy or trial.id not in self._stands:
-            self._stands[trial.id] = self.sweep.run_place(trial).newest_step()
-        return self._stands[trial.id]
+        return self.sweep.run_place(trial).newest_step()
 
     def start(self, trial: Trial) -> Job:
         """Have a trial trained, for the first time or again."""
@@ -188,7 +182,6 @@ class SweepScheduler:
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, behind=behind, time=time.time())
         self._busy.add(trial.id)
-        self._stands.pop(trial.id, None)
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
         return Job(trial, self._run(trial))
 
@@ -209,18 +202,11 @@ class SweepScheduler:
         self._looked[trial.id], before = now, trial.steps
         for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
             self._come(trial, record.step)
-        self._save_soon(trial, trial.steps > before)
+        if trial.steps > before:
+            self.sweep.save(trial, SAVE_SECONDS)
         if not trial.reason and (spent := self.out_of_budget()):
             trial.reason = spent
             self._stop(trial).ask()
-
-    def _save_soon(self, trial: Trial, changed: bool = True) -> None:
-        """Each file is forced to the disk, which the trials that end at that moment would wait for."""
-        self._unsaved |= {trial.id} if changed else set()
-        if trial.id in self._unsaved and time.monotonic() - self._saved.get(trial.id, 0.0) > SAVE_SECONDS:
-            self._saved[trial.id] = time.monotonic()
-            self._unsaved.discard(trial.id)
-            self.sweep.save(trial)
 
     def _come(self, trial: Trial, step: int) -> None:
         if step > trial.steps:
@@ -242,7 +228,7 @@ class SweepScheduler:
         told = dict(trial=trial.id, step=step, tokens=tokens, value=value, decision=decision, reason=reason)
         self.sweep.note(event="result", **told, time=time.time())
         self._score(trial, step, tokens, value)
-        self._save_soon(trial)
+        self.sweep.save(trial, SAVE_SECONDS)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason
         self._heed()
@@ -262,8 +248,9 @@ class SweepScheduler:
         """Trials that the scheduler has stopped where they waited, and why."""
         found = [trial for trial in map(self.sweep.trials.__getitem__, self._rule.stopped) if not trial.baseline]
         self._rule.stopped.clear()
-        name = self.sweep.config.scheduler
-        return {t.id: self._why(name, t.last.step, t.tokens, t.last.value) for t in found if t.last}
+        return {
+            t.id: self._why(self.sweep.config.scheduler, t.last.step, t.tokens, t.last.value) for t in found if t.last
+        }
 
     def _heed(self) -> None:
         """End those; one that holds its actor saves first."""
@@ -304,7 +291,7 @@ class SweepScheduler:
         else:
             self._end(trial, "stopped", "a file `stop` in its folder asked it to")
         self._rule.rest(trial.id)
-        self._take_over()
+        self._population.take_over(self._moves)
 
     def _died(self, trial: Trial, said: str) -> None:
         step, (before, count) = self._reached(trial), self._failures.get(trial.id, (-1, 0))
@@ -339,7 +326,3 @@ class SweepScheduler:
         self._interrupted = True
         for name in self._busy:
             self._stop(self.sweep.trials[name]).ask()
-
-    def out_of_budget(self) -> str:
-        """Why no more is trained; empty while there is some left."""
-        return self.budget.spent()

@@ -86,6 +86,7 @@ class Sweep:
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    _saved: dict[str, float] = field(default_factory=dict)
 
     @property
     def run(self) -> RunPlace:
@@ -186,7 +187,11 @@ class Sweep:
                     raise
                 time.sleep(wait)
 
-    def save(self, trial: Trial) -> None:
+    def save(self, trial: Trial, every: float = 0.0) -> None:
+        """Write its trial.json, if that was not done in so many seconds: it is forced to the disk, and the sweep waits."""
+        if every and time.monotonic() - self._saved.get(trial.id, 0.0) <= every:
+            return
+        self._saved[trial.id] = time.monotonic()
         figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
         self.write(f"trials/{trial.id}/trial.json", asdict(trial) | figures)
 
