@@ -60,7 +60,8 @@ class Exploit:
 
 def changes_values(name: str) -> bool:
     """Whether the scheduler changes the values of trials while they run. Raises ValueError where there is none of this name."""
-    return issubclass(kind_of(SCHEDULERS.get(name, name))[0], PopulationBasedTraining)
+    kind, _ = kind_of(SCHEDULERS.get(name, name))
+    return isinstance(kind, type) and issubclass(kind, PopulationBasedTraining)
 
 
 class Rule:
@@ -183,7 +184,7 @@ class Rule:
         told = self._told[trial.trial_id]
         with seeded(f"{self._seed}/{told['tokens']}"):  # whoever comes last
             decision = self._rule.on_trial_result(self, trial, dict(told))
-        for name, other in self._trials.items():
+        for name, other in self._trials.items() if isinstance(self._rule, PopulationBasedTraining) else ():
             if other.checkpoint is None or (source := other.checkpoint.path) == name:
                 continue
             before = self._values[name]

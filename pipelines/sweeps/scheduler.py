@@ -84,7 +84,7 @@ class SweepScheduler:
                 self.sweep.trials.setdefault(event["trial"], Trial(event["trial"], event["values"]))
                 self._rule.add(event["trial"], event["values"])
             elif event["event"] == "begin" and not event.get("behind"):
-                self._rule.choose()
+                self._rule.choose(event.get("held", ()))  # which may decide something too
                 self._rule.begin(event["trial"])
             elif event["event"] == "result":
                 trial = self.sweep.trials[event["trial"]]
@@ -131,7 +131,9 @@ class SweepScheduler:
 
     def next(self) -> Job | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
-        if ready := self.ready():
+        ready = self.ready()
+        self._heed()
+        if ready:
             return self.start(ready)
         if self._more() and not self._closed() and self._searcher:
             trial = suggest(self.sweep, self._searcher)
@@ -177,10 +179,11 @@ class SweepScheduler:
         """Have a trial trained, for the first time or again."""
         if not (behind := self._behind(trial) or trial in self._population.concerned):
             self._rule.begin(trial.id)
+        held = [name for name in sorted(self._busy) if self._rule.waits(name)]
         trial.status, trial.recorded = "running", False
         self._stop(trial).clear()
         self.sweep.save(trial)
-        self.sweep.note(event="begin", trial=trial.id, behind=behind, time=time.time())
+        self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
         self._busy.add(trial.id)
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
         return Job(trial, self._run(trial))
@@ -276,9 +279,8 @@ class SweepScheduler:
         self.watch(trial)
         self._busy.discard(trial.id)
         trial.seconds += seconds
-        stop = self._stop(trial)
-        asked = stop.asked()
-        stop.clear()
+        asked = self._stop(trial).asked()
+        self._stop(trial).clear()
         if outcome in ("finished", "failed"):
             self._end(trial, outcome, said)
         elif outcome == "died" and not trial.reason and not asked:

@@ -49,6 +49,7 @@ def test_it_is_given_what_it_takes_and_what_is_written() -> None:
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
     rule = Rule(f"{OWN}:StopsAbove(limit=2.5)", least=1, most=9)
     rule.add("a")
+    assert rule.own and not Rule("asha", least=1, most=9).own
     assert [rule.result("a", 1, value) for value in (2.0, 3.0)] == [False, True]
     searcher = Searcher(f"{OWN}:Counts", combine("states", values("small-rec")), seed=0)
     states = [searcher.suggest(str(i))["model.states"] for i in range(5)]
