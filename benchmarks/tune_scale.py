@@ -102,6 +102,7 @@ def main(argv: list[str]) -> None:
         memory = SweepScheduler(sweep, domains)
         plan(sweep, domains, None)
         save_plan(sweep)
+        memory.restore()
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
         kind = Sleeps if config.kind == "sleep" else Trial

@@ -34,7 +34,7 @@ class CompareConfig:
     """What is compared."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders or URIs of runs, folders of sweeps, or ids of runs in MLflow."""
+    """Folders or URIs of runs or sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
     """Of a sweep: its best trial, or all that have a figure; auto takes all where nothing else is compared."""
     root: str = "runs"
@@ -61,7 +61,10 @@ def main(argv: list[str]) -> None:
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)
     target.publish(*(path.name for path in paths))
-    charts = [path for place in places if is_sweep(place) for path in report_sweep(Path(place.path))]
+    charts: list[Path] = []
+    for sweep in (RunPlace(place) for place in places if is_sweep(place)):
+        charts += report_sweep(sweep.folder)  # of a bucket: a copy, which was brought here to be compared
+        sweep.publish(*(f"report/{path.name}" for path in charts if path.is_relative_to(sweep.folder)))
     tracker = Tracker.start(  # a run of its own in MLflow
         replace(config.tracking, system_metrics="off"),
         root=root,

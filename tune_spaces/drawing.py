@@ -14,6 +14,7 @@ import importlib
 import logging
 import math
 import random
+import zlib
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -73,6 +74,19 @@ def _points(domain: Any, points: int) -> list[Any]:
     return [domain.lower * ratio ** (i / (points - 1)) for i in range(points)]
 
 
+@contextlib.contextmanager
+def seeded(text: str) -> Iterator[None]:
+    """Tune draws from the global generators: within the block what they give depends on this text alone."""
+    others = random.getstate(), np.random.get_state()
+    random.seed(text)
+    np.random.seed(zlib.crc32(text.encode()))
+    try:
+        yield
+    finally:
+        random.setstate(others[0])
+        np.random.set_state(others[1])
+
+
 class Searcher:
     """Ray Tune's OptunaSearch or TuneBOHB, or another of its searchers by its import path. Categories go through it as labels,
     because theirs must be plain values.
@@ -82,7 +96,7 @@ class Searcher:
 
     def __init__(self, name: str, domains: Mapping[str, Any], seed: int) -> None:
         self._domains = domains
-        self._numbers: Any = np.random.RandomState(seed).get_state()
+        self._seed = seed
         space = {
             key: tune.choice([str(i) for i in range(len(domain))]) if isinstance(domain, Categorical) else domain
             for key, domain in domains.items()
@@ -104,19 +118,8 @@ class Searcher:
                 f"{name} is no searcher of Ray Tune's: choose {' or '.join(SEARCHERS)}, or --search random"
             )
 
-    @contextlib.contextmanager
-    def _own_numbers(self) -> Iterator[None]:
-        """BOHB draws from numpy's global generator, from which others draw too."""
-        others = np.random.get_state()
-        np.random.set_state(self._numbers)
-        try:
-            yield
-        finally:
-            self._numbers = np.random.get_state()
-            np.random.set_state(others)
-
     def suggest(self, trial: str) -> dict[str, Any]:
-        with self._own_numbers():
+        with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
             values = self._search.suggest(trial)
         return expand(
             {
@@ -126,16 +129,12 @@ class Searcher:
         )
 
     def result(self, trial: str, time: int, value: float) -> None:
-        with self._own_numbers():
-            self._search.on_trial_result(trial, self._told(time, value))
+        self._search.on_trial_result(trial, self._told(time, value))
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
         """``value`` None: it failed."""
-        with self._own_numbers():
-            if value is None:
-                self._search.on_trial_complete(trial, None, error=True)
-            else:
-                self._search.on_trial_complete(trial, self._told(time, value))
+        told = None if value is None else self._told(time, value)
+        self._search.on_trial_complete(trial, told, error=told is None)
 
     @staticmethod
     def _told(time: int, value: float) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import importlib
 import inspect
 from typing import Any
 
+from ray.tune import TuneError
+
 
 def is_path(text: str) -> bool:
     """Whether it is an import path, ``module:Name``, and not one of our names."""
     return ":" in text
 
 
-def make(text: str, **offered: Any) -> Any:
-    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be."""
+def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
+    """The class that is named, and the arguments that are written. Raises ValueError, in a sentence, where that cannot be."""
     module, _, written = text.partition(":")
     try:
         tree = ast.parse(written, mode="eval").body
@@ -27,13 +29,24 @@ def make(text: str, **offered: Any) -> Any:
         if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
             raise ValueError("not of the form module:Name(field=value, …)")
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        made = getattr(importlib.import_module(module), call.func.id)
-        return made(
-            **{key: value for key, value in offered.items() if key in inspect.signature(made).parameters} | given
-        )
-    except (SyntaxError, ValueError, TypeError, ImportError, AttributeError, AssertionError) as error:
-        why = str(error) or type(error).__name__  # Tune asserts that a package is there
-        raise ValueError(
-            f"{text} cannot be made: {why}; write module:Name(field=value, …), as in "
-            "ray.tune.schedulers:MedianStoppingRule(min_samples_required=3)"
-        ) from None
+        return getattr(importlib.import_module(module), call.func.id), given
+    except (SyntaxError, ValueError, ImportError, AttributeError) as error:
+        raise _cannot(text, error) from None
+
+
+def make(text: str, **offered: Any) -> Any:
+    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be."""
+    kind, given = kind_of(text)
+    try:
+        taken = inspect.signature(kind).parameters
+        return kind(**{key: value for key, value in offered.items() if key in taken} | given)
+    except (ValueError, TypeError, ImportError, AttributeError, AssertionError, RuntimeError, TuneError) as error:
+        raise _cannot(text, error) from None
+
+
+def _cannot(text: str, error: Exception) -> ValueError:
+    why = str(error) or type(error).__name__  # Tune asserts that a package is there
+    return ValueError(
+        f"{text} cannot be made: {why}; write module:Name(field=value, …), as in "
+        "ray.tune.schedulers:MedianStoppingRule(min_samples_required=3)"
+    )

@@ -1,22 +1,26 @@
-"""Early stopping by Ray Tune's rules, fed with results by whoever runs the trials.
+"""Early stopping and populations by Ray Tune's schedulers, fed with results by whoever runs the trials.
 
     rule = Rule("asha", least=3072, most=27648, reduction=3)      in tokens
-    rule.add("000")
+    rule.add("000", {"optim.lr": 1e-3}); rule.begin("000")
     rule.result("000", tokens=3072, value=6.1)                    # True: stop it
-    Rule("ray.tune.schedulers:AsyncHyperBandScheduler(grace_period=3072, max_t=27648)", …)      any that decides by results
+    rule.waits("000"), rule.choose(), rule.exploits, rule.stopped # where the scheduler pauses trials and changes them
     stops = Plateau("plateau"); stops.result("000", tokens=3072, value=6.1)
 
-Their state is a pure function of the results in their order: feeding these again restores it, and nothing is pickled.
+A scheduler plays here on Tune's own records of trials, while Tune's controller runs the real ones. Its state is a pure function of
+the calls in their order: making these again restores it, and nothing is pickled.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
-    ASHAScheduler,
-    FIFOScheduler,
+    AsyncHyperBandScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
@@ -24,63 +28,218 @@ from ray.tune.schedulers import (
     ResourceChangingScheduler,
     TrialScheduler,
 )
+from ray.tune.search.sample import Float
 from ray.tune.stopper import Stopper
 
-from tune_spaces.named import is_path, make
+from tune_spaces.drawing import expand, seeded
+from tune_spaces.named import is_path, kind_of, make
 
-STEERING = (
-    HyperBandScheduler,
-    PopulationBasedTraining,
-    PopulationBasedTrainingReplay,
-    ResourceChangingScheduler,
-)
-"""Schedulers that do not decide by results alone, but pause and change the trials of Tune's controller."""
+SCHEDULERS = {
+    "asha": "ray.tune.schedulers:ASHAScheduler",
+    "median": "ray.tune.schedulers:MedianStoppingRule(min_samples_required=2)",
+    "pbt": "ray.tune.schedulers:PopulationBasedTraining",
+    "none": "ray.tune.schedulers:FIFOScheduler",
+}
+"""By our names."""
+ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
+"""These change what a trial takes, or repeat another sweep's changes: they cannot be fed with results."""
+COMPARING = (AsyncHyperBandScheduler, MedianStoppingRule)
+"""Told of results alone, the last one of a trial and those after a stop too; all others as Tune's controller tells them."""
+
+
+@dataclass(frozen=True)
+class Exploit:
+    """A trial goes on as another one stands, with other values."""
+
+    trial: str
+    source: str
+    values: dict[str, Any]
+    before: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Its own values until then."""
+
+
+def changes_values(name: str) -> bool:
+    """Whether the scheduler changes the values of trials while they run. Raises ValueError where there is none of this name."""
+    kind, _ = kind_of(SCHEDULERS.get(name, name))
+    return isinstance(kind, type) and issubclass(kind, PopulationBasedTraining)
 
 
 class Rule:
-    """When a trial is stopped, by the lower-is-better value that it has after so many tokens.
+    """When a trial is stopped, waits or goes on as another one, by the lower-is-better value that it has after so many tokens.
 
-    - asha: at rungs of ``least``, ``least · reduction``, … tokens, unless it is among the best 1/``reduction`` of those so far.
+    - asha: stopped at rungs of ``least``, ``least · reduction``, … tokens, unless among the best 1/``reduction`` of those so far.
     - median: from ``least`` tokens on, when its best is worse than the median of the others' running means.
-    - an import path: any other scheduler that decides by results. Raises ValueError for one that does not.
+    - pbt: all are compared every ``every`` tokens, and the worst quarter goes on from the best, with other values.
+    - an import path: any other scheduler of Ray Tune's, or one's own. Time is in tokens; HyperBand's in ``rungs`` of ``least``.
+
+    Raises ValueError for what is none, or cannot be played here.
     """
 
-    def __init__(self, name: str, least: int, most: int, reduction: int = 3) -> None:
-        if name == "asha":
-            self._rule: Any = ASHAScheduler(
-                time_attr="tokens",
-                metric="value",
-                mode="min",
-                grace_period=least,
-                max_t=max(most, least + 1),
-                reduction_factor=reduction,
-                stop_last_trials=False,  # a trial ends by itself
+    def __init__(
+        self,
+        name: str,
+        least: int,
+        most: int,
+        reduction: int = 3,
+        every: int = 1,
+        domains: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        path, ranges = SCHEDULERS.get(name, name), domains or {}
+        bounds = {key: [domain.lower, domain.upper] for key, domain in ranges.items() if isinstance(domain, Float)}
+        offered: dict[str, Any] = {
+            "time_attr": "tokens",
+            "metric": "value",
+            "mode": "min",
+            "grace_period": least,
+            "max_t": max(most, least + 1),
+            "reduction_factor": reduction,
+            "stop_last_trials": False,  # a trial ends by itself
+            "perturbation_interval": every,
+            "hyperparam_mutations": ranges,
+            "hyperparam_bounds": bounds,
+            "log_config": False,
+            "synch": True,
+        }
+        logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)
+        kind, given = kind_of(path)
+        if isinstance(kind, type) and issubclass(kind, HyperBandScheduler):
+            offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
+        self._rule: Any = make(path, **offered)
+        if not isinstance(self._rule, TrialScheduler) or isinstance(self._rule, ELSEWHERE):
+            raise ValueError(
+                f"{name} is no scheduler that decides by results alone, so that a sweep could not go on with it after a kill: "
+                "choose asha, median or pbt"
             )
-        elif name == "median":
-            self._rule = MedianStoppingRule(
-                time_attr="tokens", metric="value", mode="min", grace_period=least, min_samples_required=2
-            )
-        elif is_path(name):
-            self._rule = make(name, time_attr="tokens", metric="value", mode="min")
-            if not isinstance(self._rule, TrialScheduler) or isinstance(self._rule, STEERING):
-                raise ValueError(
-                    f"{name} is no scheduler that decides by results alone, so that a sweep could not go on with it after a kill: "
-                    "choose asha, median or pbt"
-                )
-        else:
-            self._rule = FIFOScheduler()
-        self._trials: dict[str, Any] = {}
-        self._sweep: Any = SimpleNamespace(get_live_trials=list)
+        if not given.get("synch", True):
+            raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
+        self.own = not kind.__module__.startswith("ray.")
+        """Whether it is not Tune's."""
+        self.exploits: list[Exploit] = []
+        """Decided since they were last taken out."""
+        self.stopped: list[str] = []
+        """Trials that were stopped by another one's result, since they were last taken out."""
+        self._least, self._seed = least, seed
+        self._trials: dict[str, Trial] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
+        self._kept: set[str] = set()
+        self._left: set[str] = set()
+        """Trials that it has stopped, and tells nothing more of."""
 
-    def add(self, trial: str) -> None:
-        if trial not in self._trials:
-            self._trials[trial] = _Trial(trial)
-            self._rule.on_trial_add(self._sweep, self._trials[trial])
+    def add(self, name: str, values: Mapping[str, Any] | None = None, kept: bool = False) -> None:
+        """A trial that is known from now on; ``kept``: it stays as it is."""
+        if name not in self._trials:
+            trial = self._trials[name] = Trial("trial", config=dict(values or {}), trial_id=name, stub=True)
+            self._kept |= {name} if kept else set()
+            self._change(trial, dict(values or {}))
+            with seeded(f"{self._seed}/{name}"):
+                self._rule.on_trial_add(self, trial)
 
-    def result(self, trial: str, tokens: int, value: float) -> bool:
+    def _change(self, trial: Trial, values: dict[str, Any]) -> None:
+        """Give it values, and a checkpoint of its own by name."""
+        self._values[trial.trial_id] = values
+        trial.set_config(dict(values))
+        own: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=trial.trial_id), metrics={})
+        manager: Any = trial.run_metadata.checkpoint_manager
+        manager.register_checkpoint(own)
+
+    def change(self, name: str, values: Mapping[str, Any]) -> None:
+        """Its values are these, whatever was decided."""
+        self._change(self._trials[name], dict(values))
+
+    def begin(self, name: str) -> None:
+        """It is being trained."""
+        self._trials[name].set_status(Trial.RUNNING)
+
+    def rest(self, name: str) -> None:
+        """It is not, and is to go on."""
+        if self._trials[name].status == Trial.RUNNING:
+            self._trials[name].set_status(Trial.PENDING)
+
+    def waits(self, name: str) -> bool:
+        """Whether it is to stand where it is until it is chosen."""
+        return self._trials[name].status == Trial.PAUSED
+
+    def left(self, name: str) -> bool:
+        """Whether the scheduler wants to hear no more of it."""
+        return name in self._left
+
+    def result(self, name: str, tokens: int, value: float, last: bool = False) -> bool:
         """Whether to stop it."""
-        told = {"tokens": tokens, "value": value, "training_iteration": tokens}
-        return self._rule.on_trial_result(self._sweep, self._trials[trial], told) == TrialScheduler.STOP
+        if name in self._left or (last and not isinstance(self._rule, COMPARING)):
+            return False
+        trial = self._trials[name]
+        trial.set_status(Trial.RUNNING)
+        rungs = tokens / self._least
+        self._told[name] = {"tokens": tokens, "rungs": rungs, "value": value, "training_iteration": tokens}
+        decision = self._tell(trial)
+        if decision in (TrialScheduler.PAUSE, TrialScheduler.NOOP):
+            trial.set_status(Trial.PAUSED)
+        if decision == TrialScheduler.STOP and not isinstance(self._rule, COMPARING):
+            self._left.add(name)
+        return decision == TrialScheduler.STOP
+
+    def _tell(self, trial: Trial) -> str:
+        told = self._told[trial.trial_id]
+        with seeded(f"{self._seed}/{told['tokens']}"):  # whoever comes last
+            decision = self._rule.on_trial_result(self, trial, dict(told))
+        for name, other in self._trials.items() if isinstance(self._rule, PopulationBasedTraining) else ():
+            if other.checkpoint is None or (source := other.checkpoint.path) == name:
+                continue
+            before = self._values[name]
+            values = before if name in self._kept else expand(other.config)
+            self._change(other, values)
+            if name not in self._kept:
+                self.exploits.append(Exploit(name, source, values, before))
+        return decision
+
+    def end(self, name: str) -> None:
+        """It is over."""
+        trial = self._trials[name]
+        if trial.is_finished() or isinstance(self._rule, COMPARING):
+            trial.set_status(Trial.TERMINATED)
+            return
+        trial.set_status(Trial.TERMINATED)
+        self._rule.on_trial_remove(self, trial)
+        waiting = [
+            other for other in self._trials.values() if other.status == Trial.PAUSED and other.trial_id in self._told
+        ]
+        if waiting and isinstance(self._rule, PopulationBasedTraining):  # they may have waited for this one alone
+            self._tell(waiting[0])
+
+    def choose(self, hidden: Collection[str] = ()) -> str | None:
+        """The trial that is to be trained next; ``hidden`` ones cannot be."""
+        states = {name: self._trials[name].status for name in hidden}
+        for name in states:
+            self._trials[name].set_status(Trial.RUNNING)
+        chosen = self._rule.choose_trial_to_run(self)
+        for name, status in states.items():
+            self._trials[name].set_status(status)
+        return None if chosen is None else chosen.trial_id
+
+    # What a scheduler asks of Tune's controller
+
+    search_alg = SimpleNamespace(searcher=SimpleNamespace(on_pause=lambda trial: None, on_unpause=lambda trial: None))
+
+    def get_trials(self) -> list[Trial]:
+        return list(self._trials.values())
+
+    def get_live_trials(self) -> list[Trial]:
+        return [trial for trial in self._trials.values() if not trial.is_finished()]
+
+    def stop_trial(self, trial: Trial) -> None:
+        name = trial.trial_id
+        self._left.add(name)
+        self.stopped.append(name)
+        trial.set_status(Trial.PENDING if name in self._kept else Trial.TERMINATED)
+        self._rule.on_trial_remove(self, trial)
+
+    def pause_trial(self, trial: Trial, should_checkpoint: bool = True) -> None:
+        trial.set_status(Trial.PAUSED)
+
+    def _schedule_trial_save(self, trial: Trial, result: Any = None) -> Any:
+        return trial.checkpoint
 
 
 class Plateau:
@@ -102,10 +261,3 @@ class Plateau:
     def over(self) -> bool:
         """Whether to stop them all."""
         return self._stopper is not None and bool(self._stopper.stop_all())
-
-
-class _Trial:
-    """What the rules need of a trial."""
-
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id = trial_id

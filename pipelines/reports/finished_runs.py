@@ -78,7 +78,7 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
     for name in names:
         place = Place.parse(name)
         if place.is_dir():
-            found += runs_of_sweep(Path(place.path), every_trial) if is_sweep(place) else [run_of_folder(place)]
+            found += runs_of_sweep(place, every_trial) if is_sweep(place) else [run_of_folder(place)]
         elif re.fullmatch("[0-9a-f]{32}", name):
             found += runs_of_mlflow(name, config, root, every_trial)
         else:
@@ -110,12 +110,12 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     return _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
 
 
-def runs_of_sweep(folder: Path, every_trial: bool) -> list[FinishedRun]:
-    sweep = read_sweep(folder)
+def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:
+    sweep = read_sweep(place)
     if not sweep.scored:
-        raise UserError(f"{folder}: no trial of this sweep has a figure yet")
+        raise UserError(f"{place}: no trial of this sweep has a figure yet")
     trials = sweep.scored if every_trial else sweep.scored[:1]
-    return [run_of_folder(folder / "trials" / trial.id, f"{sweep.name}/{trial.id}") for trial in trials]
+    return [run_of_folder(place / f"trials/{trial.id}", f"{sweep.name}/{trial.id}") for trial in trials]
 
 
 def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from data_prep.errors import UserError
 from data_prep.places import Place
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
 
@@ -89,6 +90,7 @@ class SweepResult:
     """A sweep as its folder has it."""
 
     name: str
+    preset: str
     metric: str
     fields: tuple[str, ...]
     trials: tuple[TrialResult, ...]
@@ -108,19 +110,32 @@ class SweepResult:
 
 
 def is_sweep(place: Place) -> bool:
-    return place.is_local and (place / "sweep.json").is_file()
+    return (place / "sweep.json").is_file()
 
 
-def read_sweep(folder: Path) -> SweepResult:
+def fetch_sweep(sweep: RunPlace, *further: str) -> Path:
+    """The sweep's folder; of a bucket the working folder, brought to what is there, with ``further`` files of the sweep's own."""
+    if not sweep.is_local:
+        for path in sweep.folder.glob("trials/*/trial.json"):
+            path.unlink()
+        trials = [f"trials/{file.name}" for file in (sweep.place / "trials").list()]
+        files = (f"{trial}/{file}" for trial in trials for file in ("trial.json", "metrics.jsonl", "config.json"))
+        sweep.fetch("sweep.json", "best.json", *further, *files)
+    return sweep.folder
+
+
+def read_sweep(folder: Path | Place) -> SweepResult:
     """Raises ValueError naming the file that is missing or damaged."""
-    if not is_sweep(Place.parse(folder)):
+    place = Place.parse(folder)
+    if not is_sweep(place):
         raise UserError(f"{folder} is not the folder of a sweep: name one that pipelines.tune wrote")
+    folder = fetch_sweep(RunPlace(place))
     sweep = _read(folder / "sweep.json")
     try:
         metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
         trials = tuple(_trial(path.parent, metric) for path in sorted((folder / "trials").glob("*/trial.json")))
         winner = _read(folder / "best.json") if (folder / "best.json").exists() else None
-        return SweepResult(str(sweep["name"]), metric, fields, trials, winner)
+        return SweepResult(str(sweep["name"]), str(sweep.get("preset", "the preset")), metric, fields, trials, winner)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder}: sweep.json or a trial.json lacks {error}: was it written by pipelines.tune?"

@@ -18,10 +18,11 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
+from pipelines.sweeps.config import rule_of
 from pipelines.sweeps.population import PERTURBABLE
 from pipelines.sweeps.sweep import CHANGEABLE_OF_RUN, SweepConfig
 from pipelines.terminal import cli
-from tune_spaces import SPACES, Plateau, Rule
+from tune_spaces import SPACES, Plateau
 from tune_spaces.drawing import Searcher, fields
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
@@ -96,21 +97,29 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(
                 f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
             )
-    if config.scheduler == "pbt":
+    if config.populates:
         if fixed := [name for name in fields(domains) if name not in PERTURBABLE]:
             raise UserError(
-                f"pbt changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the middle of a run (a "
-                f"checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
+                f"{config.scheduler} changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the "
+                f"middle of a run (a checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
             )
         if config.suggested:
-            raise UserError(f"pbt chooses by itself as it goes on: with --search {config.search} use --scheduler asha")
+            raise UserError(
+                f"{config.scheduler} chooses by itself as it goes on: with --search {config.search} use --scheduler asha"
+            )
         if every >= run.steps:
             raise UserError(
-                f"pbt compares trials at each validation, and the first is at step {every} of {run.steps}: lower it"
+                f"{config.scheduler} compares trials at each validation, and the first is at step {every} of {run.steps}: lower it"
             )
         if config.metric.startswith("train/"):
-            raise UserError(f"pbt compares trials where they are validated, and {config.metric} is no such figure")
-    Rule(config.rule, 1, 2)
+            raise UserError(
+                f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
+            )
+    if rule_of(config, domains).own:
+        print(
+            f"note: {config.scheduler} is not Ray Tune's own: after a kill it is told all results again, and goes on as before "
+            "only if it decides by these alone"
+        )
     Plateau(config.stop)
     if config.suggested:
         Searcher(config.search, domains, run.seed)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from data_prep.errors import UserError, nearest
 from pipelines.config.run import TrainConfig
 from pipelines.tracking.metrics import METRICS
+from tune_spaces import Rule
 from tune_spaces.drawing import SEARCHERS
 from tune_spaces.named import is_path
+from tune_spaces.stopping import SCHEDULERS, changes_values
 
 NAMES = {
     "search": ("random", "grid", *SEARCHERS),
-    "scheduler": ("asha", "median", "pbt", "none"),
+    "scheduler": tuple(SCHEDULERS),
     "stop": ("none", "plateau"),
 }
 """Of fields that take an import path too."""
@@ -42,8 +45,8 @@ class SweepConfig:
     scheduler: str = "asha"
     """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; none;
     pbt none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates.
-    Or another scheduler of Ray Tune's that decides by results, by its import path; its time is in tokens:
-    'ray.tune.schedulers:AsyncHyperBandScheduler(brackets=2, grace_period=100000, max_t=1000000)'."""
+    Or another scheduler of Ray Tune's by its import path (docs/sweeps.md); its time is in tokens, HyperBand's in rungs:
+    'ray.tune.schedulers:HyperBandScheduler', 'ray.tune.schedulers:ASHAScheduler(brackets=2)', 'ray.tune.schedulers.pb2:PB2'."""
     stop: str = "none"
     """Which trials are stopped besides: none; plateau those whose last four figures differ by less than 0.01; or a stopper of Ray
     Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
@@ -84,9 +87,9 @@ class SweepConfig:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
 
     @property
-    def rule(self) -> str:
-        """What stops trials early by comparing them."""
-        return "none" if self.scheduler == "pbt" else self.scheduler
+    def populates(self) -> bool:
+        """Whether trials go on from each other. Raises ValueError for a scheduler that is none."""
+        return changes_values(self.scheduler)
 
     @property
     def suggested(self) -> bool:
@@ -97,3 +100,12 @@ class SweepConfig:
     def whole(self) -> int:
         """Tokens of a trial, where all have the same."""
         return self.train.steps * self.train.tokens_per_step
+
+
+def rule_of(config: SweepConfig, domains: Mapping[str, Any]) -> Rule:
+    """The scheduler of a sweep. Raises ValueError where it cannot be."""
+    least, every = (
+        config.rung_tokens or max(1, config.whole // 9),
+        config.train.validate_every * config.train.tokens_per_step,
+    )
+    return Rule(config.scheduler, least, config.whole, config.reduction, every, domains, config.train.seed)

@@ -30,7 +30,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import CHANGEABLE_ON_RESUME, LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_result import value_of
+from pipelines.reports.sweep_result import fetch_sweep, value_of
 from pipelines.sweeps.config import SweepConfig
 from pipelines.terminal import cli
 
@@ -86,6 +86,7 @@ class Sweep:
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    _saved: dict[str, float] = field(default_factory=dict)
 
     @property
     def run(self) -> RunPlace:
@@ -112,7 +113,7 @@ class Sweep:
         every = run.validate_every
         if every and every % run.checkpoint.every:
             run = replace(run, checkpoint=replace(run.checkpoint, every=every))
-        allowed = tuple({*run.allow_change, *self.fields}) if config.scheduler == "pbt" else run.allow_change
+        allowed = tuple({*run.allow_change, *self.fields}) if config.populates else run.allow_change
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
 
     def flops_per_token(self, run: TrainConfig) -> float:
@@ -131,7 +132,7 @@ class Sweep:
     def open_folder(self, command: str, baseline: dict[str, Any]) -> None:
         """Begin the sweep's folder, or go on in it. Raises UserError when it is another's."""
         config, folder, path = self.config, self.folder, self.folder / "sweep.json"
-        self._fetch()
+        fetch_sweep(self.run, "results.jsonl", "budget.json", "registered.json")
         run = flatten(to_json(config.train))
         fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
         names = (each.name for each in dataclasses.fields(config) if each.name not in CHANGEABLE)
@@ -156,15 +157,6 @@ class Sweep:
         values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
         values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline, "identity": ours}
         self.write("sweep.json", values)
-
-    def _fetch(self) -> None:
-        """Bring the working folder to what the bucket has."""
-        if not self.run.is_local:
-            for path in self.folder.glob("trials/*/trial.json"):
-                path.unlink()
-            trials = (file.name for file in (self.run.place / "trials").list())
-            files = (f"trials/{name}/{file}" for name in trials for file in ("trial.json", "metrics.jsonl"))
-            self.run.fetch("sweep.json", "results.jsonl", "budget.json", "best.json", "registered.json", *files)
 
     @property
     def shown(self) -> str:
@@ -195,7 +187,11 @@ class Sweep:
                     raise
                 time.sleep(wait)
 
-    def save(self, trial: Trial) -> None:
+    def save(self, trial: Trial, every: float = 0.0) -> None:
+        """Write its trial.json, if that was not done in so many seconds: it is forced to the disk, and the sweep waits."""
+        if every and time.monotonic() - self._saved.get(trial.id, 0.0) <= every:
+            return
+        self._saved[trial.id] = time.monotonic()
         figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
         self.write(f"trials/{trial.id}/trial.json", asdict(trial) | figures)
 

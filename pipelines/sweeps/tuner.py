@@ -42,7 +42,7 @@ HOLD_SECONDS = 60.0
 """How long a trial that waits for others keeps its actor, and no longer."""
 LOOK_SECONDS = 0.1
 """How often it is looked how far trials are, and whether to stop."""
-KEEP_SECONDS = 2.0
+KEEP_SECONDS = 10.0
 """How often the seconds that the sweep has taken are written down."""
 
 
@@ -164,7 +164,7 @@ class Recorded(Unpickled, TrialScheduler):
             ours = self._memory.sweep.trials[name]
             if trial.status == "PAUSED" and ours in self._memory.busy and name not in self._resumed:
                 self._ended(ours, "stopped")
-            elif trial.status == "PENDING" and (asked or ours.over):
+            elif (trial.status in ("PENDING", "PAUSED") and ours.over) or (trial.status == "PENDING" and asked):
                 controller.stop_trial(trial)
         if self._held and (asked or self._memory.out_of_budget() or self._release()):
             for name in self._held:
@@ -175,9 +175,10 @@ class Recorded(Unpickled, TrialScheduler):
             self._kept = time.monotonic()
 
     def _release(self) -> bool:
-        """Whether those that wait are to save now: all have come, others want their actors, or it takes long."""
+        """Whether those that wait are to save now: all have come, one is to end, others want their actors, or it takes long."""
         waited = time.monotonic() - min(self._held.values())
-        return len(self._held) == self._live() or self._memory.ready() is not None or waited > HOLD_SECONDS
+        ended = any(self._memory.sweep.trials[name].reason for name in self._held)
+        return len(self._held) == self._live() or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
 
     # What Tune tells
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.places import Place
-from pipelines import train, tune
+from pipelines import compare, train, tune
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.sweep import Sweep
@@ -76,6 +76,9 @@ def test_best_report_and_results_are_there(
     )
     assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
     assert (place / "best.json").recorded in capsys.readouterr().out
+    compare.main([place.recorded, "--output", str(tmp_path / "compared"), "--tracking.backend", "none"])
+    table = (tmp_path / "compared" / "comparison.csv").read_text()
+    assert all(f"sweep/{trial}" in table for trial in ("000", "001", "002"))
     folder = tmp_path / "again"
     train.main([(place / "best.json").recorded, "--run", "again", "--root", str(folder), "--num-workers", "0"])
     assert RunPlace.parse(folder / "again").newest_step() == 20

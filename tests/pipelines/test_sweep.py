@@ -20,10 +20,9 @@ from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
-from pipelines.sweeps import scheduler
+from pipelines.sweeps import population, scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, plan, save_plan
-from pipelines.sweeps.population import choose
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
@@ -227,6 +226,33 @@ def test_a_plateau_stops_trials_and_a_scheduler_by_its_path_too(here: Make) -> N
     assert "TrialPlateauStopper" in sweep.trials["002"].reason and sweep.trials["002"].steps == 4
 
 
+def test_brackets_pause_stop_and_go_on_after_a_kill_as_without(here: Make) -> None:
+    """HyperBand holds trials back until their bracket has come as far, and stops some that wait."""
+    words = (
+        "optim.lr=1e-7,1e-6,3e-3",
+        "--search",
+        "grid",
+        "--validate-every",
+        "5",
+        "--rung-tokens",
+        "640",
+        "--baseline",
+        "no",
+    )
+    brackets = (*words, "--scheduler", "ray.tune.schedulers:HyperBandForBOHB(reduction_factor=2)")
+    calm = here(*brackets, name="calm").run()
+    assert [(trial.status, trial.steps) for trial in calm.trials.values()] == [
+        ("stopped", 5),
+        ("stopped", 10),
+        ("finished", 20),
+    ]
+    assert "HyperBandForBOHB(reduction_factor=2) stopped it at step 5" in calm.trials["000"].reason
+    for kill_at in (4, 13, 12):  # in the first one; in the second; where the third is to go on
+        with pytest.raises(Killed):
+            here(*brackets, kill_at=kill_at).run()
+    assert finished(here(*brackets).run()) == finished(calm)
+
+
 def test_optuna_goes_on_where_it_was(here: Make) -> None:
     pytest.importorskip("optuna")
     words = (
@@ -253,7 +279,7 @@ PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validat
 
 def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, int, bool, float]] = []
-    take_over = scheduler.take_over
+    take_over = population.take_over
 
     def look(source: Place, target: Place, step: int) -> None:
         take_over(source, target, step)
@@ -265,7 +291,7 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
         same &= str(ours.optimizer()) == str(theirs.optimizer())
         seen.append((target.parent.name, source.parent.name, step, same, 0.0))
 
-    monkeypatch.setattr(scheduler, "take_over", look)
+    monkeypatch.setattr(population, "take_over", look)
     sweep = here(*PBT).run()
     assert [(step, same) for _, _, step, same, _ in seen] == [(5, True), (10, True), (15, True)]
     assert all(trial.status == "finished" and trial.steps == 20 for trial in sweep.trials.values())
@@ -292,20 +318,6 @@ def test_a_population_killed_makes_the_same_choices(here: Make) -> None:
     assert [(t.exploited, t.values, t.last) for t in killed.trials.values()] == [
         (t.exploited, t.values, t.last) for t in calm.trials.values()
     ]
-
-
-def test_who_takes_over_from_whom() -> None:
-    domains = combine("optim.lr=1e-4..1e-1", {"preset": "demo-rec", "optim.lr": 1e-3})
-    values = {str(i): {"optim.lr": 10.0**-i} for i in range(1, 9)}
-    exploits = choose({str(i): float(i) for i in range(1, 9)}, values, domains, seed=0, step=10)
-    assert [exploit.trial for exploit in exploits] == ["7", "8"] and {exploit.source for exploit in exploits} <= {
-        "1",
-        "2",
-    }
-    assert all(exploit.values["optim.lr"] != values[exploit.source]["optim.lr"] for exploit in exploits)
-    kept = choose({str(i): float(i) for i in range(1, 9)}, values, domains, seed=0, step=10, keep=["8"])
-    assert [exploit.trial for exploit in kept] == ["6", "7"]
-    assert choose({"1": 1.0}, values, domains, seed=0, step=10) == []
 
 
 @pytest.mark.parametrize(("equal", "steps"), [("tokens", [20, 40, 10]), ("steps", [20, 20, 20])])
@@ -458,7 +470,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
         (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
         (
-            ["lr", "--scheduler", "ray.tune.schedulers:HyperBandScheduler"],
+            ["lr", "--scheduler", "ray.tune.schedulers:ResourceChangingScheduler"],
             "could not go on with it after a kill: choose asha",
         ),
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),

@@ -137,6 +137,23 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_the_notebook_runs_cell_by_cell(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = json.loads((Path(__file__).parents[2] / "docs" / "sweep.ipynb").read_text("utf-8"))["cells"]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "store").symlink_to(store)
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        assert not cell["outputs"]
+        exec("".join(cell["source"]), known)
+    assert len(known["grid"]) == len(known["curves"]) == 4 and known["best"].checkpoint
+    best = json.loads((tmp_path / "runs" / "notebook" / "best.json").read_text())
+    assert known["best"].config == best["values"] and str(best["values"]) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

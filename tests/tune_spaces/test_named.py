@@ -49,6 +49,7 @@ def test_it_is_given_what_it_takes_and_what_is_written() -> None:
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
     rule = Rule(f"{OWN}:StopsAbove(limit=2.5)", least=1, most=9)
     rule.add("a")
+    assert rule.own and not Rule("asha", least=1, most=9).own
     assert [rule.result("a", 1, value) for value in (2.0, 3.0)] == [False, True]
     searcher = Searcher(f"{OWN}:Counts", combine("states", values("small-rec")), seed=0)
     states = [searcher.suggest(str(i))["model.states"] for i in range(5)]
@@ -89,7 +90,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
         ("ray.tune.schedulers:ASHAScheduler(odd=1)", "odd"),
         ("ray.tune.schedulers:ASHAScheduler(", "cannot be made"),
         ("ray.tune.stopper:TrialPlateauStopper", "no scheduler that decides by results alone"),
-        ("ray.tune.schedulers:HyperBandScheduler(max_t=9)", "no scheduler that decides by results alone"),
+        ("ray.tune.schedulers:ResourceChangingScheduler", "no scheduler that decides by results alone"),
     ],
 )
 def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> None:
@@ -102,3 +103,85 @@ def test_a_scheduler_is_no_searcher_or_stopper() -> None:
         Plateau("ray.tune.schedulers:ASHAScheduler")
     with pytest.raises(ValueError, match="is no searcher of Ray Tune's"):
         Searcher("ray.tune.schedulers:ASHAScheduler", combine("lr", values("small-rec")), seed=0)
+
+
+class Played:
+    """Eight trials of invented figures, one after another, each the better the later it is, to their ends."""
+
+    def __init__(self, name: str, most: int = 90, fails: str = "", kill_at: int = -1) -> None:
+        self.name, self.kill_at = name, kill_at
+        self.log: list[tuple[Any, ...]] = []
+        self.at = {f"{i:03d}": 0 for i in range(8)}
+        self.rule = self.again()
+        while chosen := self.do("choose"):
+            self.do("begin", chosen)
+            while not self.rule.waits(chosen):
+                if chosen == fails:
+                    self.do("end", chosen)
+                    break
+                self.at[chosen] += 10
+                value = 9 - int(chosen) - self.at[chosen] / 100
+                stop = self.do("result", chosen, self.at[chosen], value, self.at[chosen] == most)
+                if stop or self.at[chosen] == most:
+                    self.do("end", chosen)
+                    break
+
+    def do(self, call: str, *words: Any) -> Any:
+        """Killed, a rule that is told all again goes on as this one would have."""
+        came = getattr(self.rule, call)(*words)
+        self.log.append((call, words, came, [*self.rule.exploits], [*self.rule.stopped]))
+        self.rule.exploits.clear()
+        self.rule.stopped.clear()
+        if len(self.log) == self.kill_at:
+            self.rule, log, self.log, self.kill_at = self.again(), self.log, [], -1
+            for call, words, *_ in log:
+                self.do(call, *words)
+            assert self.log == log
+        return came
+
+    def again(self) -> Rule:
+        domains = combine("optim.lr=1e-4..1e-1", values("demo-rec"))
+        rule = Rule(self.name, least=10, most=90, every=10, domains=domains, seed=3)
+        for trial in self.at:
+            rule.add(trial, {"optim.lr": 1e-3 * (1 + int(trial))}, kept=trial == "000")
+        return rule
+
+    @property
+    def exploits(self) -> list[Any]:
+        return [exploit for *_, exploits, _ in self.log for exploit in exploits]
+
+
+@pytest.mark.parametrize("name", ["pbt", "ray.tune.schedulers.pb2:PB2"])
+def test_the_worst_of_a_population_go_on_from_the_best(name: str) -> None:
+    if "PB2" in name:
+        pytest.importorskip("sklearn")
+    calm = Played(name, most=50)
+    assert [exploit.trial for exploit in calm.exploits] == ["001"] * 4  # of the worst two, the first is the preset
+    assert {exploit.source for exploit in calm.exploits} <= {"006", "007"} and set(calm.at.values()) == {50}
+    assert len({exploit.values["optim.lr"] for exploit in calm.exploits}) > 1
+    for kill_at in (3, 30, 75) if name == "pbt" else (60,):
+        assert Played(name, most=50, kill_at=kill_at).log == calm.log
+
+
+def test_a_population_does_not_wait_for_one_that_failed() -> None:
+    failed = Played("pbt", fails="007")  # the last for which the others wait
+    assert failed.at["007"] == 0 and len(failed.exploits) == 8
+    assert {exploit.source for exploit in failed.exploits} == {"005", "006"}
+
+
+@pytest.mark.parametrize("name", ["HyperBandScheduler", "HyperBandForBOHB"])
+def test_brackets_stop_trials_that_wait(name: str) -> None:
+    calm = Played(f"ray.tune.schedulers:{name}")
+    stopped = [trial for *_, others in calm.log for trial in others] + [
+        words[0] for call, words, came, *_ in calm.log if call == "result" and came
+    ]
+    assert stopped and calm.at["007"] == 90 and all(calm.at[trial] < 90 for trial in stopped)
+    for kill_at in range(2, len(calm.log), 9):
+        assert Played(f"ray.tune.schedulers:{name}", kill_at=kill_at).log == calm.log
+
+
+def test_a_population_is_compared_at_one_step_alone() -> None:
+    with pytest.raises(ValueError, match="leave synch=False out"):
+        Rule(
+            "ray.tune.schedulers:PopulationBasedTraining(synch=False)", 1, 9, domains=combine("lr", values("demo-rec"))
+        )

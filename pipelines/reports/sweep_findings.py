@@ -1,0 +1,69 @@
+"""What a sweep found, for a terminal: its trials, the winner, whether that beats the preset, and the commands that come next.
+
+status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"))
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from data_prep.places import Place
+from pipelines.reports.sweep_report import trial_rows
+from pipelines.reports.sweep_result import SweepResult, TrialResult
+from pipelines.terminal import cli
+from pipelines.terminal.tables import Form, table
+
+
+def print_findings(sweep: SweepResult, place: Place) -> int:
+    """All of it; ``place`` is where the sweep is. Returns the exit status: 1 where no trial has a figure."""
+    print_trials(sweep)
+    if not sweep.scored or sweep.winner is None:
+        print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
+        return 1
+    best = sweep.scored[0]
+    values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items()) or "the preset"
+    print(f"best: trial {best.id}, {best.best:.4f} at step {best.best_step} ({values})")
+    print(against_baseline(sweep, best))
+    if best.exploited:
+        print(
+            "it went on from other trials on its way (exploited, in best.json): the command below has its last values alone"
+        )
+    print(
+        f"  again   {sweep.winner['command']}\n"
+        f"  or      python -m pipelines.train {cli.shown((place / 'best.json').recorded)}\n"
+        f"  test    python -m pipelines.evaluate {cli.shown((place / f'trials/{best.id}').recorded)}\n"
+        f"  look    make ui"
+    )
+    return 0
+
+
+def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
+    """Whether the best trial beats the preset."""
+    baseline = next((trial for trial in sweep.trials if trial.baseline), None)
+    if baseline is None or best.best is None:
+        return "the preset itself was not among the trials"
+    if baseline.best is None:
+        return f"trial {baseline.id}, which is {sweep.preset} itself, has no figure to compare with"
+    if best is baseline:
+        return f"no trial beats {sweep.preset} itself (trial {baseline.id})"
+    gain = baseline.best - best.best
+    return f"it beats {sweep.preset} itself (trial {baseline.id}, {baseline.best:.4f}) by {gain:.4f}"
+
+
+def print_trials(sweep: SweepResult) -> None:
+    """All trials, the best first."""
+    rows = [row | {"trial": row["trial"] + (" (preset)" if row["baseline"] else "")} for row in trial_rows(sweep)]
+    varied = [name for name in sweep.fields if any(row[name] is not None for row in rows)]
+    columns: dict[str, tuple[str, Form]] = {
+        "trial": ("trial", None),
+        **{name: (name.rpartition(".")[2], str) for name in varied},
+        "status": ("status", None),
+        **{name: (name, ",") for name in ("steps", "tokens")},
+        "best": ("best", ".4f"),
+        "best_step": ("at step", ""),
+    }
+    console = Console(markup=False)
+    console = console if console.is_terminal else Console(width=160, markup=False)
+    console.print(table(rows, columns, {"best": min}, title=f"{sweep.name}: {sweep.metric}"))
