@@ -175,6 +175,11 @@ CHANGEABLE_ON_RESUME = (
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 
 
+def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
+    """Whether this dotted field may differ when a run is resumed."""
+    return any(field == name or field.startswith(name + ".") for name in CHANGEABLE_ON_RESUME + allowed)
+
+
 LATER = {"data.order": "shuffled"}
 """What older runs were begun with in fields that they do not name."""
 
@@ -204,9 +209,8 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         with given_by_user(ValueError):
             model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
     old, new = {**LATER, **flatten({**before, "model": model})}, flatten(to_json(config))
-    allowed = CHANGEABLE_ON_RESUME + config.allow_change
     for key in sorted(old.keys() | new.keys()):
-        if any(key == name or key.startswith(name + ".") for name in allowed):
+        if may_change(key, config.allow_change):
             continue
         if old.get(key) != new.get(key):
             raise UserError(

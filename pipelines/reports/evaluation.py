@@ -26,11 +26,10 @@ from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.frontier import Spot, differ, plot_frontier
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, further
+from pipelines.tracking.score import Evaluation, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
 OF_TEXT = ("bits_per_byte", "word_perplexity", "states_cleared", "all_cleared")
@@ -215,6 +214,15 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     path = folder / "frontier.png"
     costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
     return [report, table, plot, *errors, *costs]
+
+
+def read_report(folder: Path) -> list[Evaluation]:
+    """What `write_report` was given. Raises OSError, ValueError, KeyError or TypeError where there is no such report."""
+    read = []
+    for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
+        passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}
+        read.append(Evaluation(**{**values, **passes}))
+    return read
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
