@@ -140,7 +140,8 @@ class Plan:
 def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
     """Ours; `relative_time` is a time still, in milliseconds."""
     score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
-    totals = SegmentStore.open(training.config.data.store, training.data.corpus, split).manifest.totals
+    store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
+    totals, output = store.manifest.totals, 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Figure, float | None] = {
         "bits_per_token": score.bits_per_token,
         "bits_per_byte": score.bits_per_byte,
@@ -149,7 +150,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "error_percent": 100 * score.error_rate,
         "relative_time": training.ms_per_step(),
         "ms_per_step": training.ms_per_step(),
-        "flops_per_token": evaluation.flops_per_token,
+        "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / max(totals.words, 1),
