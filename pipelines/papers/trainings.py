@@ -23,6 +23,7 @@ from typing import Any
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
+from data_prep.errors import UserError
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
@@ -128,7 +129,11 @@ class Training:
         """Whether its last step is saved. Raises UserError where another run has its name."""
         newest = next(iter(RunPlace.parse(self.folder).complete_checkpoints()), None)
         if newest is not None:
-            check_resumable(newest.meta["config"], self.config, self.folder)
+            try:
+                check_resumable(newest.meta["config"], self.config, self.folder)
+            except UserError as error:
+                differs = str(error).partition(": choose")[0]
+                raise UserError(f"{differs}: name another --root, or remove that run") from None
         return newest is not None and newest.step >= self.config.steps
 
     def report(self, read: Mapping[str, int], split: str) -> Path:
