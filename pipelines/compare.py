@@ -23,6 +23,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.reports.comparison import compare, comparison_table, write_comparison
 from pipelines.reports.finished_runs import collect
+from pipelines.reports.index import write_index
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> None:
         print(f"  {cli.shown(path)}")
     if not target.is_local:
         print(f"  {output}")
+    if page := write_index(target.folder):
+        print(f"  index {cli.shown(page)}")
 
 
 if __name__ == "__main__":

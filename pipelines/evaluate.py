@@ -28,6 +28,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import config_of, model_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
+from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
@@ -129,6 +130,8 @@ def main(argv: list[str]) -> None:
     track(config, subjects, evaluations, paths)
     look = target.folder / "cumulative.png"
     print(f"  report    {cli.shown(output.recorded)}\n  look      {cli.shown(look)}, or make ui")
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
 
 
 def remark_on(carried: Score, cleared: Score) -> str:

@@ -28,6 +28,7 @@ from pipelines.papers.jobs import Job, run
 from pipelines.papers.plan import Plan
 from pipelines.papers.tables import Scale
 from pipelines.papers.trainings import ASSUMED_RATE, Cost, Place, value_of
+from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
 
@@ -159,6 +160,8 @@ def main(argv: list[str]) -> int:
         print(f"- {sentence}")
     for path in paths:
         print(f"  {cli.shown(path)}")
+    if page := write_index(folder):
+        print(f"  index {cli.shown(page)}")
     for job in failed:
         print(f"failed: {job.name}, see {cli.shown(job.log)}; the same command tries it again")
     return 1 if failed else 0

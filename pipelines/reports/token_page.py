@@ -225,7 +225,7 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 """
 
 
-def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
+def sorting_table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
     heads = "".join(
         f'<th scope="col"><button type="button">{html.escape(heading)}</button></th>' for heading in headings
     )
@@ -248,7 +248,7 @@ def _top_table(comparison: TokenComparison) -> str:
             f'<td class="c">{left}<mark>{word}</mark>{right}</td></tr>'
         )
     headings = ("word", "gain, nats", base, better, "tokens back", "where", "name", "document", "token", "text")
-    return _table(headings, rows, "Words by gain")
+    return sorting_table(headings, rows, "Words by gain")
 
 
 def _distance_table(comparison: TokenComparison) -> str:
@@ -262,7 +262,7 @@ def _distance_table(comparison: TokenComparison) -> str:
             f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'
             f"<td>{row['nats'][0] - row['nats'][1]:+.3f}</td></tr>"
         )
-    return _table(
+    return sorting_table(
         ("tokens since it stood last", "rare words", *comparison.names, "difference"), rows, "Rare words by distance"
     )
 
