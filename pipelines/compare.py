@@ -21,7 +21,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.comparison import compare, comparison_table, write_comparison
+from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import write_index
 from pipelines.reports.sweep_report import report_sweep
@@ -76,6 +76,8 @@ def main(argv: list[str]) -> None:
     tracker.finish()
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
+    if several := seeds_of(comparison):
+        Console(width=150, markup=False).print(several)
     for note in comparison.notes:
         print(f"note: {note}")
     for path in [*paths, *charts]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+import xxhash
+
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
@@ -178,6 +180,12 @@ CHANGEABLE_ON_RESUME = (
 def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
     """Whether this dotted field may differ when a run is resumed."""
     return any(field == name or field.startswith(name + ".") for name in CHANGEABLE_ON_RESUME + allowed)
+
+
+def but_for_seed(values: dict[str, Any]) -> str:
+    """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
+    kept = {name: value for name, value in flatten(values).items() if name != "seed" and not may_change(name)}
+    return xxhash.xxh3_64_hexdigest(json.dumps(kept, sort_keys=True).encode())
 
 
 LATER = {"data.order": "shuffled"}
