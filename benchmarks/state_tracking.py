@@ -4,7 +4,7 @@
     python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
 
 Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once a seed, reads the test split with
-the best checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
+the newest checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
 state_tracking.png: errors over the position in a document. What is done already is not done again; a killed training goes on.
 
 - walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 64 actions, half of the walks to train on 16: the cell
@@ -17,15 +17,12 @@ state_tracking.png: errors over the position in a document. What is done already
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -34,21 +31,21 @@ from rich.table import Table
 from benchmarks import machine
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
-from data_prep.store import SegmentStore
-from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.papers.jobs import run
+from pipelines.papers.staircase import TINY_DATA
+from pipelines.papers.tables import Data, Run
+from pipelines.papers.trainings import Place, Training
 from pipelines.presets.state_tracking import MODELS, STEPS, TASKS
 from pipelines.terminal import cli
-from pipelines.training.scoring import score_split
-from pipelines.training.world import World
 
-OPTIONS = {
-    "walk": "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500",
-    "algorithm": "--statements 20 --train 50000",
-    "mqar": "--vocabulary 256 --pairs 8 --length 64 --train 100000 --validation 500 --test 500",
-    "permutation": "--group S3 --length 32 --train 100000 --validation 500 --test 500",
+SMALL = "--train 100000 --validation 500 --test 500 --segment-length 64"
+DATA = {
+    "walk": TINY_DATA["Random Walk"],
+    "algorithm": TINY_DATA["Algorithm"],
+    "mqar": Data("mqar", options=tuple(f"--vocabulary 256 --pairs 8 --length 64 {SMALL}".split())),
+    "permutation": Data("permutation", options=tuple(f"--group S3 --length 32 {SMALL}".split())),
 }
-"""Of `pipelines.prepare`, each task's own."""
-COMMON = "--segment-length 64 --num-workers 0"
+"""What each task's store is prepared with."""
 
 
 @dataclass(frozen=True)
@@ -96,46 +93,37 @@ class Result:
     """Around each of these positions, in a block of the model's."""
 
 
-def call(log: Path, module: str, *words: str) -> None:
-    """Run one of our entry scripts as a user does, of one thread. Raises UserError where it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"OMP_NUM_THREADS": "1"}
-    with log.open("w") as file:
-        command = [
-            "env",
-            *(f"{name}={value}" for name, value in environment.items()),
-            sys.executable,
-            "-m",
-            module,
-            *words,
-        ]
-        done = subprocess.run(command, check=False, stdout=file, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see {log}")
+def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
+    place = Place(config.root.absolute(), set={"use_gpu": "no"})
+    return place.training(Run(f"tiny-{task}-{model}", DATA[task]), seed)
 
 
-def train(config: BenchConfig, task: str, model: str, seed: int) -> None:
-    root, name = config.root, f"{task}-{model}-{seed}"
-    places = ("--root", str(root), "--data.store", str(root / "store"))
-    words = (*places, "--seed", str(seed), "--run", name, "--use-gpu", "no")
-    call(root / "logs" / f"{name}.log", "pipelines.train", f"tiny-{task}-{model}", *words)
-    print(f"  trained {name}", flush=True)
+def make(config: BenchConfig, trainings: Sequence[Training]) -> None:
+    """Prepare, train and score what is not there. Raises UserError where a command fails."""
+    data = {each.data: each.place for each in trainings}
+    missing = [place.preparing(of) for of, place in data.items() if not place.is_prepared(of)]
+    for jobs, at_once in (
+        (lambda: missing, 1),
+        (lambda: [each.job() for each in trainings if not each.is_done()], config.at_once),
+        (
+            lambda: [each.evaluating({}, "test") for each in trainings if not each.evaluation({}, "test")],
+            config.at_once,
+        ),
+    ):
+        if failed := run(jobs(), at_once):
+            raise UserError(f"{failed[0].name} failed: see {failed[0].log}")
 
 
-def read(config: BenchConfig, task: str, model: str, seed: int) -> Result | None:
-    """How a trained model does on the test split; None where it is not trained to the end."""
-    folder = config.root / f"{task}-{model}-{seed}"
-    if not (folder / "checkpoints" / f"step-{STEPS[task]:08d}").is_dir():
+def read(task: str, model: str, seed: int, training: Training) -> Result | None:
+    """How a trained model does on the test split; None where it is not trained to the end and scored."""
+    found = training.evaluation({}, "test") if training.is_done() else None
+    if found is None:
         return None
-    checkpoint = find_checkpoint(folder)
-    trained = model_of(checkpoint)
-    store = SegmentStore.open(config.root / "store", TASKS[task], "test")
-    score = score_split(trained, store, lanes=64, segment_length=64, world=World.alone())
+    score = found.carried
     tokens, errors = np.array(score.bucket_tokens), np.array(score.bucket_errors)
     kept = np.flatnonzero(tokens)
-    cost = MODELS[model].costs(store.vocab_size)
     return Result(
-        task, model, seed, cost.parameters, STEPS[task] * 64 * 64, score.error_rate,
+        task, model, seed, found.parameters, STEPS[task] * 64 * 64, score.error_rate,
         (kept * score.bucket + score.bucket / 2).tolist(), (errors[kept] / tokens[kept]).tolist(),
     )  # fmt: skip
 
@@ -197,14 +185,10 @@ def main(argv: list[str]) -> None:
         f"{machine.describe()}\n{len(runs)} trainings, {config.at_once} at once, below {config.root}",
         flush=True,
     )
+    trainings = {run: training(config, *run) for run in runs}
     if config.train:
-        for task in config.tasks:
-            words = [TASKS[task], *OPTIONS[task].split(), *COMMON.split(), "--store", str(config.root / "store")]
-            call(config.root / "logs" / f"prepare-{task}.log", "pipelines.prepare", *words)
-        with ThreadPoolExecutor(config.at_once) as pool:
-            list(pool.map(lambda run: train(config, *run), runs))
-    torch.set_num_threads(1)
-    results = [result for run in runs if (result := read(config, *run))]
+        make(config, list(trainings.values()))
+    results = [result for run, each in trainings.items() if (result := read(*run, each))]
     if not results:
         raise UserError(f"there is no training below {config.root}: leave out --no-train")
     rows = [vars(result) for result in results]

@@ -27,7 +27,7 @@ SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
 WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9
 COLUMNS = {
-    **{SCRIPTS: 0, "sweeps": 0},
+    **{SCRIPTS: 0, "sweeps": 0, "papers": 1.4},
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
     **{
         "terminal": -2,

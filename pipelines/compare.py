@@ -21,8 +21,9 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.reports.comparison import compare, comparison_table, write_comparison
+from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
+from pipelines.reports.index import write_index
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
@@ -78,12 +79,16 @@ def main(argv: list[str]) -> None:
     tracker.finish()
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
+    if several := seeds_of(comparison):
+        Console(width=150, markup=False).print(several)
     for note in comparison.notes:
         print(f"note: {note}")
     for path in [*paths, *charts]:
         print(f"  {cli.shown(path)}")
     if not target.is_local:
         print(f"  {output}")
+    if page := write_index(target.folder):
+        print(f"  index {cli.shown(page)}")
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import config_of
-from pipelines.reports.evaluation import evaluation_rows, evaluation_table, write_report
+from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
+from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
@@ -117,6 +118,20 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         cleared_all=scores.get("everything"),
         flops_per_token=costs.flops_per_token,
         windows=windows_of(subject.model.to_json()),
+        characters=characters_of(store),
+        seed=meta["config"]["seed"],
+        thing=but_for_seed({**meta["config"], "read": dict(subject.changed)}),
+    )
+
+
+def characters_of(store: SegmentStore) -> int:
+    """Characters of the split's text; 0 where its tokenizer does not keep them all, or it is labelled."""
+    if store.labelled or not store.manifest.tokenizer.lossless:
+        return 0
+    decode = store.tokenizer().decode
+    return sum(
+        len(decode(store.tokens(document, 0, length).tolist()))
+        for document, length in enumerate(store.lengths.tolist())
     )
 
 
@@ -164,6 +179,8 @@ def main(argv: list[str]) -> None:
     first, *others = (path for path in paths if path.suffix == ".png")
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
 
 
 def report(
@@ -173,6 +190,8 @@ def report(
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
+    if several := seeds_of(evaluations):
+        Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)

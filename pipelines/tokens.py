@@ -25,6 +25,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import model_of
+from pipelines.reports.index import write_index
 from pipelines.reports.token_losses import TokenLosses
 from pipelines.reports.token_page import TokenComparison, said_of_names, summary, top_rows, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
@@ -201,6 +202,8 @@ def main(argv: list[str]) -> None:
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
     )
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
 
 
 def track(

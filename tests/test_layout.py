@@ -67,6 +67,7 @@ ROOMS = {
     "training": {"checkpoints", "tracking", "config", "terminal"},
     "inference": {"checkpoints", "tracking", "config", "terminal"},
     "reports": {"checkpoints", "tracking", "config", "terminal"},
+    "papers": {"presets", "reports", "training", "checkpoints", "tracking", "config", "terminal"},
     "cluster": {"training", "checkpoints", "tracking", "config", "terminal"},
 }
 """The rooms of pipelines/, and which others each may import; sweeps/ all of them, and a script whatever it needs."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+import xxhash
+
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
@@ -175,6 +177,17 @@ CHANGEABLE_ON_RESUME = (
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 
 
+def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
+    """Whether this dotted field may differ when a run is resumed."""
+    return any(field == name or field.startswith(name + ".") for name in CHANGEABLE_ON_RESUME + allowed)
+
+
+def but_for_seed(values: dict[str, Any]) -> str:
+    """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
+    kept = {name: value for name, value in flatten(values).items() if name != "seed" and not may_change(name)}
+    return xxhash.xxh3_64_hexdigest(json.dumps(kept, sort_keys=True).encode())
+
+
 LATER = {"data.order": "shuffled"}
 """What older runs were begun with in fields that they do not name."""
 
@@ -204,9 +217,8 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         with given_by_user(ValueError):
             model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
     old, new = {**LATER, **flatten({**before, "model": model})}, flatten(to_json(config))
-    allowed = CHANGEABLE_ON_RESUME + config.allow_change
     for key in sorted(old.keys() | new.keys()):
-        if any(key == name or key.startswith(name + ".") for name in allowed):
+        if may_change(key, config.allow_change):
             continue
         if old.get(key) != new.get(key):
             raise UserError(

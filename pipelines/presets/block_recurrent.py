@@ -2,6 +2,7 @@
 
     pg19-…      Table 1, Table 3 (…-window-256, …-states-1024) and Table 4 (scale-650M-rec, scale-650M-xl)
     arxiv-…     Table 1's arXiv column          github-…     Table 1's GitHub column
+    tiny-pg19-…     the pg19 rows at a size that a CPU trains in minutes
 
 All rows read 131,072 tokens in a step, whatever their segment: as many lanes as that takes (section 4.1); GitHub four times
 as many. The vocabulary is that of the store: Table 1 has T5's of 32k for PG-19 and LaMDA's of 32k for the others, Table 4 a
@@ -96,6 +97,40 @@ def on_github(config: TrainConfig) -> TrainConfig:
     return replace(cosine(config, lr=0.005), data=data, steps=250_000)
 
 
+# A size that a CPU trains: a third of the layers, 3/32 of the widths, and a 32nd of windows, states and memories.
+TINY_SIZES = {
+    "d_model": 3 / 32,
+    "heads": 3 / 8,
+    "mlp_dim": 3 / 32,
+    "window": 1 / 32,
+    "states": 1 / 32,
+    "memory": 1 / 32,
+}
+
+
+def tiny(config: TrainConfig) -> TrainConfig:
+    """The same row: 12 layers become 4, 13 become 5; all read 16 lanes × 256 tokens in a step, whatever their segment was."""
+    model: Any = config.model
+    layers = model.layers // 12 * 4 + model.layers % 12
+    sizes = {name: round(getattr(model, name) * share) for name, share in TINY_SIZES.items() if hasattr(model, name)}
+    sizes |= {"layers": layers, "head_dim": model.head_dim // 4, "dropout": 0.0}
+    if isinstance(model, RecConfig):
+        sizes["recurrent_layers"] = tuple(layer // 3 for layer in model.recurrent_layers)
+    if isinstance(model, MemorizingConfig):
+        sizes |= {"memory_layer": model.memory_place // 3, "top_k": 32}
+    return TrainConfig(
+        model=replace(model, **sizes),
+        data=DataConfig(corpus="pg19", lanes=16, segment_length=256),
+        optim=OptimConfig(name="adamw", lr=8e-3),
+        schedule=ScheduleConfig(name="cosine", warmup=100),
+        steps=1000,
+        num_workers=0,
+        validate_every=250,
+        validate_tokens=40_000,
+        checkpoint=CheckpointConfig(every=250),
+    )
+
+
 NOT_ON_GITHUB = ("feedback", "memorizing")  # the paper's table has a dash there
 
 PAPER_PRESETS = {
@@ -103,3 +138,4 @@ PAPER_PRESETS = {
     **{f"arxiv-{name}": on_arxiv(run) for name, run in TABLE_1.items()},
     **{f"github-{name}": on_github(run) for name, run in TABLE_1.items() if not name.startswith(NOT_ON_GITHUB)},
 }
+TINY_PRESETS = {f"tiny-{name}": tiny(run) for name, run in PAPER_PRESETS.items() if run.data.corpus == "pg19"}

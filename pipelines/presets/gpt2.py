@@ -3,6 +3,7 @@
     wikitext-gpt2-overlap-…, wikitext-gpt2-rec-overlap-…      Table 1
     pg19-gpt2-overlap-…, pg19-gpt2-rec-overlap-…              Table 2
     pg19-llama-overlap-50, pg19-llama-rec-overlap-50          the same of a Llama
+    tiny-wikitext-…, tiny-pg19-…        the same rows at a size that a CPU trains, from weights of no training
 
 The paper fine-tunes the published GPT-2 small: `--model.pretrained FOLDER` names its weights, and the store is prepared with its
 tokenizer. Without that option a run begins with weights of no training.
@@ -65,6 +66,32 @@ ROWS = {
     for overlap in overlaps
 }
 
+TINY_TOKENS = 5_000_000
+
+
+def tiny(config: TrainConfig) -> TrainConfig:
+    """The same row with windows and overlaps of a fifth, and as many of them in a segment, of 4 layers."""
+    model: Any = config.model
+    sizes: dict[str, Any] = {"layers": 4, "d_model": 96, "heads": 3, "mlp_dim": 384, "positions": 205, "dropout": 0.0}
+    if isinstance(model, GPT2RecConfig):
+        sizes["hidden"] = (64, 64, 64)
+    model = replace(model, window=model.window // 5, overlap=model.overlap // 5, **sizes)
+    segment = WINDOWS * model.block
+    return replace(
+        config,
+        model=model,
+        data=replace(config.data, lanes=4, segment_length=segment),
+        optim=OptimConfig(name="adamw", lr=4e-3),
+        schedule=ScheduleConfig(name="cosine", warmup=100),
+        steps=TINY_TOKENS // (4 * segment),
+        num_workers=0,
+        recompute="nothing",
+        validate_every=250,
+        validate_tokens=40_000,
+        checkpoint=CheckpointConfig(every=250),
+    )
+
+
 # A size that a CPU trains: with the other small presets' layers, and windows of 128 of which 16 overlap.
 SIZE: dict[str, Any] = {"layers": 6, "d_model": 256, "heads": 4, "mlp_dim": 1024, "positions": 1024, "dropout": 0.0}
 SMALL = TrainConfig(
@@ -83,4 +110,5 @@ GPT2_PRESETS = {
     "small-llama-rec": replace(SMALL, model=LlamaRecConfig(window=128, overlap=16, kv_heads=2, **SIZE)),
     "small-llama": replace(SMALL, model=LlamaConfig(window=128, overlap=16, kv_heads=2, **SIZE)),
     **ROWS,
+    **{f"tiny-{name}": tiny(run) for name, run in ROWS.items() if "llama" not in name},
 }

@@ -2,7 +2,7 @@
 
     algorithm-…   walk-…   enwik8-…     Table 1 and Figure 2, on three of its tasks
     reddit-…                            Tables 2 and 3
-    tiny-enwik8-…                       enwik8 at a size that a CPU trains, with slide and rec beside
+    tiny-enwik8-…                       enwik8, and Reddit's rows on its bytes, at a size that a CPU trains, with slide and rec
 
 Within a task all have the same data, optimizer and steps, and parameters within 3 %, except those named as larger (…-2x) or smaller
 (…-small), and Reddit's feedback transformer, whose keys are shared. `staircase` has 2 passes; `staircase-4` and
@@ -61,6 +61,21 @@ def family(size: dict[str, Any], step: int, span: int, lstm: int, universal: dic
     }
 
 
+def in_detail(size: dict[str, Any], sight: dict[str, Any], step: int) -> Models:
+    """What Tables 2 and 3 have beside these: universal transformers of the same layers; half the step, or a forward size that the
+    ``step`` tokens that are looked at are beside. Names have the forward sizes of a step of 256.
+    """
+    small = UniversalTransformerConfig
+    return {
+        **{f"universal-{n}-small": small(**size | {"layers": 1}, **sight, passes=n) for n in (2, 4, 8, 16)},
+        **{f"staircase-{n}-chunk-{128 // n}": StaircaseConfig(**size, chunk=step // 2 // n, passes=n) for n in (2, 4)},
+        **{
+            f"cached-staircase-chunk-{256 // n}": CachedStaircaseConfig(**size, chunk=step // n, passes=1, chunks=n + 1)
+            for n in (8, 4)
+        },
+    }
+
+
 TASK_SIZE = {"layers": 4, "d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "dropout": 0.2}
 WIDE = {"d_model": 512, "heads": 8, "mlp_dim": 1984}
 
@@ -109,29 +124,14 @@ REDDIT_SIGHT: dict[str, Any] = {"span": 512, "window": 128}
 REDDIT_MODELS: Models = {
     **family(REDDIT_SIZE, step=256, span=512, lstm=2250, universal=REDDIT_WIDE),
     "feedback": FeedbackTransformerConfig(**REDDIT_SIZE, **REDDIT_SIGHT, keys="shared"),
-    **{
-        f"universal-{passes}-small": UniversalTransformerConfig(
-            **REDDIT_SIZE | {"layers": 1}, **REDDIT_SIGHT, passes=passes
-        )
-        for passes in (2, 4, 8, 16)
-    },
-    # Table 3: half the step, or a forward size that the 256 tokens that are looked at are beside.
-    **{
-        f"staircase-{passes}-chunk-{128 // passes}": StaircaseConfig(**REDDIT_SIZE, chunk=128 // passes, passes=passes)
-        for passes in (2, 4)
-    },
-    **{
-        f"cached-staircase-chunk-{chunk}": CachedStaircaseConfig(
-            **REDDIT_SIZE, chunk=chunk, passes=1, chunks=256 // chunk + 1
-        )
-        for chunk in (32, 64)
-    },
+    **in_detail(REDDIT_SIZE, REDDIT_SIGHT, step=256),
 }
 
 # A size that a CPU trains, parameters within 3 %: what each sees directly is 64 bytes, in slide and rec 32 to 63 a layer.
 TINY_SIZE: dict[str, Any] = {"layers": 4, "d_model": 96, "heads": 3, "head_dim": 32, "mlp_dim": 384, "dropout": 0.0}
 TINY_MODELS: Models = {
     **family(TINY_SIZE, step=64, span=64, lstm=162, universal={"d_model": 192, "heads": 6, "mlp_dim": 672}),
+    **in_detail(TINY_SIZE, {"span": 64, "window": 32}, step=64),
     "slide": SlideConfig(**TINY_SIZE | {"mlp_dim": 416}, window=32),
     "rec": RecConfig(
         **TINY_SIZE | {"layers": 3, "mlp_dim": 416}, window=32, recurrent_layers=(2,), states=32, gate="lstm"

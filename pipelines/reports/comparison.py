@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from data_prep.errors import UserError
+from pipelines.reports.evaluation import kept_evaluation, plot_cumulative
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
-from pipelines.reports.sweep_result import TOKENS
+from pipelines.reports.seeds import groups, over_seeds, seeds_table
+from pipelines.reports.sweep_result import TOKENS, Point
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, Metric, about, further
@@ -128,14 +131,40 @@ def comparison_table(comparison: Comparison) -> Table:
     return table(rows(comparison), columns, best if len(comparison.runs) > 1 else {})
 
 
+def seeds_of(comparison: Comparison) -> Table | None:
+    """Means over seeds, where there are several of one thing."""
+    columns = {f"best_{metric.column}": (f"best {metric.unit}", metric.form) for metric in metrics_of(comparison)}
+    found = over_seeds(comparison.runs, rows(comparison), list(columns))
+    return seeds_table(found, columns) if found else None
+
+
+def curves_of(comparison: Comparison) -> list[tuple[str, FinishedRun, list[Point], np.ndarray | None]]:
+    """What is drawn: a name, a run, its points, and how far a band goes on each side of them. Several seeds of one thing are their
+    mean and standard deviation, where they have the same points.
+    """
+    curves = [run.curve(comparison.metric) for run in comparison.runs]
+    made, drawn = [], set[int]()
+    for name, places in groups(comparison.runs).items():
+        if len({tuple(point.step for point in curves[place]) for place in places}) == 1:
+            values, times = ([[getattr(p, of) for p in curves[place]] for place in places] for of in ("value", "time"))
+            mean, spread = np.mean(values, axis=0), np.std(values, axis=0, ddof=1)
+            both = zip(curves[places[0]], mean.tolist(), np.mean(times, axis=0).tolist(), strict=True)
+            points = [replace(point, value=value, time=time) for point, value, time in both]
+            made.append((name, comparison.runs[places[0]], points, spread))
+            drawn.update(places)
+    alone = ((place, run) for place, run in enumerate(comparison.runs) if place not in drawn)
+    return [*made, *((run.name, run, curves[place], None) for place, run in alone)]
+
+
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
     """The figure over tokens, over FLOPs and over wall time; the best point of each run is filled."""
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
     size, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
-    for number, run in enumerate(comparison.runs):
-        curve, flops = run.curve(comparison.metric), run.flops_per_token
+    drawn = curves_of(comparison)
+    for number, (name, run, curve, spread) in enumerate(drawn):
+        flops = run.flops_per_token
         bits = [point.value for point in curve]
         least, marker = bits.index(min(bits)), "o" if len(curve) <= 60 else ""
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
@@ -146,7 +175,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         )
         for axes, at in zip(panels, costs, strict=True):
             if at is not None:
-                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=run.name)
+                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=name)
+                if spread is not None:
+                    axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
@@ -157,7 +188,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         axes.grid(alpha=0.25)
     panels[0].xaxis.set_major_formatter(lambda value, _: short(value))
     panels[0].set_ylabel(about(comparison.metric))
-    if len(comparison.runs) <= 4:
+    if len(drawn) <= 4:
         panels[0].legend(fontsize=9, framealpha=0.9)
     else:
         figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
@@ -177,11 +208,16 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """comparison.csv, comparison.png, and frontier.png where a token does not cost all of them the same."""
+    """comparison.csv, comparison.png, frontier.png where a token does not cost all of them the same, and cumulative.png where
+    all of them have been evaluated on one text."""
     what, spots = spots_of(comparison)
     path = folder / "frontier.png"
+    found = [kept_evaluation(run.folder) if run.folder else None for run in comparison.runs]
+    evaluations = [evaluation for evaluation in found if evaluation]
+    whole = len(evaluations) == len(found) and len({evaluation.split for evaluation in evaluations}) == 1
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),
         *([plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []),
+        *([plot_cumulative(evaluations, folder / "cumulative.png")] if whole else []),
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,16 @@ from rich.table import Table
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.frontier import Spot, differ, plot_frontier
+from pipelines.reports.seeds import groups, over_seeds, seeds_table
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, further
+from pipelines.tracking.score import Evaluation, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pipelines.tracking.score import Evaluation, Score
-
 DOCUMENTS_COLOUR = "#C44E52"
-OF_TEXT = ("bits_per_byte", "word_perplexity", "states_cleared", "all_cleared")
+OF_TEXT = ("bits_per_byte", "bits_per_character", "word_perplexity", "states_cleared", "all_cleared")
 """Columns that labels have nothing for."""
 
 
@@ -54,7 +55,9 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             "forward_flops_per_token": e.flops_per_token,
             "bits_per_token": e.carried.bits_per_token,
             "bits_per_byte": e.carried.bits_per_byte,
+            "bits_per_character": e.bits_per_character,
             "word_perplexity": e.carried.word_perplexity,
+            "published_word_perplexity": e.published_word_perplexity,
             **({"error_rate": e.carried.error_rate} if labelled else {}),
             **{metric.column: metric.of(e.carried) for metric in further() if metric.of},
         }
@@ -89,6 +92,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "states_cleared_error_rate": ("errors with\nstates cleared", form),
         "all_cleared_error_rate": ("errors with\nall State cleared", form),
     }
+    characters: dict[str, tuple[str, Form]] = {"bits_per_character": ("bits/\ncharacter", ".4f")}
+    published: dict[str, tuple[str, Form]] = {"published_word_perplexity": ("by the count\npublished", ",.2f")}
     columns: dict[str, tuple[str, Form]] = {
         "name": ("model", None),
         **({"split": ("split", None)} if len(splits) > 1 else {}),
@@ -98,7 +103,9 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "forward_flops_per_token": ("FLOPs/\ntoken", ".2e"),
         "bits_per_token": ("bits/\ntoken", ".4f"),
         "bits_per_byte": ("bits/\nbyte", ".4f"),
+        **(characters if any(_differ(row) for row in rows) else {}),
         "word_perplexity": ("word\nperplexity", ",.2f"),
+        **(published if any(row["published_word_perplexity"] for row in rows) else {}),
         **{metric.column: (metric.unit, metric.form) for metric in further()},
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
@@ -117,6 +124,29 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         title_justify="left",
         title_style="bold",
     )
+
+
+def _differ(row: dict[str, Any]) -> bool:
+    """Whether its characters are known, and tell more than its bytes."""
+    bits, other = row["bits_per_byte"], row["bits_per_character"]
+    return None not in (bits, other) and f"{bits:.4f}" != f"{other:.4f}"
+
+
+SEEDS = {
+    "bits_per_token": ("bits/token", ".4f"),
+    "bits_per_byte": ("bits/byte", ".4f"),
+    "bits_per_character": ("bits/character", ".4f"),
+    "word_perplexity": ("word perplexity", ",.2f"),
+    "error_rate": ("errors", ".2%"),
+    "states_cleared_difference": ("states cleared, bits/byte", "+.4f"),
+}
+"""Figures whose mean over seeds is told."""
+
+
+def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
+    """Means over seeds, where there are several of one thing on one split."""
+    rows = over_seeds(evaluations, evaluation_rows(evaluations), list(SEEDS))
+    return seeds_table(rows, SEEDS) if rows and len({e.split for e in evaluations}) == 1 else None
 
 
 def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -212,25 +242,44 @@ def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
     return save_figure(figure, path)
 
 
+def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
+    """What is drawn as one, by its name in the legend: several seeds of one thing on one text, or an evaluation by itself."""
+    several = {
+        name: places
+        for name, places in groups(evaluations).items()
+        if len({(evaluations[p].store_fingerprint, evaluations[p].carried.bucket) for p in places}) == 1
+    }
+    grouped = {place for places in several.values() for place in places}
+    alone = [place for place in range(len(evaluations)) if place not in grouped]
+    names = [evaluations[place].name for place in alone]
+    labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return {**several, **{label: [place] for label, place in zip(labels, alone, strict=True)}}
+
+
 def _curves(
     axes: Axes, evaluations: Sequence[Evaluation], curve: Callable[[Score], tuple[np.ndarray, np.ndarray]]
 ) -> list[Line2D]:
-    """Draw the curve of each Score against position; the legend's handles."""
+    """Draw the curve of each Score against position; of several seeds of one thing their mean, with a band of their standard
+    deviation. The legend's handles."""
     handles, used = [], {}
-    for number, e in enumerate(evaluations):
-        colour = COLOURS[number % len(COLOURS)]
-        label = f"{e.name}: {short(e.parameters)} parameters, step {e.step:,}"
+    for number, (name, places) in enumerate(curves_of(evaluations).items()):
+        of, colour = [evaluations[place] for place in places], COLOURS[number % len(COLOURS)]
+        label = f"{name}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
-        scores: list[tuple[str, Any, Score | None]] = [
-            ("State carried", "-", e.carried),
-            ("recurrent states cleared", "--", e.cleared_states),
-            ("all State cleared", ":", e.cleared_all),
+        scores: list[tuple[str, Any, list[Score | None]]] = [
+            ("State carried", "-", [e.carried for e in of]),
+            ("recurrent states cleared", "--", [e.cleared_states for e in of]),
+            ("all State cleared", ":", [e.cleared_all for e in of]),
         ]
-        for what, style, score in scores:
-            if score is not None:
+        for what, style, passes in scores:
+            if known := [score for score in passes if score is not None]:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
-                positions, values = curve(score)
-                axes.plot(positions, values, style, color=colour, linewidth=1.6 if score is e.carried else 1.2)
+                positions, values = curve(known[0])[0], np.stack([curve(score)[1] for score in known])
+                middle = values.mean(0)
+                axes.plot(positions, middle, style, color=colour, linewidth=1.6 if style == "-" else 1.2)
+                if len(known) > 1:
+                    spread = values.std(0, ddof=1)
+                    axes.fill_between(positions, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document (tokens)")
@@ -243,7 +292,13 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns their paths.
     """
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
-    values = {"unigram_bits_per_byte": unigram, "table": rows, "evaluations": [asdict(e) for e in evaluations]}
+    seeds = over_seeds(evaluations, rows, list(SEEDS))
+    values = {
+        "unigram_bits_per_byte": unigram,
+        "table": rows,
+        "seeds": seeds,
+        "evaluations": [asdict(e) for e in evaluations],
+    }
     table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
@@ -252,6 +307,26 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     path = folder / "frontier.png"
     costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
     return [report, table, plot, *worth, *errors, *costs]
+
+
+def read_report(folder: Path) -> list[Evaluation]:
+    """What `write_report` was given. Raises OSError, ValueError, KeyError or TypeError where there is no such report."""
+    read = []
+    for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
+        passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}
+        read.append(Evaluation(**{**values, **passes}))
+    return read
+
+
+def kept_evaluation(run: Path, split: str = "test") -> Evaluation | None:
+    """The newest that a report beside a run has of it, over the windows of its training; None where there is none."""
+    reports = [path for path in run.parent.glob("reports/*/report.json") if run.name in path.parent.name]
+    for path in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
+            for found in read_report(path.parent):
+                if found.name == run.name and found.split.endswith(f"/{split}"):
+                    return found
+    return None
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:

@@ -22,7 +22,7 @@ from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place, is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
@@ -53,6 +53,11 @@ class FinishedRun:
     """Of the forward pass alone."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` of the model, of those that it has."""
+    seed: int | None = None
+    thing: str = ""
+    """The same of runs that differ in the seed alone; empty where their config is not at hand."""
+    folder: Path | None = None
+    """On this machine."""
 
     def curve(self, key: str) -> list[Point]:
         """The figure's points, in seconds since the run's first record, its pauses left out."""
@@ -107,7 +112,10 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
     read = config.get("validate_tokens")
-    return _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
+    made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
+    return replace(
+        made, seed=config.get("seed"), thing=but_for_seed(config), folder=run.folder if run.is_local else None
+    )
 
 
 def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:

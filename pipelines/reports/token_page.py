@@ -257,7 +257,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def _table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
+def sorting_table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
     heads = "".join(
         f'<th scope="col"{LEFT * (heading in TEXTS)}><button type="button">{html.escape(heading)}</button></th>'
         for heading in headings
@@ -281,7 +281,7 @@ def _top_table(comparison: TokenComparison) -> str:
             f'<td class="t">{html.escape(row["document"])}</td><td>{row["token"]}</td></tr>'
         )
     headings = ("word", "text", "gain, nats", base, better, "tokens back", "where", "name", "document", "token")
-    return _table(headings, rows, "Words by gain")
+    return sorting_table(headings, rows, "Words by gain")
 
 
 def _distance_table(comparison: TokenComparison) -> str:
@@ -295,7 +295,7 @@ def _distance_table(comparison: TokenComparison) -> str:
             f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'
             f"<td>{row['nats'][0] - row['nats'][-1]:+.3f}</td></tr>"
         )
-    return _table(
+    return sorting_table(
         ("tokens since it stood last", "rare words", *comparison.names, "difference"), rows, "Rare words by distance"
     )
 

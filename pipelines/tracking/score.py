@@ -82,6 +82,29 @@ class Evaluation:
     """Needed ones of the forward pass (recur_models/costs.py)."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` of the model, of those that it has."""
+    characters: int = 0
+    """Of the documents' text; 0 where the tokenizer does not keep them all, and as `Score.bytes`."""
+    seed: int | None = None
+    """Of the training; None of a report that an earlier version wrote."""
+    thing: str = ""
+    """The same of trainings and readings that differ in the seed alone."""
+
+    @property
+    def bits_per_character(self) -> float:
+        """NaN where they are not known."""
+        return self.carried.nats / math.log(2) / self.characters if self.characters else math.nan
+
+    @property
+    def published_word_perplexity(self) -> float:
+        """Word-level perplexity by the count of words that a paper has published of the split. NaN where there is none, or where
+        not all of its documents were read."""
+        documents, words = PUBLISHED_WORDS.get(self.split, (0, 0))
+        whole = documents and documents == self.carried.documents and self.carried.bytes
+        return math.exp(min(self.carried.nats / words, 700.0)) if whole else math.nan
+
+
+PUBLISHED_WORDS = {"pg19/test": (100, 6_966_499)}
+"""Documents and words of a split: Rae et al. 2020, by which the block-recurrent paper reckons (section 4.5)."""
 
 
 def windows_of(model: Mapping[str, Any]) -> dict[str, int]:

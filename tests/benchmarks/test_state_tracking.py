@@ -10,13 +10,13 @@ from benchmarks import state_tracking
 from data_prep.errors import UserError
 
 
-def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(state_tracking, "call", lambda _, *words: called.extend(words))
+def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path) -> None:
     root = tmp_path / "my runs"
-    state_tracking.train(state_tracking.BenchConfig(root=root), "walk", "lstm", 3)
-    assert called[called.index("--root") + 1] == str(root)
-    assert called[called.index("--data.store") + 1] == str(root / "store")
+    training = state_tracking.training(state_tracking.BenchConfig(root=root), "walk", "lstm", 3)
+    words = training.job().words
+    assert words[words.index("--root") + 1] == str(root) and words[words.index("--seed") + 1] == "3"
+    assert words[words.index("--data.store") + 1] == str(root / "stores/symbols")
+    assert state_tracking.read("walk", "lstm", 3, training) is None
 
 
 @pytest.mark.parametrize("options", [{"at_once": 0}, {"seeds": ()}, {"tasks": ("walks",)}])

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from pipelines.compare import main
-from pipelines.reports.comparison import compare, rows, write_comparison
+from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
 from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, FinishedRun
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
@@ -42,6 +43,20 @@ def test_the_table_has_best_and_last_and_what_they_cost() -> None:
     assert (first["best_bits_per_byte"], first["final_bits_per_byte"]) == (1.6, 1.8)
     assert (first["tokens"], first["flops"], first["seconds"]) == (3000, 1.8e10, 200.0)
     assert second["seconds"] == 0.0 and second["worth_of_states_bits_per_token"] is None
+
+
+def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
+    seeds = [replace(run(f"a-s{n}", token=[5.0 + n, 4.0 + n]), seed=n, thing="one") for n in range(3)]
+    comparison = compare([*seeds, run("b", token=[6.0])])
+    (name, _, points, spread), other = curves_of(comparison)
+    assert name == "a, 3 seeds" and [point.value for point in points] == [6.0, 5.0]
+    assert spread is not None and spread.tolist() == [1.0, 1.0] and other[0] == "b" and other[3] is None
+    table = seeds_of(comparison)
+    assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
+    assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None
+    longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, thing="one")
+    assert len(curves_of(compare([*seeds, longer]))) == 4  # not at the same steps
+    assert write_comparison(comparison, tmp_path)[1].stat().st_size > 10_000
 
 
 def test_different_tokenizers_compare_in_bits_per_byte_alone() -> None:

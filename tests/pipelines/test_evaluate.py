@@ -129,7 +129,8 @@ def test_a_run_that_cannot_be_written_to_is_scored_all_the_same(
 def test_many_names_make_a_folder_that_the_disk_takes(train: Train, tmp_path: Path) -> None:
     run = str(train("--steps", "5", name="long-" * 24))
     evaluate.main([run, run, run, *QUIET])
-    folders = list((tmp_path / "runs/reports").iterdir())
+    folders = [path for path in (tmp_path / "runs/reports").iterdir() if path.is_dir()]
+    assert (tmp_path / "runs/reports/index.html").is_file()
     assert len(folders) == 1 and len(folders[0].name) <= 150
     with open(folders[0] / "table.csv", newline="") as file:
         names = {row["name"] for row in csv.DictReader(file)}

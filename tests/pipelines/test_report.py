@@ -17,10 +17,13 @@ from rich.table import Table
 
 from pipelines.reports.evaluation import (
     by_position,
+    curves_of,
     evaluation_rows,
     evaluation_table,
     plot_cumulative,
     plot_worth,
+    read_report,
+    seeds_of,
     write_report,
 )
 from pipelines.terminal.output import pass_progress
@@ -141,6 +144,50 @@ def test_the_picture_of_what_state_is_worth_needs_something_to_set_beside_the_be
     other = replace(SLIDE, store_fingerprint="e" * 32)
     assert plot_worth([SLIDE], path) is None and plot_worth([REC, other], path) is None and not path.exists()
     assert plot_worth([SLIDE, REC], path) == path and colours(path) > 20
+
+
+def test_characters_and_the_published_count_of_words() -> None:
+    (row,) = evaluation_rows([replace(REC, characters=22)])
+    assert row["bits_per_character"] == pytest.approx(88 / 22) and row["published_word_perplexity"] is None
+    assert evaluation_rows([REC])[0]["bits_per_character"] is None
+    books = replace(REC, split="pg19/test", carried=replace(REC.carried, documents=100, nats=7e6, words=9))
+    (row,) = evaluation_rows([books])
+    assert row["published_word_perplexity"] == pytest.approx(math.exp(7e6 / 6_966_499))
+    assert "by the count" in printed(evaluation_table([books])) and "by the count" not in printed(
+        evaluation_table([REC])
+    )
+    twelve = replace(books, carried=replace(books.carried, documents=12))
+    assert evaluation_rows([twelve])[0]["published_word_perplexity"] is None
+
+
+SEEDS = [
+    replace(SLIDE, name=f"slide-seed-{seed}", seed=seed, thing="one", carried=score(6.0, bits, 3.0))
+    for seed, bits in enumerate((4.0, 4.5, 5.0))
+]
+
+
+def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
+    shown = printed(seeds_of([REC, *SEEDS]) or Table())
+    assert "slide, 3 seeds" in shown and "4.8000 ± 0.2000" in shown and "demo-rec" not in shown
+    assert seeds_of([REC, SLIDE]) is None and seeds_of(SEEDS[:1] * 2) is None
+    write_report([REC, *SEEDS], tmp_path)
+    (row,) = json.loads((tmp_path / "report.json").read_text())["seeds"]
+    assert row["bits_per_byte"] == pytest.approx(96 / 40) and row["bits_per_byte_deviation"] == pytest.approx(4 / 40)
+    assert curves_of([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
+    assert curves_of([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
+    other = replace(SEEDS[1], store_fingerprint="e" * 32)
+    assert len(curves_of([SEEDS[0], other])) == 2  # of another text
+    assert read_report(tmp_path) == json_of([REC, *SEEDS])
+
+
+def json_of(evaluations: list[Evaluation]) -> list[Evaluation]:
+    """With lists where JSON has no tuples."""
+
+    def lists(score: Score | None) -> Score | None:
+        return score and Score(**{name: list(v) if isinstance(v, tuple) else v for name, v in vars(score).items()})
+
+    passes = ("carried", "cleared_states", "cleared_all")
+    return [replace(e, **{name: lists(getattr(e, name)) for name in passes}) for e in evaluations]
 
 
 def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""A paper's table or figure as one command: train what is not trained yet, evaluate it, and print the paper's figures beside ours.
+
+    python -m pipelines.paper block-recurrent table-1 --source pg19=FOLDER arxiv=FOLDER
+    python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2
+    python -m pipelines.paper gpt2 table-2 --scale paper --dry-run                  # what it would train, and what that costs
+
+block-recurrent has table-1 to table-5 and figure-3 to figure-7; gpt2 table-1, table-2, figure-4 and figure-5; staircase table-1 to
+table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
+
+Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them: stopped or killed at any moment, the
+same command goes on, and what is done is not done again. `<root>/tables/…` has the table as markdown, JSON and a picture, with the
+orderings of the paper's rows that hold and those that do not.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from data_prep.corpora import CORPORA
+from data_prep.errors import UserError, nearest
+from pipelines.papers import PAPERS
+from pipelines.papers.jobs import Job, run
+from pipelines.papers.plan import Plan
+from pipelines.papers.tables import Scale
+from pipelines.papers.trainings import ASSUMED_RATE, Cost, Place, value_of
+from pipelines.reports.index import write_index
+from pipelines.terminal import cli
+from pipelines.terminal.tables import plain_table, short
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """Which table, and how much of it."""
+
+    paper: tyro.conf.Positional[str]
+    """block-recurrent, gpt2 or staircase."""
+    table: tyro.conf.Positional[str]
+    """Such as table-1 or figure-3."""
+    scale: Scale = "tiny"
+    """tiny: models of about half a million parameters, 1,000 steps of 4,096 tokens; paper: as the paper has it."""
+    seeds: tuple[int, ...] = (0,)
+    """A training of each row for each; error bars are over them."""
+    only: tuple[str, ...] = ()
+    """Rows whose label has one of these words in it; by default all."""
+    columns: tuple[str, ...] = ()
+    """The same of the columns."""
+    root: Path = Path("runs/paper")
+    """Folder of stores, runs and tables."""
+    store: str = ""
+    """Folder of stores, one for each tokenizer, as `bytes` or `sentencepiece-4000`; by default `stores` below the root."""
+    source: tuple[str, ...] = ()
+    """Where corpora are, as pg19=FOLDER: what is not prepared yet is prepared from there."""
+    corpus: str = ""
+    """Read instead of the paper's text in every column, as python-source, which every machine has."""
+    set: tuple[str, ...] = ()
+    """Fields of every training, as steps=500 model.pretrained=FOLDER."""
+    at_once: int = 2
+    """Trainings side by side; at scale paper 1."""
+    train: bool = True
+    """Whether to train what is not there; else what is there is shown."""
+    dry_run: bool = False
+    """Say what would be run and what it costs, and end."""
+    flop_rate: float = 0.0
+    """FLOP/s that costs are reckoned with; 0 times two steps of each training that is small, and takes 1.25e14 for the others."""
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
+            if value not in known:
+                raise UserError(f"there is no {value!r}: {nearest(value, known)}")
+        for option, pairs, example in (("source", self.source, "pg19=FOLDER"), ("set", self.set, "steps=500")):
+            if wrong := [pair for pair in pairs if not all(pair.partition("="))]:
+                raise UserError(f"--{option} {wrong[0]}: write a name and its value, as in {example}")
+        for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
+            if name not in CORPORA:
+                raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+        if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
+
+    def plan(self) -> Plan:
+        sources = dict(pair.split("=", 1) for pair in self.source)
+        fields = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
+        stores = Path(self.store).absolute() if self.store else None
+        place = Place(self.root.absolute(), stores, sources, self.corpus, fields)
+        name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
+        return Plan.of(name, table, self.scale, self.seeds, place, self.only, self.columns)
+
+    def command(self) -> str:
+        """What repeats it, without the places of one machine."""
+        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
+        given = {
+            "only": self.only,
+            "columns": self.columns,
+            "corpus": [self.corpus] * bool(self.corpus),
+            "set": self.set,
+        }
+        words += [word for name, values in given.items() if values for word in (f"--{name}", *values)]
+        return f"python -m pipelines.paper {shlex.join(words)}"
+
+
+def prepare(plan: Plan, train: bool) -> None:
+    """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
+    missing = {training.data: None for training in plan.trainings(prepared=False)}
+    jobs = [plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)]
+    told = [job for job in jobs if any("FOLDER" in word for word in job.words)]
+    if train and (failed := run([job for job in jobs if job not in told], 1)):
+        raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+    commands = [f"python -m pipelines.prepare {shlex.join(job.words)}" for job in told]
+    if not plan.trainings():
+        ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
+        raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(ways)}")
+    for command in commands:
+        print(f"note: not prepared, and left out: {command}", flush=True)
+
+
+def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
+    """What is still to be trained, and what it costs."""
+    costs: dict[object, Cost] = {}
+    rows, seconds, flops = list[list[str]](), 0.0, 0.0
+    for training in plan.trainings(prepared):
+        key = (training.preset, training.data, training.config.model, training.config.steps)
+        cost = costs[key] if key in costs else training.cost(rate)  # seeds cost the same
+        costs[key], done = cost, training.is_done()
+        if not done:
+            seconds, flops = seconds + cost.seconds / at_once, flops + cost.flops
+        sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
+        rows.append([training.name, *sizes, "done" if done else cli.duration(cost.seconds)])
+    headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
+    Console(width=200, markup=False).print(plain_table(headings, rows))
+    left = sum(row[-1] != "done" for row in rows)
+    how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
+    total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
+    done = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
+    print(f"{done}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    plan, at_once = config.plan(), config.at_once if config.scale == "tiny" else 1
+    if config.dry_run:
+        show_costs(plan, False, config.flop_rate, at_once)
+        return 0
+    prepare(plan, config.train)
+    failed: list[Job] = []
+    if config.train:
+        show_costs(plan, True, config.flop_rate, at_once)
+        failed = plan.make(at_once)
+    results = plan.results(config.command())
+    if not results.cells:
+        logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
+        raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
+    folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
+    paths = [*results.write(folder), *plan.pages(folder)]
+    Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
+    for sentence in results.sentences():
+        print(f"- {sentence}")
+    for path in paths:
+        print(f"  {cli.shown(path)}")
+    if page := write_index(folder):
+        print(f"  index {cli.shown(page)}")
+    for job in failed:
+        print(f"failed: {job.name}, see {cli.shown(job.log)}; the same command tries it again")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,144 @@
+"""Tables 1 and 2 and Figures 4 and 5 of "Adding Recurrence to Pretrained Transformers" (Yoshida et al. 2020).
+
+The paper fine-tunes the published GPT-2: `--set model.pretrained=FOLDER` names its weights. Its baseline is fine-tuned once and
+scored over windows of every overlap; with recurrence each overlap is trained (section 5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.presets.gpt2 import TINY_TOKENS, TWO_EPOCHS, WINDOWS
+
+DATA = {
+    "paper": {
+        "wikitext": Data("wikitext", "gpt2:FOLDER", vocabulary=50_258),
+        "pg19": Data("pg19", "gpt2:FOLDER", ("--books", "1250", "--validation-tokens", "15000"), vocabulary=50_258),
+    },
+    "tiny": {
+        "wikitext": Data("wikitext", "sentencepiece:4000"),
+        "pg19": Data("pg19", "sentencepiece:4000", ("--newline", "normalize")),
+    },
+}
+PREFIXES = {"paper": "", "tiny": "tiny-"}
+SHARES = {"paper": 1, "tiny": 5}
+"""What windows and overlaps are divided by."""
+LANES = {"paper": 8, "tiny": 4}
+
+
+def baseline(corpus: str, overlap: int) -> dict[str, dict[str, Run]]:
+    """GPT-2 fine-tuned without overlap, scored with this one."""
+    return {
+        scale: {
+            "": Run(f"{prefix}{corpus}-gpt2-overlap-0", DATA[scale][corpus], read=read(scale, overlap=overlap))
+        }
+        for scale, prefix in PREFIXES.items()
+    }  # fmt: skip
+
+
+def recurrent(corpus: str, overlap: int) -> dict[str, dict[str, Run]]:
+    """GPT-2 with recurrence, fine-tuned and scored with this overlap."""
+    return {
+        scale: {"": Run(f"{prefix}{corpus}-gpt2-rec-overlap-{overlap}", DATA[scale][corpus])}
+        for scale, prefix in PREFIXES.items()
+    }
+
+
+def read(scale: str, **windows: int) -> dict[str, int]:
+    """What is scored over other windows than in training."""
+    return {name: tokens // SHARES[scale] for name, tokens in windows.items() if tokens}
+
+
+VALIDATION, TEST = "validation perplexity", "test perplexity"
+COLUMNS = (
+    Column(VALIDATION, "word_perplexity", split="validation", form=".2f"),
+    Column(TEST, "word_perplexity", form=".2f"),
+    Column("FLOPs/token", "flops_without_output", form=".2e"),
+)
+FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
+"""By overlap, of windows of 300; those of layers and attention, without the output layer."""
+# By overlap: perplexity per word on validation and test, of GPT-2 and with recurrence.
+WIKITEXT = {
+    0: ((29.00, 30.47), (27.70, 29.01)),
+    5: ((27.99, 29.36), (26.88, 28.12)),
+    10: ((27.58, 28.88), (26.51, 27.77)),
+    30: ((26.72, 27.96), (25.90, 27.12)),
+    50: ((26.17, 27.31), (25.53, 26.73)),
+}
+PG19: dict[int, tuple[tuple[float, float], ...]] = {
+    0: ((172.25, 147.71), (155.27, 133.02)),
+    5: ((165.93, 142.30), (150.00, 128.78)),
+    10: ((162.66, 139.49), (147.53, 127.05)),
+    30: ((156.21, 134.30), (142.35, 122.22)),
+    50: ((152.64, 131.25), (140.10, 119.93)),
+    75: ((149.54, 128.46),),
+    100: ((147.05, 126.51),),
+    150: ((143.62, 123.53),),
+    200: ((141.14, 121.40),),
+}
+
+
+def rows(corpus: str, figures: dict[int, Any]) -> tuple[Row, ...]:
+    """GPT-2's by overlap, then those with recurrence."""
+    made = []
+    for number, (series, train) in enumerate((("GPT-2", baseline), ("Recurrent", recurrent))):
+        for overlap, values in figures.items():
+            if number < len(values):
+                paper = dict(zip((VALIDATION, TEST), values[number], strict=True)) | {"FLOPs/token": FLOPS[overlap]}
+                made.append(Row(f"{series}, overlap {overlap}", paper, train(corpus, overlap), series))
+    return tuple(made)
+
+
+FIFTH = (
+    "Windows and overlaps are a fifth of the paper's, which the labels name, of 4 layers and d 96; the weights begin untrained, "
+    "and the vocabulary has 4,000 pieces. Perplexity is per word."
+)
+NOTE = {"tiny": FIFTH, "paper": "Perplexity is per word. The paper does not say its rates and batches: these are ours."}
+
+
+def sized(series: str, name: str, window: int, overlap: int = 0) -> Row:
+    """A window of this length, trained on PG-19; the baseline scored with this overlap."""
+    trained = {}
+    for scale, prefix in PREFIXES.items():
+        segment = WINDOWS * window // SHARES[scale]
+        tokens = TWO_EPOCHS["pg19"] if scale == "paper" else TINY_TOKENS
+        fields = {
+            "model.window": window // SHARES[scale],
+            "data.segment_length": segment,
+            "steps": tokens // (LANES[scale] * segment),
+        }
+        if window == 300:
+            fields = {}
+        run = Run(f"{prefix}pg19-{name}-overlap-0", DATA[scale]["pg19"], fields, read(scale, overlap=overlap))
+        trained[scale] = {"": run}
+    return Row(f"{series}, window {window}", {}, trained, series, window)
+
+
+SIZES = (200, 300, 400, 500, 600)
+BY_WINDOW = (
+    *(sized("GPT-2", "gpt2", window) for window in SIZES),
+    *(sized("Recurrent", "gpt2-rec", window) for window in SIZES),
+)
+CURVES = "The paper has this as curves alone, without figures."
+TABLES = {
+    "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext", WIKITEXT), note=NOTE),
+    "table-2": Table("Table 2: PG-19, windows of 300 tokens", COLUMNS, rows("pg19", PG19), note=NOTE),
+    "figure-4": Table(
+        "Figure 4: perplexity over the window's size, PG-19 validation",
+        COLUMNS[:1],
+        BY_WINDOW,
+        x="window",
+        note={"tiny": f"{FIFTH} {CURVES}", "paper": CURVES},
+    ),
+    "figure-5": Table(
+        "Figure 5: perplexity over FLOPs, PG-19 validation, windows of 200 to 600",
+        (COLUMNS[0], COLUMNS[2]),
+        (
+            *BY_WINDOW,
+            *(sized(f"GPT-2 overlap {overlap}", "gpt2", window, overlap) for overlap in (30, 50) for window in SIZES),
+        ),
+        x="FLOPs/token",
+        note={"tiny": f"{FIFTH} {CURVES}", "paper": CURVES},
+    ),
+}

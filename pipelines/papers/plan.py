@@ -1,0 +1,158 @@
+"""What a table needs and what it gives: the trainings and evaluations of its cells, and their figures.
+
+plan = Plan.of("block-recurrent table-1", PAPERS["block-recurrent"]["table-1"], "tiny", seeds=(0, 1), place=place)
+failed = plan.make(at_once=2)
+plan.results("python -m pipelines.paper …").markdown()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines.papers.jobs import Job, run
+from pipelines.papers.results import Results
+from pipelines.papers.tables import Column, Figure, Row, Run, Scale, Table
+from pipelines.papers.trainings import Place, Training
+from pipelines.reports.evaluation import plot_cumulative
+from pipelines.tracking.score import Evaluation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table, or what was asked for of it, at one scale."""
+
+    name: str
+    table: Table
+    scale: Scale
+    seeds: tuple[int, ...]
+    place: Place
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        table: Table,
+        scale: Scale,
+        seeds: tuple[int, ...],
+        place: Place,
+        only: Sequence[str] = (),
+        columns: Sequence[str] = (),
+    ) -> Plan:
+        """Of the rows and columns that have one of these words in their names; of all where there is none.
+
+        Raises UserError for a word that none has.
+        """
+
+        def chosen(words: Sequence[str], names: Sequence[str]) -> list[bool]:
+            for word in words:
+                if not any(word.lower() in known.lower() for known in names):
+                    raise UserError(f"{name} has nothing with {word!r} in its name: {', '.join(names)}")
+            return [not words or any(word.lower() in known.lower() for word in words) for known in names]
+
+        rows = zip(table.rows, chosen(only, [row.label for row in table.rows]), strict=True)
+        kept = zip(table.columns, chosen(columns, [column.name for column in table.columns]), strict=True)
+        left = replace(table, rows=tuple(r for r, keep in rows if keep), columns=tuple(c for c, keep in kept if keep))
+        return cls(name, left, scale, seeds, place)
+
+    def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
+        """What is trained for a row's columns; ``prepared``: of what there is a store of."""
+        runs, wanted = row.runs.get(self.scale, {}), {column.of for column in self.table.columns} - {""}
+        found = {key: run for key, run in runs.items() if key in wanted or not wanted}
+        return {
+            key: run for key, run in found.items() if not prepared or self.place.is_prepared(self.place.data(run.data))
+        }
+
+    def trainings(self, prepared: bool = True) -> list[Training]:
+        """Each once, those of a seed together."""
+        runs = [run for row in self.table.rows for run in self.runs_of(row, prepared).values()]
+        made = [self.place.training(run, seed) for seed in self.seeds for run in runs]
+        return list({training.name: training for training in made}.values())
+
+    def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
+        """What each of our figures is measured on, seed by seed."""
+        for seed in self.seeds:
+            for row in self.table.rows:
+                runs = self.runs_of(row)
+                for column in self.table.columns:
+                    if run := runs.get(column.of) if column.of else next(iter(runs.values()), None):
+                        yield row, column, run, self.place.training(run, seed)
+
+    def make(self, at_once: int) -> list[Job]:
+        """Train and evaluate what is not there; what failed."""
+        failed = run([training.job() for training in self.trainings() if not training.is_done()], at_once)
+        lacking: dict[str, Job] = {}
+        for _, column, read, training in self.cells():
+            job = training.evaluating(read.read, column.split)
+            if job.name not in lacking and training.is_done() and not training.evaluation(read.read, column.split):
+                lacking[job.name] = job
+        return [*failed, *run(list(lacking.values()), at_once)]
+
+    def results(self, command: str) -> Results:
+        """The figures of everything that is evaluated."""
+        found: dict[tuple[str, str], list[float]] = {}
+        runs: dict[str, set[str]] = {}
+        read, tokens = dict[str, str](), set[int]()
+        for row, column, of, training in self.cells():
+            if evaluation := training.evaluation(of.read, column.split):
+                value = figure_of(column.figure, training, evaluation)
+                if value is not None and math.isfinite(value):
+                    found.setdefault((row.label, column.name), []).append(value)
+                runs.setdefault(row.label, set()).add(training.name)
+                read[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
+                tokens.add(evaluation.train_tokens)
+        for column in self.table.columns:
+            if column.figure == "relative_time":
+                base = found.get((self.table.base, column.name), [math.nan])
+                for key in [key for key in found if key[1] == column.name]:
+                    found[key] = [time / mean(base) for time in found[key] if len(base) and math.isfinite(base[0])]
+        data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
+        range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
+        facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
+        cells = {key: tuple(values) for key, values in found.items() if values}
+        named = {label: sorted(names) for label, names in runs.items()}
+        return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named})
+
+    def pages(self, folder: Path) -> list[Path]:
+        """What a figure has beside its table, of its first seed: cross-entropy over position, or a comparison token by token."""
+        first: dict[str, Training] = {}
+        for row, _, _, training in self.cells():
+            first.setdefault(row.label, training)
+        made: list[Path] = []
+        found = [training.evaluation({}, "test") for training in first.values()] if self.table.cumulative else []
+        if evaluations := [evaluation for evaluation in found if evaluation]:
+            made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
+        compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
+        if compared and len(compared) == len(self.table.tokens):
+            output, backend = folder / "tokens", compared[0].config.tracking.backend
+            folders = [str(training.folder) for training in compared]
+            words = (*folders, "--output", str(output), "--tracking.backend", backend)
+            if not run([Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))], 1):
+                made.append(output / "tokens.html")
+        return made
+
+
+def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
+    """Ours; `relative_time` is a time still, in milliseconds."""
+    score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
+    store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
+    totals, output = store.manifest.totals, 2 * training.config.model.costs(store.vocab_size).embedding_parameters
+    values: dict[Figure, float | None] = {
+        "bits_per_token": score.bits_per_token,
+        "bits_per_byte": score.bits_per_byte,
+        "perplexity": 2**score.bits_per_token,
+        "word_perplexity": score.word_perplexity,
+        "error_percent": 100 * score.error_rate,
+        "relative_time": training.ms_per_step(),
+        "ms_per_step": training.ms_per_step(),
+        "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
+        "parameters": float(evaluation.parameters),
+        "tokens": float(totals.tokens),
+        "tokens_per_word": totals.tokens / max(totals.words, 1),
+    }
+    return values[figure]

@@ -1,0 +1,202 @@
+"""A table's figures, the paper's beside ours: what rows are put in which order, as text, as files and as a picture.
+
+    results = Results("block-recurrent table-1", table, "tiny", seeds=(0, 1), cells={("Slide:13L", "arXiv"): (2.31, 2.33)})
+    results.markdown()                       # as it stands in RESULTS.md
+    results.write(folder)                    # table.md, table.json, table.png
+
+Error bars are standard deviations over seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from data_prep.manifest import write_atomically
+from pipelines.papers.tables import LOWER, Column, Row, Table
+from pipelines.reports.files import COLOURS, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 12
+"""Pairs of rows that are named; the JSON has all."""
+
+
+class Ordering(NamedTuple):
+    """Pairs of rows that the paper puts apart in a column, the better one first."""
+
+    holds: list[tuple[str, str]]
+    fails: list[tuple[str, str]]
+    undecided: list[tuple[str, str]]
+    """Closer than the larger standard deviation of their seeds."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Of one table, at one scale."""
+
+    name: str
+    table: Table
+    scale: str
+    seeds: tuple[int, ...]
+    cells: Mapping[tuple[str, str], tuple[float, ...]]
+    """Ours by row and column, one of each seed."""
+    command: str = ""
+    facts: tuple[str, ...] = ()
+    """Sentences on data, tokens and time."""
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else the JSON says."""
+
+    def ours(self, row: Row, column: Column) -> tuple[float, ...]:
+        return self.cells.get((row.label, column.name), ())
+
+    def ordering(self, column: Column) -> Ordering:
+        """Of the rows that both have a figure for."""
+        found = Ordering([], [], [])
+        known = [row for row in self.table.rows if column.name in row.paper and self.ours(row, column)]
+        for pair in combinations(known, 2):
+            better, worse = sorted(pair, key=lambda row: row.paper[column.name])
+            if better.paper[column.name] == worse.paper[column.name]:
+                continue
+            ours, theirs = self.ours(better, column), self.ours(worse, column)
+            spread = max(map(stdev, (ours, theirs))) if min(len(ours), len(theirs)) > 1 else 0.0
+            gap = mean(theirs) - mean(ours)
+            where = found.undecided if abs(gap) < spread else found.holds if gap > 0 else found.fails
+            where.append((better.label, worse.label))
+        return found
+
+    def orderings(self) -> dict[str, Ordering]:
+        """By column, of those with figures to order."""
+        made = {column.name: self.ordering(column) for column in self.table.columns if column.figure in LOWER}
+        return {name: ordering for name, ordering in made.items() if any(ordering)}
+
+    def remarks(self) -> list[str]:
+        """What holds of the paper's order and what does not, in sentences."""
+        said = []
+        for name, found in self.orderings().items():
+            pairs = sum(map(len, found))
+            said.append(
+                f"{name}: of {pairs} pairs of rows that the paper puts apart, {len(found.holds)} are in its order here"
+            )
+            for what, some in (("not", found.fails), ("closer than the seeds differ", found.undecided)):
+                named = [f"{better} below {worse}" for better, worse in some[:SHOWN]]
+                more = f"; and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
+                said += [f"{name}, {what}: {'; '.join(named)}{more}"] if some else []
+        return said
+
+    def sentences(self) -> list[str]:
+        """What a reader has to know beside the figures."""
+        return [*filter(None, [self.table.note.get(self.scale)]), *self.facts, *self.remarks()]
+
+    def text(self, row: Row, column: Column) -> tuple[str, str]:
+        """The paper's figure and ours, as they are written."""
+        paper, ours = row.paper.get(column.name), self.ours(row, column)
+        spread = f" ± {stdev(ours):{column.form}}" if len(ours) > 1 else ""
+        return (
+            "–" if paper is None else f"{paper:{column.form}}",
+            f"{mean(ours):{column.form}}{spread}" if ours else "–",
+        )
+
+    def grid(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of text: of each column the paper's figures, then ours."""
+        headings = ["", *(f"{column.name}, {whose}" for column in self.table.columns for whose in ("paper", "ours"))]
+        rows = [
+            [row.label, *(text for column in self.table.columns for text in self.text(row, column))]
+            for row in self.table.rows
+        ]
+        return headings, rows
+
+    def markdown(self) -> str:
+        headings, rows = self.grid()
+        rule = ["---", *["---:"] * (len(headings) - 1)]
+        lines = [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
+        seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
+        beside = " ± standard deviation" if len(self.seeds) > 1 else ""
+        parts = [
+            f"**{self.name}** ({self.table.about}), ours at scale `{self.scale}`, {seeds}{beside}: `{self.command}`",
+            "\n".join(lines),
+            "\n".join(f"- {sentence}" for sentence in self.sentences()),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "label": row.label,
+                "column": column.name,
+                "figure": column.figure,
+                "paper": row.paper.get(column.name),
+                "ours": list(self.ours(row, column)),
+            }
+            for row in self.table.rows
+            for column in self.table.columns
+        ]
+        about = {"name": self.name, "about": self.table.about, "scale": self.scale, "seeds": self.seeds}
+        orderings = {name: found._asdict() for name, found in self.orderings().items()}
+        return {
+            **about,
+            "command": self.command,
+            "facts": self.facts,
+            "rows": rows,
+            "orderings": orderings,
+            **self.notes,
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """table.md, table.json and table.png, each atomically. Returns their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text, values, picture = folder / "table.md", folder / "table.json", folder / "table.png"
+        write_atomically(text, self.markdown().encode())
+        write_atomically(values, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+        return [text, values, self.plot(picture)]
+
+    def plot(self, path: Path) -> Path:
+        """The paper's figures above, ours below, a panel for each column that is not the x."""
+        from matplotlib.figure import Figure  # a second to import
+
+        columns = [column for column in self.table.columns if column.name != self.table.x]
+        figure = Figure(figsize=(max(4.6 * len(columns), 6), 7.5), layout="constrained")
+        panels = figure.subplots(2, len(columns), squeeze=False)
+        for number, column in enumerate(columns):
+            for axes, whose in zip(panels[:, number], ("paper", f"ours, {self.scale}"), strict=True):
+                self.draw(axes, column, whose == "paper")
+                axes.set_title(f"{column.name}: {whose}", fontsize=10)
+        figure.suptitle(f"{self.name}: {self.table.about}", fontsize=11)
+        return save_figure(figure, path)
+
+    def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
+        """Points with error bars over x, those of a series joined; or rows beside each other."""
+        x_column = next((other for other in self.table.columns if other.name == self.table.x), None)
+
+        def figures(row: Row, of: Column) -> tuple[float, ...]:
+            found = row.paper.get(of.name)
+            return (() if found is None else (found,)) if of_paper else self.ours(row, of)
+
+        series: dict[str, list[tuple[float, tuple[float, ...]]]] = {}
+        rows = self.table.rows
+        for place, row in enumerate(rows):
+            across = figures(row, x_column) if x_column else (float(place) if row.x is None else row.x,)
+            if across and (values := figures(row, column)):
+                series.setdefault(row.series if self.table.x else "", []).append((mean(across), values))
+        for number, (name, points) in enumerate(series.items()):
+            points.sort(key=lambda point: point[0])
+            bars = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+            line = "-o" if self.table.x and len(points) > 1 else "o"
+            places, values = [place for place, _ in points], [mean(values) for _, values in points]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.errorbar(places, values, bars, fmt=line, color=colour, capsize=3, markersize=4, label=name or None)
+        if not series:
+            axes.text(0.5, 0.5, "no figures", ha="center", transform=axes.transAxes, color="0.4")
+        if not self.table.x:
+            axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=90, fontsize=7)
+        else:
+            axes.set_xlabel(self.table.x)
+            if series:
+                axes.legend(fontsize=7)
+        axes.grid(alpha=0.25)

@@ -1,0 +1,173 @@
+"""Tables 1 to 3 and Figures 2 and 3 of "Staircase Attention for Recurrent Processing of Sequences" (Ju et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pipelines.papers.tables import Column, Data, Row, Run, Table
+
+TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
+PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
+CURRICULUM = ("--curriculum", "8", "16", "32", "64", "128", "256", "400")
+REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
+PAPER_DATA = {
+    "Random Walk": Data("random-walk", options=CURRICULUM),
+    "Algorithm": Data("algorithm"),
+    "Enwik8": Data("enwik8", "bytes", ("--pieces", "32")),
+    "Reddit": REDDIT,
+}
+WALKS = "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500"
+TINY_DATA = {
+    "Random Walk": Data("random-walk", options=tuple(f"{WALKS} --segment-length 64".split())),
+    "Algorithm": Data("algorithm", options=tuple(["--statements", "20", "--train", "50000", "--segment-length", "64"])),
+    "Enwik8": Data("enwik8", "bytes", ("--pieces", "16")),
+}
+TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
+"""What the presets of the tiny tasks call a model."""
+
+
+def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Run]]:
+    """The presets of a model on these tasks. ``passes``: of a tiny staircase on the two of them that need a state."""
+    fields: dict[str, Any] = {"model.passes": passes} if passes else {}
+    name = f"{model}-{passes}" if passes > 2 else model
+    tiny = {
+        task: Run(f"tiny-{PREFIXES[task]}-{TINY_NAMES.get(model, model)}", TINY_DATA[task], fields)
+        for task in TASKS[:2]
+    }
+    tiny["Enwik8"] = Run(f"tiny-enwik8-{name}", TINY_DATA["Enwik8"])
+    paper = {task: Run(f"{PREFIXES[task]}-{name}", PAPER_DATA[task]) for task in TASKS}
+    return {
+        scale: {task: found[task] for task in tasks if task in found}
+        for scale, found in (("paper", paper), ("tiny", tiny))
+    }
+
+
+TINY = (
+    "Walks of 64 actions on 3 × 3 cells (the paper: 400) and programs of 20 statements (100), models of 50,000 parameters beside "
+    "embeddings; Enwik8 with 4 layers of d 96. The paper takes the best of several seeds on the first two, we the mean."
+)
+COLUMNS = (
+    Column("Random Walk", "error_percent", of="Random Walk", form=".1f"),
+    Column("Algorithm", "error_percent", of="Algorithm", form=".1f"),
+    Column("Enwik8", "bits_per_token", of="Enwik8", form=".2f"),
+    Column("Reddit", "perplexity", of="Reddit", form=".1f"),
+    Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
+)
+RESULTS: dict[str, tuple[str, dict[str, float]]] = {
+    "LSTM": ("lstm", {"Random Walk": 0.6, "Algorithm": 1.0, "Enwik8": 1.38}),
+    "Transformer-XL": (
+        "xl",
+        {"Random Walk": 84.1, "Algorithm": 48.7, "Enwik8": 1.15, "Reddit": 26.2, "BASE Data": 28.0},
+    ),
+    "Feedback Transformer": (
+        "feedback",
+        {"Random Walk": 0.1, "Algorithm": 0.2, "Enwik8": 1.12, "Reddit": 25.5, "BASE Data": 26.6},
+    ),
+    "Staircase": (
+        "staircase",
+        {"Random Walk": 0.1, "Algorithm": 0.2, "Enwik8": 1.14, "Reddit": 22.6, "BASE Data": 23.0},
+    ),
+    "Cached Staircase": (
+        "cached-staircase",
+        {"Random Walk": 0.1, "Algorithm": 1.2, "Enwik8": 1.13, "Reddit": 26.1, "BASE Data": 27.8},
+    ),
+}
+TABLE_1 = Table(
+    "Table 1: all models on all tasks",
+    COLUMNS,
+    tuple(
+        Row(label, paper, on_tasks(model, *(task for task in TASKS if task in paper)))
+        for label, (model, paper) in RESULTS.items()
+    ),
+    note={"tiny": TINY, "paper": "BASE Data is not published: its column stays the paper's."},
+)
+
+STEPS = (
+    *(
+        Row(label, {}, on_tasks(model, *TASKS), label, 0)
+        for label, model in (("Transformer-XL", "xl"), ("Feedback Transformer", "feedback"))
+    ),
+    Row("Cached Staircase", {}, on_tasks("cached-staircase", *TASKS), "Cached Staircase", 1),
+    *(Row(f"Staircase, {n} steps", {}, on_tasks("staircase", *TASKS, passes=n), "Staircase", n) for n in (2, 4, 8)),
+)
+CURVES = "The paper has this as curves alone, without figures."
+
+# Parameters in millions, perplexity on validation and test, ms of a batch; the preset after `reddit-`.
+REDDIT_ROWS: dict[str, tuple[str, tuple[float, float, float, float]]] = {
+    "Transformer-XL": ("xl", (117, 26.5, 26.2, 178)),
+    "Transformer-XL 2x deep": ("xl-2x", (218, 23.7, 23.4, 359)),
+    "Feedback Transformer": ("feedback", (102, 25.8, 25.5, 3260)),
+    "Cached Staircase": ("cached-staircase", (117, 26.4, 26.1, 246)),
+    "Staircase, 2 steps": ("staircase", (117, 25.0, 24.8, 297)),
+    "Universal, 2 steps": ("universal-2-small", (29, 39.9, 39.5, 51)),
+    "Staircase, 4 steps": ("staircase-4", (117, 23.7, 23.4, 580)),
+    "Universal, 4 steps": ("universal-4-small", (29, 34.9, 34.5, 88)),
+    "Staircase, 8 steps": ("staircase-8", (117, 22.9, 22.6, 1147)),
+    "Universal, 8 steps": ("universal-8-small", (29, 32.3, 32.0, 163)),
+    "Universal, 8 steps, wide": ("universal", (120, 25.9, 25.6, 766)),
+    "Universal, 16 steps": ("universal-16-small", (29, 31.5, 31.1, 328)),
+}
+VALIDATION, TEST, TIME = "validation ppl", "test ppl", "batch time, ms"
+FORWARD_ROWS: dict[str, tuple[str, tuple[float, float]]] = {
+    "Cached Staircase, forward size 32": ("cached-staircase-chunk-32", (26.4, 489)),
+    "Cached Staircase, forward size 64": ("cached-staircase-chunk-64", (26.4, 318)),
+    "Cached Staircase, forward size 128": ("cached-staircase", (26.4, 246)),
+    "Staircase 2, forward size 64": ("staircase-2-chunk-64", (25.2, 310)),
+    "Staircase 2, forward size 128": ("staircase", (25.0, 297)),
+    "Staircase 4, forward size 32": ("staircase-4-chunk-32", (23.8, 605)),
+    "Staircase 4, forward size 64": ("staircase-4", (23.7, 580)),
+}
+
+
+def on_reddit(model: str) -> dict[str, dict[str, Run]]:
+    return {
+        "paper": {"": Run(f"reddit-{model}", REDDIT)},
+        "tiny": {"": Run(f"tiny-enwik8-{model}", TINY_DATA["Enwik8"])},
+    }
+
+
+BYTES = (
+    "enwik8's bytes in place of Reddit, 4 layers of d 96, steps and forward sizes a quarter of those that are named."
+)
+TABLE_2 = Table(
+    "Table 2: Reddit",
+    (
+        Column("parameters", "parameters", form=",.0f"),
+        Column(VALIDATION, "perplexity", split="validation", form=".2f"),
+        Column(TEST, "perplexity", form=".2f"),
+        Column(TIME, "ms_per_step", form=",.0f"),
+    ),
+    tuple(
+        Row(
+            label,
+            {"parameters": millions * 1e6, VALIDATION: validation, TEST: test, TIME: time},
+            on_reddit(model),
+            label.partition(",")[0],
+        )
+        for label, (model, (millions, validation, test, time)) in REDDIT_ROWS.items()
+    ),
+    note={"tiny": BYTES},
+)
+TABLE_3 = Table(
+    "Table 3: Reddit, forward sizes",
+    (TABLE_2.columns[1], TABLE_2.columns[3]),
+    tuple(
+        Row(label, {VALIDATION: validation, TIME: time}, on_reddit(model), label.partition(",")[0])
+        for label, (model, (validation, time)) in FORWARD_ROWS.items()
+    ),
+    note={"tiny": BYTES},
+)
+TABLES = {
+    "table-1": TABLE_1,
+    "table-2": TABLE_2,
+    "table-3": TABLE_3,
+    "figure-2": Table(
+        "Figure 2: recurrent steps on the four tasks",
+        COLUMNS[:4],
+        STEPS,
+        x="recurrent steps",
+        note={"tiny": f"{TINY} {CURVES}", "paper": CURVES},
+    ),
+    "figure-3": replace(TABLE_2, about="Figure 3: perplexity over training time, Table 2's", x=TIME),
+}

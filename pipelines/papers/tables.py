@@ -1,0 +1,120 @@
+"""What a table of a paper is: its columns, its rows with the paper's figures, and the run that each figure of ours comes from.
+
+    Table(
+        "Table 1: the models",
+        columns=(Column("PG19 tokens", "bits_per_token", of="PG19 tokens"),),
+        rows=(Row("Slide:13L", {"PG19 tokens": 3.58}, {"paper": {"PG19 tokens": Run("pg19-slide-13L", PG19)}}),),
+    )
+
+A row names a preset and the fields that differ from it, once for each scale and each thing that is trained: values alone, as in
+pipelines/presets/. What makes figures of them is in trainings.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Scale = Literal["tiny", "paper"]
+"""tiny: hours on two cores; paper: the paper's own size."""
+Figure = Literal[
+    "bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "relative_time", "ms_per_step",
+    "flops_without_output", "parameters", "tokens", "tokens_per_word",
+]  # fmt: skip
+"""What is measured. `perplexity` is by token, `error_percent` of labels, `flops_without_output` those of the forward pass for a
+token, the output layer's left out; `relative_time` of a step is against that of `Table.base`; `tokens` and `tokens_per_word` are of
+the split."""
+LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
+"""Figures of which the lower is the better, and by which rows are ordered."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus with a tokenizer, as `pipelines.prepare` takes it."""
+
+    corpus: str
+    tokenizer: str = ""
+    """Empty where the corpus labels its own symbols."""
+    options: tuple[str, ...] = ()
+    """Further words of `pipelines.prepare`."""
+    vocabulary: int = 0
+    """Symbols, where the tokenizer's name does not say it: for the cost of what is not prepared yet."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Symbols and begin-of-document, as far as is known beforehand."""
+        pieces = re.search(r":(\d+)$", self.tokenizer)
+        return self.vocabulary or (int(pieces[1]) + 1 if pieces else 257)
+
+    def store(self, stores: Path) -> Path:
+        """The store below the folder of stores: one for each tokenizer."""
+        return stores / (re.sub(r"[^\w.]+", "-", self.tokenizer) or "symbols")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of `pipelines.prepare`, without the places."""
+        return (self.corpus, *(("--tokenizer", self.tokenizer) if self.tokenizer else ()), *self.options)
+
+    def __str__(self) -> str:
+        return f"{self.corpus}, {self.tokenizer}" if self.tokenizer else self.corpus
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training, up to its seed, and how it is read."""
+
+    preset: str
+    data: Data
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Dotted fields that differ from the preset's."""
+    read: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`window` and `overlap` that it is scored over, where they are others than in training."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures."""
+
+    name: str
+    figure: Figure
+    of: str = ""
+    """Which of a row's runs it is measured on; empty: the first that there is."""
+    split: str = "test"
+    form: str = ".3f"
+    """Of the figures, the paper's and ours."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: the paper's figures by column, and by scale what is trained."""
+
+    label: str
+    paper: Mapping[str, float]
+    runs: Mapping[str, Mapping[str, Run]] = field(default_factory=dict[str, Mapping[str, Run]])
+    """By scale, then by the name that columns have in `of`. Empty: a row of somebody else's figures."""
+    series: str = ""
+    """Of the picture: rows of one series are joined."""
+    x: float | None = None
+    """The picture's x, by the paper's counting, where that is no column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or a figure."""
+
+    about: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    base: str = ""
+    """Label of the row that `relative_time` is against."""
+    x: str = ""
+    """A column, or what `Row.x` counts; empty: rows stand side by side in the picture."""
+    cumulative: bool = False
+    """Whether cross-entropy over position is drawn too."""
+    tokens: tuple[str, ...] = ()
+    """Labels of what `pipelines.tokens` compares, two or one."""
+    note: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By scale, what a reader has to know."""

@@ -1,0 +1,209 @@
+"""What stands behind a table: stores, trainings and evaluations, each made once by its own command, and what they will cost.
+
+    place = Place(root=Path("runs/paper"), sources={"pg19": "books"})
+    training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
+    failed = run([training.job()], at_once=2)               # as `pipelines.train` on the command line: it goes on where it was
+    failed = run([training.evaluating({}, "test")], 2)      # `pipelines.evaluate`, whose report is kept
+    training.evaluation({}, "test")                         # and read
+
+Which table it is for, or which paper's, nothing here knows: benchmarks use it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from data_prep.corpora import CORPORA
+from data_prep.documents import SPLITS
+from data_prep.errors import UserError
+from data_prep.manifest import StoreError
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.dotted import options, with_fields
+from pipelines.config.run import TrainConfig, check_resumable, may_change
+from pipelines.papers.jobs import Job
+from pipelines.papers.tables import Data, Run
+from pipelines.presets import PRESETS
+from pipelines.reports.evaluation import read_report
+from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.score import Evaluation
+
+ASSUMED_RATE = 1.25e14
+"""FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""
+MEASURED_FLOPS = 5e11
+"""Of one step, at most, that is timed on this machine."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one training."""
+
+    parameters: int
+    tokens: int
+    flops: float
+    bytes: int
+    """Of weights, gradients and the optimizer's two moments, in float32."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where stores, runs and reports are, and what holds for all trainings there."""
+
+    root: Path
+    stores: Path | None = None
+    """Folder of stores, one for each tokenizer; by default below the root."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Folder or file of a corpus, by its name."""
+    corpus: str = ""
+    """Read in place of every corpus of text."""
+    set: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Dotted fields of all trainings."""
+
+    def data(self, data: Data) -> Data:
+        """What is read for it."""
+        return Data(self.corpus, data.tokenizer) if self.corpus and data.tokenizer else data
+
+    def store(self, data: Data) -> Path:
+        return data.store(self.stores or self.root / "stores")
+
+    def is_prepared(self, data: Data) -> bool:
+        return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
+
+    def preparing(self, data: Data) -> Job:
+        """The command that prepares it; where a source has to be given it has FOLDER in it."""
+        needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
+        given = self.sources.get(data.corpus, "FOLDER" if needs else "")
+        source = ("--source", given) if given else ()
+        words = (*data.words, *source, "--store", str(self.store(data)), "--num-workers", "0")
+        name = f"prepare {data}"
+        return Job(name, "prepare", words, self.log(name))
+
+    def log(self, name: str) -> Path:
+        readable = re.sub(r"[^-.\w]+", "-", name)
+        return self.root / "logs" / f"{cli.file_name(readable)}.log"
+
+    def training(self, run: Run, seed: int) -> Training:
+        """Raises UserError for a field that the preset does not have, and for values that do not go together."""
+        data = self.data(run.data)
+        named = {key: value for key, value in {**run.fields, **self.set}.items() if not may_change(key)}
+        changed = [f"{key.rpartition('.')[2]}-{value}" for key, value in named.items()]
+        words = (run.preset, data.corpus, data.tokenizer, *changed, f"seed-{seed}")
+        name = cli.file_name("-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word))
+        where = {"data.store": str(self.store(data)), "data.corpus": data.corpus, "root": str(self.root)}
+        values = {**run.fields, **self.set, **where, "seed": seed, "run": name}
+        return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run below a place's root."""
+
+    place: Place
+    data: Data
+    config: TrainConfig
+    preset: str
+
+    @property
+    def name(self) -> str:
+        return self.config.run
+
+    @property
+    def folder(self) -> Path:
+        return self.place.root / self.name
+
+    def job(self) -> Job:
+        words = (self.preset, *options(self.config, PRESETS[self.preset]))
+        return Job(f"train {self.name}", "train", words, self.place.log(self.name))
+
+    def is_done(self) -> bool:
+        """Whether its last step is saved. Raises UserError where another run has its name."""
+        newest = next(iter(RunPlace.parse(self.folder).complete_checkpoints()), None)
+        if newest is not None:
+            try:
+                check_resumable(newest.meta["config"], self.config, self.folder)
+            except UserError as error:
+                differs = str(error).partition(": choose")[0]
+                raise UserError(f"{differs}: name another --root, or remove that run") from None
+        return newest is not None and newest.step >= self.config.steps
+
+    def report(self, read: Mapping[str, int], split: str) -> Path:
+        """Folder of the evaluation over these windows."""
+        windows = "".join(f"-{name}-{value}" for name, value in read.items())
+        return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}-{split}")
+
+    def evaluating(self, read: Mapping[str, int], split: str) -> Job:
+        windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
+        output = self.report(read, split)
+        tracking = ("--tracking.backend", self.config.tracking.backend)
+        words = (str(self.folder), "--split", split, *windows, "--output", str(output), *tracking)
+        return Job(f"evaluate {output.name}", "evaluate", words, self.place.log(f"evaluate-{output.name}"))
+
+    def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
+        """What was kept; None where there is nothing, or it is of other weights or another text than there are now."""
+        folder = self.report(read, split)
+        newest = next(iter(RunPlace.parse(self.folder).complete_checkpoints()), None)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or cut short: it is made again
+            (found,) = read_report(folder)
+            text = SegmentStore.open(self.config.data.store, self.data.corpus, split).manifest.fingerprint
+            saved = newest and (newest.folder / "checkpoint.json").stat().st_mtime
+            made = (folder / "report.json").stat().st_mtime
+            if newest and saved and (found.step, found.store_fingerprint) == (newest.step, text) and made >= saved:
+                return found
+        return None
+
+    def ms_per_step(self) -> float | None:
+        """Median over the points of its curve; None before there is one."""
+        records = read_records(self.folder / "metrics.jsonl")
+        rates = [rate for record in records if (rate := record.metrics.get("train/tokens_per_second"))]
+        return 1e3 * self.config.tokens_per_step / median(rates) if rates else None
+
+    def cost(self, rate: float = 0.0) -> Cost:
+        """``rate``: FLOP/s; 0 times two steps here where they are small, and assumes one otherwise."""
+        vocab_size = self.data.vocab_size
+        with contextlib.suppress(StoreError):
+            vocab_size = SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
+        costs, tokens = self.config.model.costs(vocab_size), self.config.steps * self.config.tokens_per_step
+        flops = costs.training_flops_per_token * tokens
+        if not rate and flops / self.config.steps <= MEASURED_FLOPS:
+            seconds = self.config.steps * seconds_per_step(self.config, vocab_size)
+        else:
+            seconds = flops / (rate or ASSUMED_RATE)
+        return Cost(costs.parameters, tokens, flops, 16 * costs.parameters, seconds)
+
+
+def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
+    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time, which
+    other work on the machine changes little.
+    """
+    import torch
+
+    threads, lanes = torch.get_num_threads(), max(config.data.lanes // 4, 1)
+    torch.set_num_threads(1)
+    try:
+        model = config.model.build(vocab_size)
+        tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
+        seconds = 0.0
+        for _ in range(2):  # the first is slower
+            began = time.process_time()
+            model(tokens_BT, None, None, tokens_BT)[0].sum().backward()
+            seconds = time.process_time() - began
+        return seconds * config.data.lanes / lanes
+    finally:
+        torch.set_num_threads(threads)
+
+
+def value_of(text: str) -> Any:
+    """A field's value as it is typed: JSON, or else a word."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text

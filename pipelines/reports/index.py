@@ -1,0 +1,141 @@
+"""One page that names all reports below a root: evaluations, comparisons, tokens, continuations, papers' tables, sweeps.
+
+    path = write_index(Path("runs/reports/rec-vs-slide"))        # runs/reports/index.html
+
+It stands in the folder `reports` and needs nothing beside it; its links lead to the reports' own files, and its table sorts by a
+click. Every command that writes a report there writes it anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from data_prep.manifest import write_atomically
+from pipelines.reports.token_page import SCRIPT, STYLE, sorting_table
+
+FOLDER, NAME = "reports", "index.html"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of report, known by a file of its own."""
+
+    name: str
+    file: str
+    look: str
+    """What is looked at first, where it is there."""
+    about: Callable[[Path], str]
+    """What it says, in a line."""
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _figures(path: Path, name: str, *figures: str) -> str:
+    """The first of these figures that a row has, row by row."""
+    said = []
+    for row in _rows(path):
+        key = next((key for key in figures if row.get(key)), None)
+        said += [f"{row[name]} {float(row[key]):.4f} {key.replace('_', ' ')}"] if key else []
+    return "; ".join(said)
+
+
+def _of_table(path: Path) -> str:
+    values = json.loads(path.read_bytes())
+    found: list[dict[str, Any]] = list(values["orderings"].values())
+    held, all_pairs = (
+        sum(len(each["holds"]) for each in found),
+        sum(len(pairs) for each in found for pairs in each.values()),
+    )
+    order = f", {held} of {all_pairs} pairs in the paper's order" if all_pairs else ""
+    return f"{values['about']}, scale {values['scale']}, {len(values['seeds'])} seeds{order}"
+
+
+KINDS = (
+    Kind(
+        "evaluation",
+        "table.csv",
+        "cumulative.png",
+        lambda path: _figures(path, "name", "error_rate", "bits_per_byte", "bits_per_token"),
+    ),
+    Kind(
+        "comparison",
+        "comparison.csv",
+        "comparison.png",
+        lambda path: _figures(path, "run", "best_error_rate", "best_bits_per_token", "best_bits_per_byte", "best_loss"),
+    ),
+    Kind("tokens", "words.csv", "tokens.html", lambda path: f"{len(_rows(path))} words of the largest gains"),
+    Kind("continuations", "continuations.md", "continuations.md", lambda _: ""),
+    Kind("paper's table", "table.json", "table.png", _of_table),
+    Kind("sweep", "trials.csv", "curves.png", lambda path: f"{len(_rows(path))} trials"),
+)
+
+
+def write_index(report: Path) -> Path | None:
+    """The page of all reports beside this one, or below a root whose table it is; None where it lies in no such folder, or the
+    page cannot be written there.
+    """
+    root = next((above.parent for above in (report, *report.parents[:2]) if above.name in (FOLDER, "tables")), None)
+    if root is None:
+        return None
+    folders = [
+        *(root / FOLDER).glob("*"),
+        *(root / "tables").glob("*"),
+        *(root / "tables").glob("*/tokens"),
+        *root.glob("*/report"),
+    ]
+    found = [(kind, folder) for folder in folders for kind in KINDS if (folder / kind.file).is_file()]
+    found.sort(key=lambda pair: (pair[1] / pair[0].file).stat().st_mtime, reverse=True)
+    path = root / FOLDER / NAME
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, page([row(kind, folder, path.parent) for kind, folder in found], root.name).encode())
+    except OSError:
+        return None
+    return path
+
+
+def row(kind: Kind, folder: Path, home: Path) -> str:
+    """A report as a row of the table. One whose file is damaged says so."""
+    about = "cannot be read: make it again"
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        about = kind.about(folder / kind.file)
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file() and path.suffix in (".html", ".png", ".md", ".csv", ".json")
+    )
+    first = next((path for path in files if path.name == kind.look), folder / kind.file)
+    made = datetime.fromtimestamp((folder / kind.file).stat().st_mtime)
+    name = folder.parent.name if folder.name in ("report", "tokens") else folder.name
+
+    def link(path: Path, text: str) -> str:
+        return f'<a href="{html.escape(quote(relpath(path, home)))}">{html.escape(text)}</a>'
+
+    links = " ".join(link(path, path.name) for path in files)
+    return (
+        f'<tr><td class="t">{link(first, name)}</td><td class="t">{kind.name}</td>'
+        f'<td class="t" data-v="{made:%Y%m%d%H%M%S}">{made:%Y-%m-%d %H:%M}</td>'
+        f'<td class="c">{html.escape(about)}</td><td class="c">{links}</td></tr>'
+    )
+
+
+def page(rows: list[str], name: str) -> str:
+    """The whole page."""
+    heading = f"Reports in {html.escape(name)}"
+    table = sorting_table(("report", "kind", "made", "what it says", "files"), rows, "Reports")
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{heading}</title><style>{STYLE}</style></head><body><main>
+<h1>{heading}</h1><p>{len(rows):,}, the newest first; a heading sorts.</p>{table}</main><script>{SCRIPT}</script></body></html>
+"""

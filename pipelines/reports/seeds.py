@@ -1,0 +1,75 @@
+"""Trainings that differ in their seed alone, as one: means, standard deviations, and curves with a band.
+
+groups(runs)                                          # {"rec": [0, 2], …}: which of them belong together, by index
+over_seeds(runs, rows, ("bits_per_token",))           # a row of means and deviations for each group
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from statistics import mean, stdev
+from typing import Any, Protocol
+
+from rich.table import Table
+
+from pipelines.terminal.tables import plain_table
+
+
+class Seeded(Protocol):
+    """What has a name, a seed, and a mark of all that decides it but the seed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def thing(self) -> str: ...
+
+
+def groups(items: Sequence[Seeded]) -> dict[str, list[int]]:
+    """By a name for it, the places of several seeds of one thing."""
+    found: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        if item.thing:
+            found.setdefault(item.thing, []).append(place)
+    several = [places for places in found.values() if len({items[place].seed for place in places}) > 1]
+    return {_name([items[place].name for place in places]): places for places in several}
+
+
+def _name(names: list[str]) -> str:
+    """What the names begin with in common; the first of them where that is nothing."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = re.sub(r"[-_.@ ]*(seed|s)?[-_.@ ]*$", "", "".join(letters[0] for letters in alike))
+    return f"{common or names[0]}, {len(names)} seeds"
+
+
+def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each group the mean of these figures and, as `…_deviation`, their standard deviation; None where one has no figure.
+
+    Args:
+        rows: of the items, in their order.
+    """
+    made = []
+    for name, places in groups(items).items():
+        row: dict[str, Any] = {"name": name}
+        for key in keys:
+            values = [rows[place].get(key) for place in places]
+            known = [value for value in values if value is not None]
+            whole = len(known) == len(values)
+            row |= {key: mean(known) if whole else None, f"{key}_deviation": stdev(known) if whole else None}
+        made.append(row)
+    return made
+
+
+def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> Table:
+    """Mean ± standard deviation for a terminal; ``columns``: heading and form of each figure, those left out that no row has."""
+    shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
+
+    def cell(row: Mapping[str, Any], key: str) -> str:
+        form = shown[key][1]
+        return "–" if row.get(key) is None else f"{row[key]:{form}} ± {row[f'{key}_deviation']:{form}}"
+
+    cells = [[row["name"], *(cell(row, key) for key in shown)] for row in rows]
+    return plain_table(["mean ± deviation", *(heading for heading, _ in shown.values())], cells)

@@ -1,0 +1,74 @@
+"""The page of all reports."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from pipelines.reports.files import write_csv
+from pipelines.reports.index import write_index
+
+
+class Page(HTMLParser):
+    """Its links, its text, and what it would fetch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [given["href"] or ""] if tag == "a" else []
+        self.fetched += [tag] if tag in ("link", "img", "iframe") or "src" in given else []
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "my <runs>"
+    evaluation = root / "reports/a-vs-b"
+    write_csv([{"name": "a", "bits_per_byte": 2.0}, {"name": "b & c", "bits_per_byte": ""}], evaluation / "table.csv")
+    (evaluation / "cumulative.png").write_bytes(b"")
+    write_csv([{"run": "a", "best_bits_per_token": 3.5}], root / "reports/compare-a/comparison.csv")
+    write_csv([{"word": "x"}], root / "reports/tokens-a/words.csv")
+    write_csv([{"trial": "000"}], root / "sweep/report/trials.csv")
+    table = {
+        "about": "Table 1",
+        "scale": "tiny",
+        "seeds": [0],
+        "orderings": {"bits": {"holds": [["a", "b"]], "fails": []}},
+    }
+    (root / "tables/mine").mkdir(parents=True)
+    (root / "tables/mine/table.json").write_text(json.dumps(table))
+    (root / "reports/half").mkdir()
+    (root / "reports/half/table.json").write_text("{")  # damaged
+    (root / "reports/nothing").mkdir()
+    path = write_index(evaluation)
+    assert path == root / "reports/index.html" == write_index(root / "tables/mine")
+    assert path
+    page, text = Page(path), " ".join(Page(path).text)
+    assert not page.fetched and all((path.parent / unquote(link)).is_file() for link in page.links)
+    for said in (
+        "Reports in my <runs>",
+        "6, the newest",
+        "a 2.0000 bits per byte",
+        "a 3.5000 best bits per token",
+        "1 trials",
+    ):
+        assert said in text, said
+    assert "1 of 1 pairs in the paper's order" in text and "cannot be read" in text
+    assert page.links.count("a-vs-b/cumulative.png") == 2 and "../sweep/report/trials.csv" in page.links
+
+
+@pytest.mark.parametrize("place", ["elsewhere/a-vs-b", "a"])
+def test_a_report_that_lies_elsewhere_has_none(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    assert write_index(tmp_path / place) is None and not list(tmp_path.rglob("*.html"))

@@ -1,0 +1,249 @@
+"""The papers' tables: their figures are the papers', every row can be built, and a table is made once, however often killed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UserError
+from pipelines import paper
+from pipelines.papers import PAPERS, jobs, plan, trainings
+from pipelines.papers.jobs import Job
+from pipelines.papers.results import Results
+from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.prepare import PrepareConfig, prepare
+from pipelines.presets import PRESETS
+from tests.shared_data import need
+
+ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+@pytest.mark.parametrize(("name", "table"), ALL)
+def test_every_row_builds_and_has_a_cost(
+    name: str, table: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--root", str(tmp_path), "--dry-run", "--flop-rate", "1e11"]
+    assert paper.main([name, table, "--scale", scale, *where]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    count = int(re.match(r"(\d+) of \1 trainings to do: ", last)[1])  # pyright: ignore[reportOptionalSubscript]
+    shown = [row for row in rows if row.endswith((" s", "min"))]
+    assert len(shown) == count > 0 and not list(tmp_path.iterdir())
+    keys = {column.of for column in PAPERS[name][table].columns} - {""}
+    for row in PAPERS[name][table].rows:
+        assert not keys or set(row.runs.get(scale, {})) <= keys, row.label
+        assert row.runs or row.paper, row.label
+
+
+def numbers(paper: str, marker: str, until: str, label: str, count: int) -> list[float]:
+    """So many figures that follow a label, between two places of a paper's text."""
+    text = need("..", "papers", f"{paper}.txt").read_text()
+    part = text[text.index(marker) :]
+    part = re.sub(r"<[^>]*>|\\pm 0.01|\\times 10\^8|\[\d+\]", " ", part[: part.index(until)])
+    after = part[part.index(label) + len(label) :]
+    return [float(found.replace(",", "")) for found in re.findall(r"(?<![\w.:])\d[\d,]*(?:\.\d+)?(?![\w:])", after)][
+        :count
+    ]
+
+
+@pytest.mark.parametrize(
+    "label", ["XL:1024", "Rec:lstm:single", "Rec:fixed:skip", "Feedback:lstm:single", "Memorizing Trans. 64k"]
+)
+def test_block_recurrents_table_1_is_the_papers(label: str) -> None:
+    (row,) = [row for row in PAPERS["block-recurrent"]["table-1"].rows if row.label == label]
+    found = numbers("block-recurrent-transformers", "Table 1: Average", "4.2 Benefit", label, 7)
+    lengths = (
+        2 if label.startswith(("XL", "Rec:lstm:dual", "Feedback:lstm", "Mem")) else 0
+    )  # cells that span rows stand once
+    assert found[lengths : lengths + len(row.paper)] == list(row.paper.values())
+
+
+def test_the_other_figures_are_the_papers() -> None:
+    text = "block-recurrent-transformers"
+    tables = PAPERS["block-recurrent"]
+    for label in ("Rec:fixed:skip", "XL:512:13-layer"):
+        ours = [row.paper["bits per token"] for row in tables["table-4"].rows if row.label.startswith(label)]
+        assert numbers(text, "Table 4: Bits", "Performance on large", label, 6) == ours
+    small = numbers(text, "Table 3: Changing", "Appendix E", "Number of states", 25)
+    ours = {row.label: row.paper["bits per token"] for row in tables["table-3"].rows}
+    assert small[:4] == [128, ours["Rec:fixed:skip, window 128"], ours["Slide:12L, window 128"], 128]
+    assert small[-2:] == [2048, ours["Rec:fixed:skip, 2048 states"]]
+    (vocabulary,) = [row for row in tables["table-5"].rows if row.label == "SPM 512"]
+    assert numbers(text, "Table 5: Test", "Figure 7", "512", 4) == list(vocabulary.paper.values())
+    gpt2 = [row.paper for row in PAPERS["gpt2"]["table-2"].rows]
+    first, ours = "adding-recurrence-to-pretrained-transformers", [list(row.values()) for row in gpt2]
+    found = numbers(first, "300 token window\t0\t172.25", "Table 2", "300 token window", 36)
+    assert found[:4] == [0, *ours[0][:2], ours[0][2] / 1e8] and found[-4:] == [200, *ours[8][:2], ours[8][2] / 1e8]
+    found = numbers(first, "300 token window\t0\t172.25", "Table 2", "(Ours)", 20)
+    assert found[-4:] == [50, *ours[-1][:2], ours[-1][2] / 1e8]
+    for label, row in (("Transformer-XL 9", 0), ("Staircase\t117M\t8\t256\t32", 8)):
+        values = PAPERS["staircase"]["table-2"].rows[row].paper
+        found = numbers("staircase-attention", "Table 2: **Detailed", "baseline performs poorly", label, 3)
+        assert found == [values["validation ppl"], values["test ppl"], values["batch time, ms"]]
+
+
+def results(cells: dict[str, tuple[float, ...]]) -> Results:
+    """Of rows that the paper has at 1, 2, 3 and 3."""
+    rows = tuple(Row(label, {"bits": value}) for label, value in zip("abcd", (1.0, 2.0, 3.0, 3.0), strict=True))
+    table = Table("A table", (Column("bits", "bits_per_token"),), rows)
+    return Results("mine", table, "tiny", (0, 1), {(label, "bits"): values for label, values in cells.items()})
+
+
+def test_orderings_that_hold_and_that_do_not_are_named() -> None:
+    found = results({"a": (1.5, 1.6), "b": (1.9, 2.3), "c": (2.1, 2.2), "d": (1.0, 1.1)}).ordering(
+        Column("bits", "bits_per_token")
+    )
+    assert found.holds == [("a", "b"), ("a", "c")] and found.fails == [("a", "d"), ("b", "d")]
+    assert found.undecided == [("b", "c")]  # c and d are equal in the paper
+    text = results({"a": (1.5,), "b": (1.0,)}).markdown()
+    assert "| a | 1.000 | 1.500 |" in text and "| c | 3.000 | – |" in text
+    assert "of 1 pairs of rows that the paper puts apart, 0 are in its order here" in text and "not: a below b" in text
+    assert "| 1.550 ± 0.071 |" in results({"a": (1.5, 1.6)}).markdown()
+
+
+TINY: dict[str, Any] = {
+    "model.layers": 2, "model.d_model": 16, "model.heads": 2, "model.head_dim": 8, "model.mlp_dim": 32, "model.window": 8,
+    "data.lanes": 4, "data.segment_length": 32, "steps": 4, "num_workers": 0, "use_gpu": "no", "validate_every": 0,
+    "checkpoint.every": 2, "tracking.backend": "none", "log_every": 1,
+}  # fmt: skip
+TEXT = Data("text", "bytes")
+REC = {**TINY, "model.recurrent_layers": (2,), "model.states": 4}
+MINE = Table(
+    "Two models",
+    (
+        Column("bits", "bits_per_token"),
+        Column("time", "relative_time"),
+    ),
+    (
+        Row("rec", {"bits": 3.0, "time": 1.0}, {"tiny": {"": Run("small-rec", TEXT, REC)}}),
+        Row("slide", {"bits": 3.1}, {"tiny": {"": Run("small-slide", TEXT, TINY)}}),
+        Row("another's", {"bits": 2.0}),
+    ),
+    base="slide",
+    cumulative=True,
+)
+
+
+@pytest.fixture
+def make(
+    make_config: Callable[..., PrepareConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """Make the table of two rows of four steps, in this process; returns its JSON."""
+    prepare(make_config(store=str(tmp_path / "stores/bytes")))
+    monkeypatch.setitem(PAPERS, "mine", {"table-1": MINE})
+
+    def run_here(asked: Sequence[Job], at_once: int, killed_after: int = 99) -> list[Job]:
+        for number, job in enumerate(asked):
+            if number == killed_after:
+                raise KeyboardInterrupt
+            importlib.import_module(f"pipelines.{job.module}").main(list(job.words))
+            done.append(job.name)
+        return []
+
+    done: list[str] = []
+
+    def run(name: str, *words: str, killed_after: int = 99) -> dict[str, Any]:
+        done.clear()
+        monkeypatch.setattr(plan, "run", lambda asked, at_once: run_here(asked, at_once, killed_after))
+        where = ["--root", str(tmp_path / name), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
+        assert paper.main(["mine", "table-1", *where, *words]) == 0
+        folder = tmp_path / name / "tables/mine-table-1-tiny"
+        assert {path.name for path in folder.iterdir()} == {"table.md", "table.json", "table.png", "cumulative.png"}
+        return {**json.loads((folder / "table.json").read_text()), "done": list(done)}
+
+    return run
+
+
+def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no training of mine table-1 is done"):
+        make("one", "--no-train")
+    whole = make("one")
+    assert len(whole["done"]) == 2 + 2 and [len(row["ours"]) for row in whole["rows"]] == [1, 1, 1, 1, 0, 0]
+    assert whole["rows"][3]["ours"] == [1.0] and whole["orderings"].keys() == {"bits"}  # slide's time, against its own
+
+    def figures(values: dict[str, Any]) -> list[Any]:
+        return [row["ours"] for row in values["rows"] if row["figure"] != "relative_time"]
+
+    with pytest.raises(KeyboardInterrupt):
+        make("two", killed_after=1)
+    again = make("two")
+    assert figures(again) == figures(whole) and len(again["done"]) == 1 + 2
+    report = next((tmp_path / "two/reports").glob("small-rec*")) / "report.json"
+    report.write_bytes(report.read_bytes()[:500])  # cut short: it is made again, and nothing else
+    third = make("two")
+    assert figures(third) == figures(whole) and len(third["done"]) == 1
+    shown = make("two", "--no-train", "--only", "rec", "--columns", "bits")
+    assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
+
+
+def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
+    make: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make("one", "--only", "rec")
+    preset = PRESETS["small-rec"]  # which has changed since
+    monkeypatch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
+    with pytest.raises(UserError, match=r"was begun with optim.lr=0.002, and this command says 1.0"):
+        make("one")
+    monkeypatch.setattr(paper, "run", lambda asked, at_once: list(asked))
+    for words, said in (
+        (["block-recurrent", "table-3"], r"prepare pg19 .* --source FOLDER .*--corpus python-source"),
+        (["block-recurrent", "table-3", "--corpus", "python-source"], "prepare python-source, .* failed: .* says why"),
+        (["block-recurrent", "table-9"], "there is no 'table-9': "),
+        (["gpt3", "table-1"], "there is no 'gpt3': did you mean 'gpt2'"),
+        (["gpt2", "table-1", "--only", "rex"], "nothing with 'rex' in its name: GPT-2, overlap 0"),
+        (["gpt2", "table-1", "--set", "steps"], "--set steps: write a name and its value"),
+        (["gpt2", "table-1", "--set", "stepz=3"], "no field 'stepz': did you mean 'steps'"),
+        (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
+        (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
+    ):
+        with pytest.raises(UserError, match=said):
+            paper.main([*words, "--root", str(tmp_path / "none")])
+    assert capsys.readouterr()
+
+
+def test_commands_fail_by_themselves_and_stop_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bad = Job("bad", "inspect", (str(tmp_path / "nothing"),), tmp_path / "logs/bad.log")
+    good = Job("good", "inspect", ("--help",), tmp_path / "logs/good.log")
+    assert jobs.run([bad, good], at_once=2) == [bad]
+    assert "[2/2] " in capfd.readouterr().out and "error: " in bad.log.read_text() and "usage" in good.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_training_behind(tmp_path: Path) -> None:
+    code = f"""from pathlib import Path; from pipelines.papers.jobs import Job, run
+run([Job("ui", "ui", ("--root", {str(tmp_path)!r}, "--port", "0"), Path({str(tmp_path)!r}) / "ui.log")], 1)"""
+    for number, status in ((signal.SIGTERM, 75), (signal.SIGKILL, -9)):
+        process = subprocess.Popen([sys.executable, "-c", code])
+        while not (tmp_path / "ui.log").exists():
+            time.sleep(0.1)
+        time.sleep(2)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(number)
+        assert process.wait(60) == status and children
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{child}").exists() for child in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (tmp_path / "ui.log").unlink()
+
+
+def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
+    place = trainings.Place(tmp_path)
+    cost = place.training(Run("small-slide", TEXT, TINY), 0).cost()
+    assert 0 < cost.seconds < 60 and cost.tokens == 4 * 4 * 32 and cost.bytes == 16 * cost.parameters
+    large = place.training(Run("pg19-slide-13L", TEXT), 0).cost()
+    assert large.seconds == pytest.approx(large.flops / trainings.ASSUMED_RATE)
