@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -31,6 +31,13 @@ LANES, VOCAB = 2, 256
 PEER = "block-recurrent-transformer-pytorch"
 
 
+def fill_memory(state: State) -> None:
+    """Have a kNN memory be full, as in a long book."""
+    for name, count_B in state.items():
+        if name.endswith("memory_count"):
+            count_B += state[name.replace("count", "keys")].shape[2]
+
+
 class Contender:
     """A model of ours in training."""
 
@@ -44,11 +51,7 @@ class Contender:
         self.tokens = torch.randint(VOCAB, (LANES, segment))
         self.fresh = torch.zeros(LANES, segment // config.block, dtype=torch.bool)
         self.state: State = self.model.initial_state(LANES)
-        for name, count_B in self.state.items():
-            if name.endswith("memory_count"):
-                count_B += self.state[name.replace("count", "keys")].shape[
-                    2
-                ]  # a memory that is full, as in a long book
+        fill_memory(self.state)
 
     def loss(self) -> Tensor:
         nats, state = self.model(self.tokens, self.state, self.fresh, self.tokens)
@@ -72,21 +75,8 @@ class Peer(Contender):
     """The same dimensions in the package block-recurrent-transformer-pytorch (keys and values shared by all heads, GEGLU)."""
 
     def __init__(self, size: dict[str, int], segment: int):
-        from block_recurrent_transformer_pytorch import BlockRecurrentTransformer  # pyrefly: ignore
-
         torch.manual_seed(0)
-        self.model: nn.Module = BlockRecurrentTransformer(
-            num_tokens=VOCAB,
-            dim=size["d_model"],
-            depth=size["layers"],
-            heads=size["heads"],
-            dim_head=size["head_dim"],
-            ff_mult=size["mlp_dim"] // size["d_model"],
-            max_seq_len=segment,
-            block_width=size["window"],
-            num_state_vectors=size["window"],
-            recurrent_layers=(size["layers"] - 2,),
-        )
+        self.model: nn.Module = peer_model(size, VOCAB, segment)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(VOCAB, (LANES, segment + 1))  # its loss leaves the first token out
         self.memories: list[Tensor] = []
@@ -127,6 +117,24 @@ def contenders(name: Size, compile: Compile = "no") -> dict[str, Callable[[], Co
     if version := peer_version():
         made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment)
     return made
+
+
+def peer_model(size: Mapping[str, Any], vocab_size: int, segment: int) -> nn.Module:
+    """The peer with these dimensions. Raises ModuleNotFoundError where it is not installed."""
+    from block_recurrent_transformer_pytorch import BlockRecurrentTransformer  # pyrefly: ignore
+
+    return BlockRecurrentTransformer(
+        num_tokens=vocab_size,
+        dim=size["d_model"],
+        depth=size["layers"],
+        heads=size["heads"],
+        dim_head=size["head_dim"],
+        ff_mult=size["mlp_dim"] // size["d_model"],
+        max_seq_len=segment,
+        block_width=size["window"],
+        num_state_vectors=size["window"],
+        recurrent_layers=(max(size["layers"] - 2, 1),),
+    )
 
 
 def peer_version() -> str | None:

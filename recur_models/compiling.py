@@ -25,18 +25,18 @@ VERSIONS = 64
 torch's own limit of 8 a layer would silently run uncompiled."""
 
 
-def compile_model(model: RecurrentModel, unit: Compile) -> None:
+def compile_model(model: RecurrentModel, unit: Compile, backend: str = "inductor") -> None:
     """Have the model compiled when it is first called, in place: its names and its weights stay as they are."""
     if unit != "no":
         from torch._dynamo import config  # takes a second
 
         config.recompile_limit = max(config.recompile_limit, VERSIONS)
     if unit == "model":
-        model.compile()
+        model.compile(backend=backend)
     elif unit == "layer":
         layers: Any = model.layers
         for layer in layers:
-            layer.compile()
+            layer.compile(backend=backend)
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -74,14 +74,15 @@ class Health:
 
 
 @contextmanager
-def watch(model: RecurrentModel | None, *given: object) -> Iterator[Health]:
-    """Take the figures of every forward pass inside the `with`, or none without a model. What is computed there stays as it is.
+def watch(model: RecurrentModel | None, *given: object, health: Health | None = None) -> Iterator[Health]:
+    """Take the figures of every forward pass inside the `with`, or none without a model, into ``health`` where it is given. What is
+    computed there stays as it is.
 
     Compiled code does not see hooks, and running a pass uncompiled changes its rounding, its dropout, and what is kept for the
     backward pass. So a compiled model's figures are those of a pass of their own over ``given``, the arguments of the pass to come:
     uncompiled, without gradients and dropout.
     """
-    health = Health()
+    health = health or Health()
     if model is None or not is_compiled(model):
         with _hooked(model, health):
             yield health

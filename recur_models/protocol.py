@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -233,6 +233,16 @@ def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
 def detach(state: State) -> State:
     """The same State, cut from the graph: backpropagation through time ends here."""
     return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def of_lanes(lanes: slice, state: State) -> State:
+    """The State of some lanes."""
+    return {name: tensor[lanes] for name, tensor in state.items()}
+
+
+def of_all_lanes(states: Sequence[State]) -> State:
+    """One State of the lanes of several, in their order."""
+    return states[0] if len(states) == 1 else {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
 def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None, lanes_B: Tensor | None = None) -> State:

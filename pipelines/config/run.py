@@ -84,6 +84,9 @@ class TrainConfig:
     recompute: Recompute = "nothing"
     """Activation checkpointing, memory for time: layer keeps each layer's input alone; block keeps only what passes from one
     block to the next, which is least for long segments."""
+    micro_lanes: int = 0
+    """Lanes of a worker that go through the model at a time, their gradients summed up: less memory for the same step, but for
+    rounding and for what dropout draws. 0 for all of them. What is logged of the recurrence is then a mean over the groups."""
     compile: Compile = "no"
     """torch.compile: each layer, or the whole model, which takes a compiler longer. Worth it on a GPU (benchmarks/gpu.py)."""
     log_every: int = 10
@@ -104,6 +107,8 @@ class TrainConfig:
         for name in ("steps", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.micro_lanes < 0:
+            raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:
             raise UserError(
                 f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
@@ -164,6 +169,7 @@ CHANGEABLE_ON_RESUME = (
     "use_gpu",
     "placement",
     "recompute",
+    "micro_lanes",
     "log_every",
     "validate_every",
     "validate_tokens",

@@ -10,7 +10,7 @@ Error bars are standard deviations over seeds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -178,7 +178,7 @@ class Results:
             found = row.paper.get(of.name)
             return (() if found is None else (found,)) if of_paper else self.ours(row, of)
 
-        series: dict[str, list[tuple[float, tuple[float, ...]]]] = {}
+        series: dict[str, list[tuple[float, Sequence[float]]]] = {}
         rows = self.table.rows
         for place, row in enumerate(rows):
             across = figures(row, x_column) if x_column else (float(place) if row.x is None else row.x,)

@@ -155,7 +155,7 @@ class Training:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or cut short: it is made again
             (found,) = read_report(folder)
             text = SegmentStore.open(self.config.data.store, self.data.corpus, split).manifest.fingerprint
-            saved = newest and (newest.folder / "checkpoint.json").stat().st_mtime
+            saved = (newest.folder / "checkpoint.json").stat().st_mtime if newest else None
             made = (folder / "report.json").stat().st_mtime
             if newest and saved and (found.step, found.store_fingerprint) == (newest.step, text) and made >= saved:
                 return found
@@ -182,8 +182,8 @@ class Training:
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
-    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time, which
-    other work on the machine changes little.
+    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time,
+    which other work on the machine changes little.
     """
     import torch
 

@@ -314,7 +314,7 @@ def read_report(folder: Path) -> list[Evaluation]:
     read = []
     for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
         passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}
-        read.append(Evaluation(**{**values, **passes}))
+        read.append(Evaluation(**values | passes))
     return read
 
 

@@ -6,6 +6,7 @@ Every process owns a range of lanes of the global batch and their State. Letters
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,12 +28,13 @@ from pipelines.tracking.metrics import training_figures, validation_figures
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.scoring import has_states, predict, score_split, tensors
 from pipelines.training.stopping import Stopped
-from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
-from recur_models.health import watch
+from recur_models.health import Health, watch
+from recur_models.protocol import of_all_lanes, of_lanes
 
 FIGURES = 2
 """Of a checkpoint, by which rules its run's curve was made; those without it are older. Then train/epoch counted documents begun,
@@ -50,6 +52,7 @@ class Run:
     """What is missing or was passed over, a sentence each."""
 
 
+@collected_by_hand()
 def train(
     config: TrainConfig,
     run: Run,
@@ -129,19 +132,27 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
         due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
-        given = tokens_BT, state, fresh_BK, targets_BT
-        with autocast(), watch(model if tracker and due else None, *given) as health:
-            nats_BT, wrong_BT, state = predict(wrapped, *given, labelled)
-        labels = int(np.count_nonzero(batch.targets_BT != IGNORE)) if labelled else 0
-        targets = max(world.count(labels), 1) if labelled else schedule.valid_tokens(step)
-        loss = nats_BT.sum() * (world.size / targets)
-        loss.backward()
+        labels_B = np.count_nonzero(batch.targets_BT != IGNORE, axis=1)
+        targets = max(world.count(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
+        health, after = Health(), []
+        for rows in groups_of(stop - start, config.micro_lanes):
+            given = tokens_BT[rows], of_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
+            with world.averaging(wrapped, rows.stop == stop - start):  # with the last rows' gradients all are summed up
+                with autocast(), watch(model if tracker and due else None, *given, health=health):
+                    nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
+                loss = nats_BT.sum() * (world.size / targets)
+                loss.backward()
+            after.append(
+                detach(state_after)
+            )  # truncated backpropagation through time: gradients end here, State goes on
+            summed, labels = nats_BT.detach().sum(), int(labels_B[rows].sum())
+            sums += (
+                summed if wrong_BT is None else torch.stack([summed, wrong_BT.sum(), torch.full_like(summed, labels)])
+            )
+        state = of_all_lanes(after)
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        state = detach(state)  # truncated backpropagation through time: gradients end here, State goes on
-        summed = nats_BT.detach().sum()
-        sums += summed if wrong_BT is None else torch.stack([summed, wrong_BT.sum(), torch.full_like(summed, labels)])
         done = step + 1
 
         if due:
@@ -179,6 +190,7 @@ def train(
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
             check_finite(sums.sum().item() + float(gradient_norm), done)
             with speed.paused():
+                gc.collect()
                 saver.save(
                     done,
                     model=model,
@@ -204,6 +216,12 @@ def train(
             saver.close()
             raise Stopped(done)
     saver.close()
+
+
+def groups_of(lanes: int, size: int) -> list[slice]:
+    """Own lanes that go through the model together: so many at a time, or all of them where ``size`` is 0."""
+    size = size or lanes
+    return [slice(first, min(first + size, lanes)) for first in range(0, lanes, size)]
 
 
 def validate(

@@ -66,8 +66,12 @@ def has_states(model: RecurrentModel) -> bool:
 
 def tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens [B, T], targets [B, T] and fresh [B, K] on the device."""
-    arrays = (batch.tokens_BT, batch.targets_BT, batch.fresh_BK)
-    tokens_BT, targets_BT, fresh_BK = (torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
+    read = [torch.from_numpy(array) for array in (batch.tokens_BT, batch.targets_BT, batch.fresh_BK)]
+    if (
+        device.type == "cuda"
+    ):  # from memory that the system may move, a copy waits for all that the GPU was given before
+        read = [tensor.pin_memory() for tensor in read]
+    tokens_BT, targets_BT, fresh_BK = (tensor.to(device, non_blocking=True) for tensor in read)
     return tokens_BT, targets_BT, fresh_BK
 
 

@@ -9,6 +9,7 @@ FLOPs are those of recur_models/costs.py: needed ones alone, and what is compute
 
 from __future__ import annotations
 
+import gc
 import re
 import statistics
 import time
@@ -79,6 +80,20 @@ def synchronize(device: torch.device) -> None:
 def fastest_tokens_per_second(model: ModelSettings, vocab_size: int, rate: float, devices: int = 1) -> float:
     """Tokens/s of training at which the needed FLOPs take all of the rate of so many devices."""
     return devices * rate / model.costs(vocab_size).training_flops_per_token
+
+
+@contextmanager
+def collected_by_hand() -> Iterator[None]:
+    """Without Python's garbage collector, which comes in the midst of a step, and of many processes to one at a time, for which the
+    others then wait: only `gc.collect()` collects, and does not look through what was there before."""
+    was = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Speed:

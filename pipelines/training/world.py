@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -47,6 +48,10 @@ class World:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def averaging(self, wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
+        """Where a pass's gradients are averaged over the processes as they come, or only summed up here until a later pass."""
+        return nullcontext() if now or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over the processes."""

@@ -5,59 +5,151 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import bare, gpu, gpu_checks
+from benchmarks.contenders import peer_version
+from benchmarks.gpu_models import MODELS
+
+TINY = ["--device", "cpu", "--size", "tiny", "--steps", "1"]
 
 
 @pytest.mark.slow
 def test_all_models_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu.json"
-    words = ["--device", "cpu", "--size", "tiny", "--steps", "1", "--compile", "no", "--output", str(output)]
-    assert gpu.main(words) == 0
+    assert gpu.main([*TINY, "--compile", "no", "--output", str(output)]) == 0
     written = json.loads(output.read_text())
-    rate = written["matrix_flops_per_second"]
-    assert [figures["model"] for figures in written["figures"]] == list(gpu.MODELS)
-    for figures in written["figures"]:
+    rate, config = written["matrix_flops_per_second"], gpu.BenchConfig(device="cpu", size="tiny")
+    done = {figures["model"]: figures for figures in written["figures"]}
+    assert [*done] == [name for name in config.models if name != "peer" or peer_version()]
+    for name, figures in done.items():
         assert 0 < figures["fastest_seconds"] <= figures["seconds"] <= figures["slowest_seconds"]
         assert figures["tokens_per_second"] == pytest.approx(2 * 64 / figures["seconds"])
-        share = figures["share_of_matrix_rate"]
-        assert share == pytest.approx(figures["floor_seconds"] / figures["seconds"]) and share < 1
         assert figures["mfu"] is None  # a CPU has no data sheet
-        model = gpu.sized(gpu.MODELS[figures["model"]], gpu.BenchConfig(device="cpu", size="tiny"))
-        assert figures["floor_seconds"] == pytest.approx(128 * model.costs(257).training_flops_per_token / rate)
-        assert sum(share for *_, share in figures["where"]) <= 1 + 1e-9
-        assert figures["losses"][0] == pytest.approx(5.6, abs=1.0)  # ln 257, before anything is learned
-    slide = written["figures"][1]["seconds"]
-    assert [f["to_slide"] and f["to_slide"] * slide for f in written["figures"]][1:] == pytest.approx(
-        [f["seconds"] for f in written["figures"]][1:]
-    )
-    out = capsys.readouterr().out
-    assert out.count("where a step of") == 4 and "floor:" in out
+        assert figures["losses"][0] == pytest.approx(5.6, abs=1.5)  # ln 257, before anything is learned
+        assert figures["to_slide"] == pytest.approx(figures["seconds"] / done["slide"]["seconds"])
+        if name != "peer":
+            share = figures["share_of_matrix_rate"]
+            assert share == pytest.approx(figures["floor_seconds"] / figures["seconds"]) and share < 1
+            needed = config.of(name).costs(257).training_flops_per_token
+            assert figures["floor_seconds"] == pytest.approx(128 * needed / rate)
+    table = output.with_suffix(".md").read_text()
+    assert table == capsys.readouterr().out and table.count("| no | 2 |") == len(done)
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_profiled_resumed_and_writes(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    words = [*TINY, "--models", "slide", "--backend", "aot_eager", "--output", str(output)]
+
+    def figures(*more: str) -> list[dict[str, Any]]:
+        assert gpu.main([*words, *more]) == 0
+        return json.loads(output.read_text())["figures"]
+
+    layer, whole = figures("--compile", "layer", "model")
+    assert (layer["compile"], whole["compile"]) == ("layer", "model") and not layer["failure"] + whole["failure"]
+    assert layer["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    (profile,) = figures("--measure", "profile", "--compile", "no")
+    assert len(profile["kernels"]) == gpu_checks.KERNELS and profile["busy_ms"] > profile["kernels"][0][1] > 0
+    losses, *resumed = figures("--measure", "precision", "--training-steps", "15", "--compile", "no")
+    assert len(losses["bfloat16"]) == 15 and losses["float32"][-1] < losses["float32"][0]
+    assert [each["equal"] for each in resumed] == [True, True]
+    stretches = figures("--measure", "generation", "--models", "rec", "--tokens", "40")
+    assert [each["tokens"] for each in stretches] == [4 * i for i in range(1, 11)] and stretches[0]["bytes"] > 0
+
+
+def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = gpu.BenchConfig(device="cpu", size="tiny")
+
+    def measured(name: str, unit: str, config: gpu.BenchConfig, *_: object) -> gpu.Figures:
+        if name == "vanilla":
+            raise ValueError("of its own")
+        if config.most_lanes > 1:
+            raise torch.OutOfMemoryError
+        return gpu.Figures(name, unit, config.most_lanes, config.length)
+
+    monkeypatch.setattr(gpu, "measured", measured)
+    given = torch.device("cpu"), torch.float32
+    assert (fits := gpu.fitted("slide", "no", config, *given)).lanes == 1 and not fits.failure
+    asked = gpu.fitted("slide", "no", replace(config, lanes=8), *given)
+    assert asked.lanes == 8 and asked.failure.startswith("OutOfMemoryError")
+    assert gpu.fitted("vanilla", "no", config, *given).failure == "ValueError: of its own"
 
 
 def test_the_sizes_are_the_papers() -> None:
     config = gpu.BenchConfig(device="cpu")
-    counted = {name: gpu.sized(model, config).costs(gpu.VOCAB_SIZE) for name, model in gpu.MODELS.items()}
+    counted = {name: config.of(name).costs(config.vocab_size) for name in MODELS}
     slide = counted["slide"]
+    more = {
+        "rec-lstm-dual": 1.09,
+        "feedback": 1.16,
+        "xl": 1.11,
+        "staircase": 1.83,
+        "cached-staircase": 1.14,
+        "gpt2-rec": 1.08,
+    }
     for name, cost in counted.items():
         assert cost.parameters == pytest.approx(slide.parameters, rel=0.12), name
-        assert cost.flops == pytest.approx({"feedback": 1.16}.get(name, 1) * slide.flops, rel=0.05), name
+        flops = cost.training_flops_per_token / slide.training_flops_per_token
+        assert flops == pytest.approx(more.get(name, 1), rel=0.05), name
+
+
+BARE = """
+import sys
+class NotThere:
+    def find_spec(name, *_):
+        if name.partition(".")[0] in NAMES.split():
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, NotThere)
+from benchmarks import gpu
+sys.exit(gpu.main(WORDS.split()))
+"""
 
 
 @pytest.mark.slow
-def test_it_needs_neither_ray_nor_mlflow() -> None:
-    code = """
-import sys
-sys.modules.update(dict.fromkeys(("ray", "mlflow", "matplotlib")))  # importing them fails
-from benchmarks import gpu
-sys.exit(gpu.main("--device cpu --size tiny --steps 1 --models slide --compile no".split()))
-"""
+@pytest.mark.parametrize("limit", ["100", "0.001"])
+def test_it_needs_little_and_ends_in_time(limit: str) -> None:
+    not_there = "ray mlflow matplotlib tyro docstring_parser transformers tokenizers sentencepiece psutil"
+    words = f"--device cpu --size tiny --steps 1 --models slide --compile no --limit {limit}"
+    code = BARE.replace("NAMES", repr(not_there)).replace("WORDS", repr(words))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (0 if limit == "100" else 1), done.stderr
+    assert ("| slide | no | 2 |" in done.stdout) == (limit == "100")
+    assert ("as --limit says" in done.stdout) == (limit != "100")
+
+
+def test_the_bare_command_line_reads_what_tyros_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = [
+        *TINY,
+        "--models",
+        "rec",
+        "xl",
+        "--compile",
+        "layer",
+        "--limit",
+        "7.5",
+        "--output",
+        str(tmp_path / "a.json"),
+    ]
+    theirs = bare.parse(gpu.BenchConfig, words, "")
+    monkeypatch.setattr(bare, "command_line", lambda: None)
+    assert bare.parse(gpu.BenchConfig, words, "") == theirs
+    assert theirs == gpu.BenchConfig(
+        device="cpu",
+        size="tiny",
+        steps=1,
+        models=("rec", "xl"),
+        compile=("layer",),
+        limit=7.5,
+        output=tmp_path / "a.json",
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -64,6 +64,21 @@ def until(run: Path, step: int, group: Group) -> None:
         time.sleep(0.005)
 
 
+def test_lanes_in_groups_are_averaged_over_the_processes_once(words: list[str], tmp_path: Path) -> None:
+    """Two processes of two lanes, read one by one, make the gradients that one process makes of all four."""
+    short = [*words, "--steps", "3", "--validate-every", "0", "--model.dropout", "0", "--optim.lr", "1e-15"]
+    main([*short, "--run", "whole"])
+    with Group([*short, "--run", "groups", "--micro-lanes", "1"], 2, tmp_path / "log") as group:
+        assert group.wait() == [0, 0], group.said()
+    whole, groups = (
+        Checkpoint.open(tmp_path / run / "checkpoints" / "step-00000003").optimizer()["state"]
+        for run in ("whole", "groups")
+    )
+    for parameter, moments in whole.items():
+        scale = moments["exp_avg"].abs().max().item()
+        torch.testing.assert_close(groups[parameter]["exp_avg"], moments["exp_avg"], rtol=0, atol=1e-5 * scale)
+
+
 @pytest.mark.parametrize("how", ["SIGTERM to all", "SIGTERM to one", "Ctrl-C", "file"])
 def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     words: list[str], calm: Path, tmp_path: Path, how: str

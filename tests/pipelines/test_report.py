@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,11 +184,13 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
 def json_of(evaluations: list[Evaluation]) -> list[Evaluation]:
     """With lists where JSON has no tuples."""
 
-    def lists(score: Score | None) -> Score | None:
-        return score and Score(**{name: list(v) if isinstance(v, tuple) else v for name, v in vars(score).items()})
+    def lists(score: Any) -> Any:
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(score).items()}
+        return Score(**dict[str, Any](values))
 
     passes = ("carried", "cleared_states", "cleared_all")
-    return [replace(e, **{name: lists(getattr(e, name)) for name in passes}) for e in evaluations]
+    made = [{name: lists(score) for name in passes if (score := getattr(e, name))} for e in evaluations]
+    return [replace(e, **dict[str, Any](changed)) for e, changed in zip(evaluations, made, strict=True)]
 
 
 def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clea
 
 def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(reading: Reading) -> None:
     found = scores(reading)
-    for changed in ({"shares": 3, "lanes": 1}, {"shares": 2, "lanes": 8}):
+    others: list[dict[str, Any]] = [{"shares": 3, "lanes": 1}, {"shares": 2, "lanes": 8}]
+    for changed in others:
         for ours, theirs in zip(scores(replace(reading, **changed)), found, strict=True):
             assert ours.nats == pytest.approx(theirs.nats, rel=1e-9)
             np.testing.assert_allclose(ours.bucket_nats, theirs.bucket_nats, rtol=1e-9)

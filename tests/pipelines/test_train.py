@@ -99,6 +99,29 @@ def test_resumed_equals_undisturbed_bit_for_bit(train: Train, log_every: str, pr
     assert curve(undisturbed) == curve(resumed)
 
 
+def test_lanes_in_groups_learn_what_all_at_once_learn_and_resume_bit_for_bit(train: Train) -> None:
+    """At a rate of nothing, so that what differs by rounding does not grow: AdamW takes a gradient of nearly 0 by its sign."""
+    words = ("--steps", "10", "--validate-every", "0", "--model.dropout", "0", "--optim.lr", "1e-15")
+    whole = train(*words, name="whole")
+    groups = train(*words, "--micro-lanes", "3", name="groups")
+    (ours, mine), (theirs, other) = (
+        (found.lanes(0, 4)[0], found.optimizer()["state"])
+        for found in (Checkpoint.open(folder / "checkpoints" / "step-00000010") for folder in (whole, groups))
+    )
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-6, atol=1e-6, msg=name)
+    for parameter, moments in mine.items():
+        scale = moments["exp_avg"].abs().max().item()
+        torch.testing.assert_close(other[parameter]["exp_avg"], moments["exp_avg"], rtol=0, atol=1e-5 * scale)
+    for (_, all_at_once), (_, by_three) in zip(curve(whole), curve(groups), strict=True):
+        same = {name: value for name, value in all_at_once.items() if name.startswith("train/")}
+        assert {name: by_three[name] for name in same} == pytest.approx(same, rel=1e-5)
+    before = contents(groups / "checkpoints" / "step-00000010")
+    forget(groups, 10)
+    train(*words, "--micro-lanes", "3", name="groups")
+    assert without_run_name(contents(groups / "checkpoints" / "step-00000010")) == without_run_name(before)
+
+
 def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: Train) -> None:
     found = Checkpoint.open(train("--precision", "bfloat16", "--steps", "5") / "checkpoints" / "step-00000005")
     saved, _ = found.lanes(0, 4)

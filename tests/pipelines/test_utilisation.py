@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from pipelines.presets import PRESETS
 from pipelines.training.loop import fastest_tokens
-from pipelines.training.utilisation import Speed, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.training.world import World
 from recur_models import VanillaConfig
 
@@ -33,6 +34,21 @@ def test_the_matrix_rate_is_that_of_a_product() -> None:
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=384)
     assert rate <= 3 * 2 * 384**3 / min(seconds)
     assert rate >= 2 * 384**3 / max(seconds) / 20
+
+
+def test_garbage_is_collected_by_hand_alone() -> None:
+    seen: list[str] = []
+    gc.callbacks.append(lambda phase, _: seen.append(phase))
+    try:
+        with collected_by_hand():
+            gc_of_before = len(seen)
+            kept = [[number] for number in range(100_000)]  # many times what Python collects after
+            assert len(seen) == gc_of_before and len(kept) == 100_000
+            gc.collect()
+            assert len(seen) == gc_of_before + 2
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled()
 
 
 def test_measuring_the_rate_leaves_the_generator_as_it_was() -> None:

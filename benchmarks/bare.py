@@ -1,0 +1,55 @@
+"""The command line of a benchmark that also runs where tyro is not installed, and nothing can be: a borrowed machine with a GPU.
+
+config = bare.parse(BenchConfig, argv, "What it does.")        # as pipelines.terminal.cli has it, where that can be imported
+bare.run(main)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def command_line() -> ModuleType | None:
+    """pipelines.terminal.cli; None without tyro."""
+    try:
+        from pipelines.terminal import cli
+    except ModuleNotFoundError as missing:
+        if missing.name != "tyro":
+            raise
+        return None
+    return cli
+
+
+def parse(config: type[T], argv: Sequence[str], description: str) -> T:
+    """Read a dataclass of numbers, texts, paths, choices and tuples of them from the words of the command line."""
+    if cli := command_line():
+        return cli.parse(config, argv, description=description)
+    parser, hints = argparse.ArgumentParser(description=description, allow_abbrev=False), get_type_hints(config)
+    for field in fields(config):  # pyrefly: ignore
+        several = get_origin(hints[field.name]) is tuple
+        kind = get_args(hints[field.name])[0] if several else hints[field.name]
+        choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
+        options: dict[str, Any] = {"nargs": "*"} if several else {}
+        kind = str if choices else Path if get_args(kind) else kind
+        name = "--" + field.name.replace("_", "-")
+        parser.add_argument(name, type=kind, choices=choices or None, default=field.default, **options)
+    words = vars(parser.parse_args(argv))
+    return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in words.items()})
+
+
+def run(main: Callable[[list[str]], int]) -> None:
+    """Call `main` with the words of the command line and exit with its status."""
+    if cli := command_line():
+        cli.run(main)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ValueError as error:  # a user's
+        sys.exit(f"error: {error}")

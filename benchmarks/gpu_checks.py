@@ -1,0 +1,195 @@
+"""What benchmarks/gpu.py measures beside speed: where a step goes, what bfloat16 and resuming cost, and generation."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import sysconfig
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
+from pipelines.training.utilisation import matrix_rate, synchronize
+from recur_models.decoding import begin, read
+
+
+class Say(Protocol):
+    """Tells a line, and the figures that it shows."""
+
+    def __call__(self, line: str, figures: dict[str, Any] | None = None) -> None: ...
+
+
+KERNELS = 10
+STRETCHES = 10
+
+
+def profile(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+    """The largest kernels of a step, and what is left above the floor. A kernel's time is without those that it calls."""
+    cuda = device.type == "cuda"
+    rate = matrix_rate(device, dtype, 512 if config.size == "tiny" else 8192)
+    for name in config.models:
+        for unit in config.compile:
+            torch.compiler.reset()
+            training = Training(name, config, device, dtype, unit, config.backend)
+            for _ in range(3):
+                training.step()
+            synchronize(device)
+            began = time.perf_counter()
+            training.step()
+            synchronize(device)
+            step = (time.perf_counter() - began) * 1e3
+            with torch_profile(
+                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+            ) as profiler:
+                training.step()
+                synchronize(device)
+            events = [
+                (event.key, (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e3, event.count)
+                for event in profiler.key_averages()
+                if not cuda or event.device_type.name == "CUDA"  # kernels, not the calls that queued them
+            ]
+            events.sort(key=lambda event: -event[1])
+            busy = sum(milliseconds for _, milliseconds, _ in events)
+            floor = 0.0
+            if is_ours(name):
+                needed = config.of(name).costs(config.vocab_size).training_flops_per_token  # pyrefly: ignore
+                floor = needed * config.most_lanes * config.length / rate * 1e3
+            rows = [[key[:90], milliseconds, count] for key, milliseconds, count in events[:KERNELS]]
+            table = [f"| {key} | {each:.3f} | {each / (busy or 1):.1%} | {count} |" for key, each, count in rows]
+            say(
+                f"\n{name}, compile {unit}: a step takes {step:.1f} ms, its {sum(n for *_, n in events):,} kernels {busy:.1f} ms, "
+                f"the needed FLOPs at {rate / 1e12:.3g} TFLOP/s {floor:.1f} ms\n",
+                {"model": name, "compile": unit, "step_ms": step, "busy_ms": busy, "floor_ms": floor, "kernels": rows},
+            )
+            say("\n".join(["| kernel | ms | share | launches |", "|---|---|---|---|", *table]))
+    return True
+
+
+def text(config: BenchConfig, device: torch.device) -> torch.Tensor:
+    """The bytes of Python's own source, each lane another part of it: int64 [B, steps · T + 1], begun again where it ends."""
+    width = config.training_steps * config.length + 1
+    parts: list[bytes] = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        parts.append(path.read_bytes())
+    ids = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+    starts_B1 = torch.arange(config.most_lanes)[:, None] * (len(ids) // config.most_lanes)
+    return ids[(starts_B1 + torch.arange(width)) % len(ids)].to(device, torch.int64)
+
+
+def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> list[float]:
+    """The losses of a model that learns the text, without dropout."""
+    training, text_BS = (
+        Training(name, config, device, dtype, config.compile[0], config.backend, dropout=0.0),
+        text(config, device),
+    )
+    for step in range(config.training_steps):
+        begins = step * config.length
+        training.tokens_BT.copy_(text_BS[:, begins : begins + config.length])
+        training.targets_BT.copy_(text_BS[:, begins + 1 : begins + config.length + 1])
+        training.step()
+    return torch.stack(training.losses).tolist()
+
+
+def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+    """bfloat16 against float32, and a resumed run against one that went through; on a CPU too in bfloat16."""
+    passed = True
+    for name in [each for each in config.models if is_ours(each)]:
+        single, half = (trained(name, config, device, each) for each in (torch.float32, torch.bfloat16))
+        last = max(1, config.training_steps // 15)
+        ends = [sum(losses[-last:]) / last for losses in (single, half)]
+        off = ends[1] / ends[0] - 1
+        passed &= abs(off) < 0.01
+        say(
+            f"{name}: loss of the last {last} of {config.training_steps} steps {ends[0]:.4f} in float32, {ends[1]:.4f} in "
+            f"bfloat16 ({off:+.2%}); of the first {single[0]:.5f} and {half[0]:.5f} ({half[0] / single[0] - 1:+.3%})",
+            {"model": name, "float32": single, "bfloat16": half, "off": off},
+        )
+        for deterministic in (False, True):
+            equal, seconds, without = resumed(name, config, device, dtype, deterministic)
+            passed &= equal or not deterministic
+            way = "deterministic algorithms" if deterministic else "the usual algorithms"
+            say(
+                f"{name}: with {way} a resumed run is {'the same bit for bit' if equal else 'NOT the same'}; "
+                f"{seconds * 1e3:.1f} ms a step"
+                + (f"; without a deterministic one: {', '.join(without)}" if without else ""),
+                {"model": name, "deterministic": deterministic, "equal": equal, "seconds": seconds, "without": without},
+            )
+    return passed
+
+
+def resumed(
+    name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype, deterministic: bool
+) -> tuple[bool, float, list[str]]:
+    """Whether four steps end with the weights of two and two more in another model; seconds of a step; operations that have no
+    deterministic algorithm."""
+
+    def new() -> Training:
+        return Training(name, config, device, dtype, config.compile[0], config.backend)
+
+    def noise() -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            whole = new()
+            whole.step()
+            whole.step()
+            kept = copy.deepcopy((whole.model.state_dict(), whole.optimizer.state_dict(), whole.state)), noise()
+            synchronize(device)
+            began = time.perf_counter()
+            whole.step()
+            whole.step()
+            synchronize(device)
+            seconds = (time.perf_counter() - began) / 2
+            other = new()
+            (weights, moments, other.state), states = kept
+            other.model.load_state_dict(weights)
+            other.optimizer.load_state_dict(moments)
+            torch.set_rng_state(states[0])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(states[1], device)
+            other.step()
+            other.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    pairs = zip(whole.model.parameters(), other.model.parameters(), strict=True)
+    without = sorted({str(each.message).split(" ")[0] for each in caught if "deterministic" in str(each.message)})
+    return all(torch.equal(one, another) for one, another in pairs), seconds, without
+
+
+@torch.no_grad()
+def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+    """One lane, token by token, the likeliest one: tokens/s and memory of each tenth."""
+    cuda = device.type == "cuda"
+    for name in [each for each in config.models if is_ours(each)]:
+        torch.manual_seed(0)
+        model = config.of(name).build(config.vocab_size).to(device, dtype).eval()  # pyrefly: ignore
+        stepper = model.stepper()
+        reading, token_B1 = begin(stepper, lanes=1), torch.zeros(1, 1, dtype=torch.int64, device=device)
+        for stretch in range(STRETCHES):
+            synchronize(device)
+            began, count = time.perf_counter(), max(1, config.tokens // STRETCHES)
+            for _ in range(count):
+                logits_B1V, reading = read(stepper, reading, token_B1, keep=1)
+                token_B1 = logits_B1V.argmax(-1)
+            synchronize(device)
+            rate = count / (time.perf_counter() - began)
+            held = (
+                torch.cuda.max_memory_allocated(device)
+                if cuda
+                else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            )
+            say(
+                f"{name}: tokens {stretch * count:,} to {(stretch + 1) * count:,}: {rate:,.0f} tokens/s, at most "
+                f"{held / 2**20:,.1f} MiB",
+                {"model": name, "tokens": (stretch + 1) * count, "tokens_per_second": rate, "bytes": held},
+            )
+    return True

@@ -1,0 +1,197 @@
+"""The 150M models that benchmarks/gpu.py times, in training on random tokens: forward, backward, clipping, optimizer, State.
+
+    training = Training("rec", BenchConfig(lanes=16), torch.device("cuda"), torch.bfloat16)
+    training.step()
+
+`peer` is block-recurrent-transformer-pytorch at rec's sizes, where it is installed: its keys and values have one head, its MLP a
+gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from benchmarks.contenders import fill_memory, peer_model
+from data_prep.errors import UserError
+from pipelines.config.run import ModelSettings
+from pipelines.presets.block_recurrent import TABLE_1
+from pipelines.training.optim import build_optimizer
+from recur_models import (
+    CachedStaircaseConfig,
+    GPT2RecConfig,
+    StaircaseConfig,
+    State,
+    TransformerXLConfig,
+    VanillaConfig,
+    detach,
+)
+from recur_models.compiling import Compile, compile_model
+
+Ours = Literal[
+    "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing",
+    "staircase", "cached-staircase", "transformer-xl", "gpt2-rec", "vanilla",
+]  # fmt: skip
+Model = Literal[Ours, "peer"]
+SIZE: dict[str, Any] = {"layers": 12, "d_model": 1024, "heads": 8, "head_dim": 128, "mlp_dim": 4096}
+MODELS: dict[Ours, ModelSettings] = {
+    "slide": TABLE_1["slide-13L"].model,
+    "rec": TABLE_1["rec-fixed-skip"].model,
+    "rec-lstm-dual": TABLE_1["rec-lstm-dual"].model,
+    "feedback": TABLE_1["feedback-fixed-skip"].model,
+    "xl": TABLE_1["xl-2048"].model,
+    "memorizing": TABLE_1["memorizing-64k"].model,
+    "staircase": StaircaseConfig(**SIZE, chunk=512, passes=2),
+    "cached-staircase": CachedStaircaseConfig(**SIZE, chunk=512, passes=1, chunks=2),
+    "transformer-xl": TransformerXLConfig(**SIZE, window=512, span=512),
+    "gpt2-rec": GPT2RecConfig(
+        **{name: size for name, size in SIZE.items() if name != "head_dim"}, window=320, overlap=64, positions=1024
+    ),
+    "vanilla": VanillaConfig(layers=13),
+}
+"""The block-recurrent paper's 150M models, and the others at the same width and depth. Of gpt2-rec a window is short enough that
+windows fill a segment; its layers run once for each."""
+
+TINY: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 2, "head_dim": 16, "mlp_dim": 64, "window": 16}
+TINY |= {"recurrent_layers": (2,), "states": 16, "memory": 64, "top_k": 4, "chunk": 16, "span": 16, "positions": 64}
+TINY_OF: dict[Ours, dict[str, Any]] = {"xl": {"window": 32}, "gpt2-rec": {"window": 20, "overlap": 4}}
+
+
+BY_DEFAULT: tuple[Model, ...] = (
+    "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing", "staircase", "cached-staircase", "gpt2-rec", "peer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured (benchmarks/gpu.py)."""
+
+    measure: Literal["speed", "profile", "precision", "generation"] = "speed"
+    """Which figures."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where: on a GPU in bfloat16, on a CPU in float32."""
+    size: Literal["150M", "tiny"] = "150M"
+    """150M: as in the paper, vocabulary 32,001. tiny: sizes that a CPU does in seconds."""
+    lanes: int = 0
+    """Lanes; 0 takes the paper's 32 (tiny: 2), and half of them as often as a model does not fit."""
+    segment_length: int = 0
+    """Tokens of a lane in a step; 0 takes the paper's 4,096 (tiny: 64)."""
+    models: tuple[Model, ...] = BY_DEFAULT
+    """Models, in this order; peer is block-recurrent-transformer-pytorch, where it is installed (benchmarks/peers.txt)."""
+    compile: tuple[Compile, ...] = ("layer", "no", "model")
+    """How all are compiled, in turn; `model` compiles the whole, which takes minutes under feedback."""
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """torch.compile's; the others only try the way, and make nothing faster: inductor takes a CPU minutes."""
+    steps: int = 2
+    """Steps of a round; there are five rounds, after two steps that do not count."""
+    training_steps: int = 300
+    """precision: steps of which the losses are compared."""
+    tokens: int = 100_000
+    """generation: tokens that are generated."""
+    limit: float = 540.0
+    """Seconds after which it ends with the figures that it has."""
+    output: Path | None = None
+    """JSON file of all figures; the table goes beside it as Markdown."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "training_steps", "tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be at least 1")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError(
+                "torch sees no GPU: run this on a machine that has one, or try it with --device cpu --size tiny"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return 257 if self.size == "tiny" else 32_001
+
+    @property
+    def length(self) -> int:
+        return self.segment_length or (64 if self.size == "tiny" else 4096)
+
+    @property
+    def most_lanes(self) -> int:
+        return self.lanes or (2 if self.size == "tiny" else 32)
+
+    def of(self, model: Ours) -> ModelSettings:
+        """The model at this size."""
+        config: Any = MODELS[model]
+        if self.size == "150M":
+            return config
+        own = {field.name for field in fields(config)}
+        return replace(config, **{name: value for name, value in TINY.items() if name in own} | TINY_OF.get(model, {}))
+
+
+def is_ours(model: Model) -> bool:
+    return model in get_args(Ours)
+
+
+class Training:
+    """A model in training on random tokens, the same ones at each step; ``dtype``: of the products, by autocast."""
+
+    def __init__(
+        self,
+        name: Model,
+        config: BenchConfig,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        unit: Compile = "no",
+        backend: str = "inductor",
+        dropout: float | None = None,
+    ):
+        """``dropout``: another than the model's own."""
+        torch.manual_seed(0)
+        lanes, length, vocab_size = config.most_lanes, config.length, config.vocab_size
+        self.tokens_BT = torch.randint(vocab_size, (lanes, length), device=device)
+        self.targets_BT = self.tokens_BT.roll(-1, 1)
+        self.losses: list[torch.Tensor] = []
+        self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+        if dtype != torch.float32:
+            self.autocast = lambda: torch.autocast(device.type, dtype=dtype)
+        if is_ours(name):
+            sizes: Any = config.of(name)  # pyrefly: ignore
+            sizes = sizes if dropout is None else replace(sizes, dropout=dropout)
+            self.model = sizes.build(vocab_size).to(device)
+            compile_model(self.model, unit, backend)
+            fresh_BK = torch.zeros(lanes, length // sizes.block, dtype=torch.bool, device=device)
+            self.state: State = self.model.initial_state(lanes)
+            fill_memory(self.state)
+
+            def read() -> torch.Tensor:
+                nats_BT, state = self.model(self.tokens_BT, self.state, fresh_BK, self.targets_BT)
+                self.state = detach(state)
+                return nats_BT.mean()
+
+        else:
+            self.model = peer_model(vars(config.of("rec")), vocab_size, length).to(device)
+            if unit != "no":
+                self.model.compile(backend=backend)
+            carried: list[Any] = [[], []]
+            text_BT = torch.cat([self.tokens_BT, self.targets_BT[:, -1:]], 1)  # its loss leaves the first token out
+
+            def read() -> torch.Tensor:
+                loss, *carried[:] = self.model(text_BT, return_loss=True, xl_memories=carried[0], states=carried[1])
+                return loss
+
+        self.loss = read
+        run = TABLE_1["slide-13L"]
+        self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup**-0.5))  # its first rate
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self) -> None:
+        with self.autocast():
+            loss = self.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
