@@ -35,7 +35,9 @@ def results(folder: Path, place: Place | None = None) -> tune.ResultGrid:
     found = read_sweep(folder)
     place = place or Place.parse(folder)
     trials: list[Any] = [_as_tunes(place / f"trials/{trial.id}", found.metric, trial) for trial in found.trials]
-    files = _Files(str(folder / "sweep.json"), trials=trials, default_metric=found.metric, default_mode="min")
+    files = _Files(
+        str((folder / "sweep.json").absolute()), trials=trials, default_metric=found.metric, default_mode="min"
+    )
     return tune.ResultGrid(files)
 
 

@@ -151,6 +151,7 @@ class Played:
         return [exploit for *_, exploits, _ in self.log for exploit in exploits]
 
 
+@pytest.mark.filterwarnings("ignore:The optimal value found")
 @pytest.mark.parametrize("name", ["pbt", "ray.tune.schedulers.pb2:PB2"])
 def test_the_worst_of_a_population_go_on_from_the_best(name: str) -> None:
     if "PB2" in name:
