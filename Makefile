@@ -17,7 +17,7 @@ $(ENV): pyproject.toml constraints.txt
 demo: $(ENV)
 	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
 	OMP_NUM_THREADS=1 TTY_COMPATIBLE=0 $(MAKE) --no-print-directory -j 2 train-demo-rec train-demo-slide
-	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states
+	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states --lanes 4
 
 train-demo-%: $(ENV)
 	$(RUN) -m pipelines.train demo-$* --root $(ROOT) --data.store $(ROOT)/store

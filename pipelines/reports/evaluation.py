@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 DOCUMENTS_COLOUR = "#C44E52"
 OF_TEXT = ("bits_per_byte", "bits_per_character", "word_perplexity", "states_cleared", "all_cleared")
 """Columns that labels have nothing for."""
+OF_SOME = ("word_perplexity", "states_cleared", "all_cleared")
+"""Columns that are left out where no model has a figure."""
 
 
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
@@ -113,6 +115,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     }
     if all(e.carried.errors is not None for e in evaluations):
         columns = {key: column for key, column in columns.items() if key not in OF_TEXT}
+    known = {key for row in rows for key, value in row.items() if value is not None}
+    columns = {key: column for key, column in columns.items() if key in known or key not in OF_SOME}
     one = len(splits) == 1
     best = ("bits_per_token", "bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
     title = splits.pop() if one else None
