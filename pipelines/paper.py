@@ -52,7 +52,8 @@ class PaperConfig:
     root: Path = Path("runs/paper")
     """Folder of stores, runs and tables."""
     store: str = ""
-    """Folder of stores, one for each tokenizer, as `bytes` or `sentencepiece-4000`; by default `stores` below the root."""
+    """Folder of stores, one for each tokenizer and way of reading, as `bytes` or `sentencepiece-4000-newline-normalize`; by default
+    `stores` below the root."""
     source: tuple[str, ...] = ()
     """Where corpora are, as pg19=FOLDER: what is not prepared yet is prepared from there."""
     corpus: str = ""
@@ -154,7 +155,7 @@ def main(argv: list[str]) -> int:
         logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
         raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
     folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
-    paths = [*results.write(folder), *plan.pages(folder)]
+    paths = [*results.write(folder), *plan.pages(folder, config.train)]
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")

@@ -61,7 +61,7 @@ class Place:
 
     root: Path
     stores: Path | None = None
-    """Folder of stores, one for each tokenizer; by default below the root."""
+    """Folder of stores (`Data.store`); by default below the root."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folder or file of a corpus, by its name."""
     corpus: str = ""
@@ -182,8 +182,8 @@ class Training:
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
-    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time, which
-    other work on the machine changes little.
+    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time,
+    which other work on the machine changes little.
     """
     import torch
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,7 +177,8 @@ def json_of(evaluations: list[Evaluation]) -> list[Evaluation]:
     """With lists where JSON has no tuples."""
 
     def lists(score: Score | None) -> Score | None:
-        return score and Score(**{name: list(v) if isinstance(v, tuple) else v for name, v in vars(score).items()})
+        values: dict[str, Any] = json.loads(json.dumps(vars(score) if score else {}))
+        return score and Score(**values)
 
     passes = ("carried", "cleared_states", "cleared_all")
     return [replace(e, **{name: lists(getattr(e, name)) for name in passes}) for e in evaluations]
