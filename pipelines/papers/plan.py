@@ -126,7 +126,11 @@ class Plan:
         for row, _, _, training in self.cells():
             first.setdefault(row.label, training)
         made: list[Path] = []
-        found = [training.evaluation({}, "test") for training in first.values()] if self.table.cumulative else []
+        found = (
+            [training.evaluation({}, self.table.columns[0].split) for training in first.values()]
+            if self.table.cumulative
+            else []
+        )
         if evaluations := [evaluation for evaluation in found if evaluation]:
             made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]

@@ -208,6 +208,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--set", "steps"], "--set steps: write a name and its value"),
         (["gpt2", "table-1", "--set", "stepz=3"], "no field 'stepz': did you mean 'steps'"),
         (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
+        (["gpt2", "table-1", "--split", "tests"], "no split 'tests': did you mean 'test'"),
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
     ):
         with pytest.raises(UserError, match=said):
