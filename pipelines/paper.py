@@ -15,13 +15,14 @@ orderings of the paper's rows that hold and those that do not.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
 from data_prep.corpora import CORPORA
+from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from pipelines.papers import PAPERS
 from pipelines.papers.jobs import Job, run
@@ -52,11 +53,14 @@ class PaperConfig:
     root: Path = Path("runs/paper")
     """Folder of stores, runs and tables."""
     store: str = ""
-    """Folder of stores, one for each tokenizer, as `bytes` or `sentencepiece-4000`; by default `stores` below the root."""
+    """Folder of stores, one for each tokenizer and way of reading, as `bytes` or `sentencepiece-4000-newline-normalize`; by default
+    `stores` below the root."""
     source: tuple[str, ...] = ()
     """Where corpora are, as pg19=FOLDER: what is not prepared yet is prepared from there."""
     corpus: str = ""
     """Read instead of the paper's text in every column, as python-source, which every machine has."""
+    split: str = ""
+    """What is read in place of every column's own split, as validation, where the test split is long beside the training."""
     set: tuple[str, ...] = ()
     """Fields of every training, as steps=500 model.pretrained=FOLDER."""
     at_once: int = 2
@@ -78,6 +82,8 @@ class PaperConfig:
         for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
             if name not in CORPORA:
                 raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+        if self.split not in ("", *SPLITS):
+            raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
         if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
 
@@ -87,6 +93,8 @@ class PaperConfig:
         stores = Path(self.store).absolute() if self.store else None
         place = Place(self.root.absolute(), stores, sources, self.corpus, fields)
         name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
+        columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
+        table = replace(table, columns=columns)
         return Plan.of(name, table, self.scale, self.seeds, place, self.only, self.columns)
 
     def command(self) -> str:
@@ -95,7 +103,7 @@ class PaperConfig:
         given = {
             "only": self.only,
             "columns": self.columns,
-            "corpus": [self.corpus] * bool(self.corpus),
+            **{key: [getattr(self, key)] * bool(getattr(self, key)) for key in ("corpus", "split")},
             "set": self.set,
         }
         words += [word for name, values in given.items() if values for word in (f"--{name}", *values)]
@@ -154,7 +162,7 @@ def main(argv: list[str]) -> int:
         logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
         raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
     folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
-    paths = [*results.write(folder), *plan.pages(folder)]
+    paths = [*results.write(folder), *plan.pages(folder, config.train)]
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")

@@ -51,7 +51,7 @@ def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
                     told[process] = len(asked)
             for process in [process for process in running if process.poll() is not None]:
                 job, began = running.pop(process)
-                ended = cli.duration(time.monotonic() - began)
+                ended = "stopped" if asked else cli.duration(time.monotonic() - began)
                 if process.returncode and not asked:
                     failed.append(job)
                     ended = f"failed with status {process.returncode}, see {cli.shown(job.log)}"

@@ -118,13 +118,19 @@ class Plan:
         named = {label: sorted(names) for label, names in runs.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named})
 
-    def pages(self, folder: Path) -> list[Path]:
-        """What a figure has beside its table, of its first seed: cross-entropy over position, or a comparison token by token."""
+    def pages(self, folder: Path, make: bool) -> list[Path]:
+        """What a figure has beside its table, of its first seed: cross-entropy over position, or a comparison token by token, which
+        is done only where ``make`` says so.
+        """
         first: dict[str, Training] = {}
         for row, _, _, training in self.cells():
             first.setdefault(row.label, training)
         made: list[Path] = []
-        found = [training.evaluation({}, "test") for training in first.values()] if self.table.cumulative else []
+        found = (
+            [training.evaluation({}, self.table.columns[0].split) for training in first.values()]
+            if self.table.cumulative
+            else []
+        )
         if evaluations := [evaluation for evaluation in found if evaluation]:
             made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
@@ -132,8 +138,9 @@ class Plan:
             output, backend = folder / "tokens", compared[0].config.tracking.backend
             folders = [str(training.folder) for training in compared]
             words = (*folders, "--output", str(output), "--tracking.backend", backend)
-            if not run([Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))], 1):
-                made.append(output / "tokens.html")
+            if make:
+                run([Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))], 1)
+            made += [path for path in [output / "tokens.html"] if path.exists()]
         return made
 
 

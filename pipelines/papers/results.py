@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.manifest import write_atomically
 from pipelines.papers.tables import LOWER, Column, Row, Table
 from pipelines.reports.files import COLOURS, save_figure
+from pipelines.terminal.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +169,7 @@ class Results:
             for axes, whose in zip(panels[:, number], ("paper", f"ours, {self.scale}"), strict=True):
                 self.draw(axes, column, whose == "paper")
                 axes.set_title(f"{column.name}: {whose}", fontsize=10)
-        figure.suptitle(f"{self.name}: {self.table.about}", fontsize=11)
+        figure.suptitle(fill(self.table.about, 60), fontsize=11)
         return save_figure(figure, path)
 
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
@@ -184,19 +186,25 @@ class Results:
             across = figures(row, x_column) if x_column else (float(place) if row.x is None else row.x,)
             if across and (values := figures(row, column)):
                 series.setdefault(row.series if self.table.x else "", []).append((mean(across), values))
-        for number, (name, points) in enumerate(series.items()):
+        names = list(dict.fromkeys(row.series for row in rows))
+        for name, points in series.items():
             points.sort(key=lambda point: point[0])
             bars = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
             line = "-o" if self.table.x and len(points) > 1 else "o"
             places, values = [place for place, _ in points], [mean(values) for _, values in points]
-            colour = COLOURS[number % len(COLOURS)]
-            axes.errorbar(places, values, bars, fmt=line, color=colour, capsize=3, markersize=4, label=name or None)
+            colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else COLOURS[0]
+            shown = bars if any(bars) else None
+            axes.errorbar(places, values, shown, fmt=line, color=colour, capsize=3, markersize=4, label=name or None)
         if not series:
             axes.text(0.5, 0.5, "no figures", ha="center", transform=axes.transAxes, color="0.4")
         if not self.table.x:
             axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=90, fontsize=7)
         else:
             axes.set_xlabel(self.table.x)
+            across = [place for points in series.values() for place, _ in points]
+            if across and min(across) > 0 and max(across) > 8 * min(across):
+                axes.set_xscale("log", base=2)
+                axes.xaxis.set_major_formatter(lambda value, _: short(value))
             if series:
                 axes.legend(fontsize=7)
         axes.grid(alpha=0.25)

@@ -29,7 +29,7 @@ TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
 
 def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Run]]:
     """The presets of a model on these tasks. ``passes``: of a tiny staircase on the two of them that need a state."""
-    fields: dict[str, Any] = {"model.passes": passes} if passes else {}
+    fields: dict[str, Any] = {"model.passes": passes} if passes > 2 else {}
     name = f"{model}-{passes}" if passes > 2 else model
     tiny = {
         task: Run(f"tiny-{PREFIXES[task]}-{TINY_NAMES.get(model, model)}", TINY_DATA[task], fields)

@@ -50,8 +50,10 @@ class Data:
         return self.vocabulary or (int(pieces[1]) + 1 if pieces else 257)
 
     def store(self, stores: Path) -> Path:
-        """The store below the folder of stores: one for each tokenizer."""
-        return stores / (re.sub(r"[^\w.]+", "-", self.tokenizer) or "symbols")
+        """The store below the folder of stores: one for each tokenizer, and for each way in which a corpus is read."""
+        return stores / re.sub(r"[^\w.]+", "-", " ".join((self.tokenizer or "symbols", *self.options))).replace(
+            "---", "-"
+        )
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Place:
 
     root: Path
     stores: Path | None = None
-    """Folder of stores, one for each tokenizer; by default below the root."""
+    """Folder of stores (`Data.store`); by default below the root."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folder or file of a corpus, by its name."""
     corpus: str = ""

@@ -15,7 +15,7 @@ def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path) -> None:
     training = state_tracking.training(state_tracking.BenchConfig(root=root), "walk", "lstm", 3)
     words = training.job().words
     assert words[words.index("--root") + 1] == str(root) and words[words.index("--seed") + 1] == "3"
-    assert words[words.index("--data.store") + 1] == str(root / "stores/symbols")
+    assert words[words.index("--data.store") + 1].startswith(str(root / "stores/symbols"))
     assert state_tracking.read("walk", "lstm", 3, training) is None
 
 

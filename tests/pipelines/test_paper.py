@@ -208,6 +208,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--set", "steps"], "--set steps: write a name and its value"),
         (["gpt2", "table-1", "--set", "stepz=3"], "no field 'stepz': did you mean 'steps'"),
         (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
+        (["gpt2", "table-1", "--split", "tests"], "no split 'tests': did you mean 'test'"),
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
     ):
         with pytest.raises(UserError, match=said):
@@ -224,11 +225,12 @@ def test_commands_fail_by_themselves_and_stop_together(tmp_path: Path, capfd: py
 
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_training_behind(tmp_path: Path) -> None:
+    words = ("random-walk", "--train", "5000000", "--num-workers", "0", "--store", str(tmp_path / "store"))  # minutes
     code = f"""from pathlib import Path; from pipelines.papers.jobs import Job, run
-run([Job("ui", "ui", ("--root", {str(tmp_path)!r}, "--port", "0"), Path({str(tmp_path)!r}) / "ui.log")], 1)"""
+run([Job("walks", "prepare", {words!r}, Path({str(tmp_path / "walks.log")!r}))], 1)"""
     for number, status in ((signal.SIGTERM, 75), (signal.SIGKILL, -9)):
         process = subprocess.Popen([sys.executable, "-c", code])
-        while not (tmp_path / "ui.log").exists():
+        while not (tmp_path / "walks.log").exists():
             time.sleep(0.1)
         time.sleep(2)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -238,7 +240,7 @@ run([Job("ui", "ui", ("--root", {str(tmp_path)!r}, "--port", "0"), Path({str(tmp
         while any(Path(f"/proc/{child}").exists() for child in children):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        (tmp_path / "ui.log").unlink()
+        (tmp_path / "walks.log").unlink()
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:

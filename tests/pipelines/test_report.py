@@ -184,9 +184,8 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
 def json_of(evaluations: list[Evaluation]) -> list[Evaluation]:
     """With lists where JSON has no tuples."""
 
-    def lists(score: Any) -> Any:
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(score).items()}
-        return Score(**dict[str, Any](values))
+    def lists(score: Score) -> Score:
+        return Score(**json.loads(json.dumps(vars(score))))
 
     passes = ("carried", "cleared_states", "cleared_all")
     made = [{name: lists(score) for name in passes if (score := getattr(e, name))} for e in evaluations]
