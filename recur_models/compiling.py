@@ -9,6 +9,9 @@ for a step that crosses documents, and for each number of chunks that drain), tr
 layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
 memorizing breaks its graph at each block, where it asks how full its memory is. Module hooks are not seen by compiled code
 (health.py).
+
+What is one graph says so (``one_graph``): a break in it is an error, and shapes are taken as they are, never as variables. A
+segment is compiled once, and once more for the State that the first one has left, whose memory is laid out otherwise.
 """
 
 from __future__ import annotations
@@ -31,12 +34,11 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: str = "inductor
         from torch._dynamo import config  # takes a second
 
         config.recompile_limit = max(config.recompile_limit, VERSIONS)
-    if unit == "model":
-        model.compile(backend=backend)
-    elif unit == "layer":
-        layers: Any = model.layers
-        for layer in layers:
-            layer.compile(backend=backend)
+    units: Any = [model] if unit == "model" else model.layers if unit == "layer" else []
+    for each in units:
+        # Recomputing is a matter of the model's, so its layers stay whole.
+        whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
+        each.compile(backend=backend, fullgraph=whole, dynamic=False if whole else None)
 
 
 def is_compiled(model: nn.Module) -> bool:

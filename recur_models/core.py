@@ -97,6 +97,8 @@ class Seen(NamedTuple):
 class CoreLayer(nn.Module):
     """Attention and feed-forward, with what each is normed by."""
 
+    one_graph = True
+
     def __init__(self, config: CoreConfig):
         super().__init__()
         d, self.config = config.d_model, config

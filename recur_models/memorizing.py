@@ -92,6 +92,8 @@ class MemorizingConfig(WindowedConfig):
 class MemorizingLayer(StackLayer):
     """A window, and a memory that its heads also attend to."""
 
+    one_graph = False  # it asks how full the memory is
+
     def __init__(self, config: MemorizingConfig):
         super().__init__()
         self.config = config

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 class Decoder(RecurrentModel):
     """The stack over windows; with a ``recurrence`` one after the other, else all at once."""
 
+    one_graph = True
+
     def __init__(
         self,
         config: DecoderConfig,

@@ -40,6 +40,8 @@ class Prev(NamedTuple):
 class DecoderLayer(nn.Module, ABC):
     """Attention, then the feed-forward, each added to the residual stream. A family's own layer says of what they are made."""
 
+    one_graph = True
+
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dropout: float):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.rate = heads, kv_heads, head_dim, dropout

@@ -131,6 +131,8 @@ class RecurrentModel(nn.Module, ABC):
     """What is compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
     """Set it before a forward pass; it changes memory and time, and no figure."""
+    one_graph: bool = False
+    """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
 
     def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, which makes one layer or one block, as the backward pass is to see it: kept, or made again."""

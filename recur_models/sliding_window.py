@@ -118,6 +118,7 @@ class StackLayer(nn.Module, ABC):
     """A layer of the stack. State and block are its own part of them, under its own names."""
 
     tokens: TokenLayer
+    one_graph = True
 
     @abstractmethod
     def initial_state(self, lanes: int) -> State:
@@ -293,6 +294,7 @@ class WindowedTransformer(RecurrentModel):
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers: Any = nn.ModuleList(layer(i) for i in range(config.layers))
+        self.one_graph = all(layer.one_graph for layer in self.layers)
         self.final_norm = RMSNorm(config.d_model)
         self.final_dropout = nn.Dropout(dropouts(config).final)
 

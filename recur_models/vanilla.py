@@ -63,6 +63,8 @@ class VanillaConfig(StackConfig):
 class VanillaLayer(nn.Module):
     """Causal attention inside each block, then the MLP."""
 
+    one_graph = True
+
     def __init__(self, config: VanillaConfig):
         super().__init__()
         self.rates = dropouts(config)
@@ -93,6 +95,8 @@ class VanillaLayer(nn.Module):
 
 class VanillaTransformer(RecurrentModel):
     """The stack; its blocks never meet."""
+
+    one_graph = True
 
     def __init__(self, config: VanillaConfig, vocab_size: int):
         super().__init__()

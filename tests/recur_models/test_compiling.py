@@ -11,7 +11,10 @@ from torch import Tensor
 
 from recur_models import (
     CachedStaircaseConfig,
+    GPT2RecConfig,
+    LlamaRecConfig,
     LSTMConfig,
+    MemorizingConfig,
     ModelConfig,
     RecConfig,
     StaircaseConfig,
@@ -20,7 +23,7 @@ from recur_models import (
     VanillaConfig,
     detach,
 )
-from recur_models.compiling import compile_model, is_compiled
+from recur_models.compiling import Compile, compile_model, is_compiled
 from recur_models.health import watch
 from tests.recur_models.conftest import SIZE
 
@@ -116,3 +119,48 @@ def test_layers_of_the_staircase_family_are_compiled_whole_and_once(name: str) -
     assert none[-1] == 0 < graphs[0] and graphs[3] == graphs[5] < 16
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+
+
+REC: dict[str, Any] = {**SIZE, "layers": 1, "recurrent_layers": (1,), "states": 6, "dropout": 0.1}
+DECODER: dict[str, Any] = {"layers": 1, "d_model": 16, "heads": 2, "mlp_dim": 24, "positions": 16, "dropout": 0.1}
+WHOLE: dict[str, ModelConfig] = {
+    "rec": RecConfig(**REC),
+    "rec, feedback": RecConfig(**REC, feedback=True),
+    "vanilla": VanillaConfig(**SIZE | {"layers": 1}),
+    "gpt2-rec": GPT2RecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,)),
+    "llama-rec": LlamaRecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,), kv_heads=1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["layer", "model"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compile) -> None:
+    """Whatever documents begin where, as training reads them: with gradients, State carried. Another number of lanes is a version
+    more."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model = WHOLE[name].build(VOCAB)
+    compile_model(model, unit, "aot_eager")
+    state, graphs = model.initial_state(2), []
+    for segment in range(5):
+        fresh = torch.zeros(2, 3, dtype=torch.bool)
+        fresh[0, segment % 3], fresh[:, 0] = True, segment == 0
+        text = torch.randint(VOCAB, (2, 3 * model.block))
+        with torch._dynamo.config.patch(error_on_recompile=segment > 1):
+            nats, state = model(text, state, fresh, text)
+        nats.sum().backward()
+        state = detach(state)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0 and graphs[1:] == [graphs[1]] * 4
+    assert not torch._dynamo.utils.counters["graph_break"]
+    with pytest.raises(RuntimeError), torch._dynamo.config.patch(error_on_recompile=True):
+        model(text[:1], model.initial_state(1), fresh[:1], text[:1])  # no size is a variable
+
+
+def test_what_asks_a_tensor_for_a_value_says_so() -> None:
+    """A break there is no error, and its sizes may be variables."""
+    model = MemorizingConfig(**SIZE | {"layers": 2}, memory=8, top_k=2, memory_layer=1).build(VOCAB)
+    assert not model.one_graph and [layer.one_graph for layer in model.layers] == [False, True]
+    assert not FAMILY["staircase"].build(VOCAB).one_graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from recur_models import IGNORED, MODELS, losses, model_from_json
@@ -57,21 +58,34 @@ def test_parameter_count_of_the_largest_model() -> None:
     assert total == 1344.9 and round(without_embeddings) == 1279
 
 
-def test_chunked_cross_entropy_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 7 * 13)  # 7 tokens at a time, the last chunk smaller
+@pytest.mark.parametrize("biased", [False, True])
+def test_cross_entropy_in_chunks_and_whole_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
+    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 7 * 13)  # 7 tokens at a time, the last chunk smaller
     torch.manual_seed(0)
     hidden = torch.randn(30, 5, dtype=torch.double, requires_grad=True)
     weight = torch.randn(13, 5, dtype=torch.double, requires_grad=True)
+    bias = torch.randn(13, dtype=torch.float, requires_grad=True) if biased else None
     targets = torch.randint(13, (30,))
     targets[4:9] = IGNORED
     upstream = torch.rand(30, dtype=torch.float32)
-    nats = losses.chunked_cross_entropy(hidden, weight, targets)
-    expected = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORED, reduction="none")
-    torch.testing.assert_close(nats, expected.float(), rtol=1e-6, atol=1e-6)
-    ours = torch.autograd.grad((nats * upstream).sum(), (hidden, weight))
-    theirs = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    learned = [hidden, weight, *([] if bias is None else [bias])]
+    logits = hidden @ weight.T + (0 if bias is None else bias)
+    expected = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+    theirs = torch.autograd.grad((expected * upstream).sum(), learned)
+    compiled = torch.compile(losses.whole_cross_entropy, backend="aot_eager", fullgraph=True, dynamic=False)
+    for ours in (losses.chunked_cross_entropy, losses.whole_cross_entropy, compiled):
+        nats = ours(hidden, weight, targets, bias)
+        assert nats.dtype == torch.float32
+        torch.testing.assert_close(nats, expected.float(), rtol=1e-6, atol=1e-6)
+        for a, b in zip(torch.autograd.grad((nats * upstream).sum(), learned), theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gpu_makes_the_papers_logits_in_eight_chunks_or_compiled_at_once() -> None:
+    with FakeTensorMode():
+        hidden = torch.empty(32 * 4096, 1024, device="cuda")
+        assert len(losses._chunks(hidden, 32_000)) == 8 and losses.WHOLE_ELEMENTS >= 32 * 4096 * 32_000
+        assert len(losses._chunks(hidden.cpu(), 32_000)) > 1000
 
 
 def test_position_buckets_are_t5s() -> None:
