@@ -35,6 +35,7 @@ import torch
 from benchmarks import bare, gpu_checks, machine
 from benchmarks.contenders import PEER, peer_version
 from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
+from data_prep.errors import UserError
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 from recur_models.compiling import Compile
 
@@ -214,6 +215,10 @@ def row(figures: Figures, done: list[Figures]) -> str:
 
 def main(argv: list[str]) -> int:
     config = bare.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "torch sees no GPU: run this on a machine that has one, or try it with --device cpu --size tiny"
+        )
     device = torch.device(config.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = 512 if config.size == "tiny" else GPU_SIZE

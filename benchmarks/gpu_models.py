@@ -102,10 +102,6 @@ class BenchConfig:
         for name in ("steps", "training_steps", "tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be at least 1")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError(
-                "torch sees no GPU: run this on a machine that has one, or try it with --device cpu --size tiny"
-            )
 
     @property
     def vocab_size(self) -> int:
