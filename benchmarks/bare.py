@@ -1,4 +1,4 @@
-"""The command line of a benchmark that also runs where tyro is not installed, and nothing can be: a machine with a GPU and no package index.
+"""The command line of a benchmark that also runs where tyro is missing and no package can be had: on a machine with a GPU alone.
 
 config = bare.parse(BenchConfig, argv, "What it does.")        # as pipelines.terminal.cli has it, where that can be imported
 bare.run(main)
