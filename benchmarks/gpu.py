@@ -252,10 +252,9 @@ def main(argv: list[str]) -> int:
         f"floor: {rate / 1e12:.3g} TFLOP/s, a {size}² product in {str(dtype).removeprefix('torch.')} ({sheet}); "
         f"{config.length:,} tokens of a lane, vocabulary {config.vocab_size:,}, backend {config.backend}"
     )
-    if config.measure == "speed":
-        passed = speed(config, report, device, dtype)
-    else:
-        passed = checked(config, report, device, dtype)
+    passed = (
+        speed(config, report, device, dtype) if config.measure == "speed" else checked(config, report, device, dtype)
+    )
     report.limit.cancel()
     return 0 if passed else 1
 
