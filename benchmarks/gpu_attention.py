@@ -58,22 +58,19 @@ def timed(name: str, config: BenchConfig, device: torch.device, dtype: torch.dty
     W, H, E = sizes.window, sizes.heads, sizes.head_dim  # pyrefly: ignore
     shape = (config.most_lanes, config.length // W, H)
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(*shape, rows, E, device=device, dtype=dtype).div_(E**0.25).requires_grad_()
-        for rows in (W, 2 * W, 2 * W)
-    )
+    q, k, v = (torch.randn(*shape, rows, E, device=device, dtype=dtype).div_(E**0.25) for rows in (W, 2 * W, 2 * W))
     distance = torch.arange(W, device=device)[:, None] + W - torch.arange(2 * W, device=device)
-    bias = torch.randn(H, W, 2 * W, device=device).masked_fill_((distance < 1) | (distance > W), -3e4).requires_grad_()
+    bias = torch.randn(H, W, 2 * W, device=device).masked_fill_((distance < 1) | (distance > W), -3e4)
     way = torch.compile(WAYS[name], dynamic=False, backend=config.backend) if "compiled" in name else WAYS[name]
+    learns = device.type == "cuda" or name != "flex"  # which has no backward pass on a CPU
+    q, k, v, bias = (each.detach().requires_grad_(learns) for each in (q, k, v, bias))
     seconds: list[tuple[float, float]] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(7):
         synchronize(device)
         began = time.perf_counter()
-        learns = device.type == "cuda" or name != "flex"  # which has no backward pass on a CPU
-        with torch.set_grad_enabled(learns):
-            out = way(q, k, v, bias)
+        out = way(q, k, v, bias)
         synchronize(device)
         forward = time.perf_counter() - began
         if learns:
