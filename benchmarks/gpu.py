@@ -1,9 +1,10 @@
 """The 150M models on one GPU: tokens/s, MFU, step times against slide, peak memory; a profile; bfloat16 and resuming; generation.
 
     python -m benchmarks.gpu --output gpu.json
-    python -m benchmarks.gpu --measure profile --models rec slide --output profile.json
-    python -m benchmarks.gpu --measure precision --models rec --output precision.json
+    python -m benchmarks.gpu --measure profile --models rec slide --lanes 8 --output profile.json
+    python -m benchmarks.gpu --measure precision --models rec --lanes 4 --output precision.json
     python -m benchmarks.gpu --measure generation --models rec --output generation.json
+    python -m benchmarks.gpu --measure attention
     python -m benchmarks.gpu --device cpu --size tiny --steps 1 --compile no layer --backend aot_eager       # to try it, in seconds
 
 It needs torch, numpy, pyarrow, xxhash and safetensors, and no data: neither Ray nor MLflow, nor tyro. First the floor: the rate of
@@ -15,6 +16,7 @@ gpu.md are written anew after each line.
 
 profile: the largest kernels of a step. precision: the loss after 300 steps on Python's own source in bfloat16 and float32, the
 difference of one forward pass, and whether a run that is resumed is the same bit for bit. generation: 100,000 tokens one by one.
+attention: a layer's windowed attention in three ways (gpu_attention.py).
 """
 
 from __future__ import annotations
@@ -213,12 +215,37 @@ def row(figures: Figures, done: list[Figures]) -> str:
     return told.replace("nan%", "–").replace("nan", "–")
 
 
+CHECKS = {
+    "profile": gpu_checks.profile,
+    "precision": gpu_checks.precision,
+    "generation": gpu_checks.generation,
+    "attention": gpu_checks.attention,
+}
+
+
+def checked(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether all models passed what is measured beside speed; one that fails keeps no other from it."""
+    passed = True
+    for name in config.models if config.measure != "attention" else config.models[:1]:
+        try:
+            passed &= CHECKS[config.measure](replace(config, models=(name,)), report.say, device, dtype)
+        except Exception as error:
+            passed = False
+            report.say(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return passed
+
+
 def main(argv: list[str]) -> int:
     config = bare.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "torch sees no GPU: run this on a machine that has one, or try it with --device cpu --size tiny"
         )
+    if config.measure == "precision":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS has no deterministic way
     device = torch.device(config.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = 512 if config.size == "tiny" else GPU_SIZE
@@ -230,15 +257,9 @@ def main(argv: list[str]) -> int:
         f"floor: {rate / 1e12:.3g} TFLOP/s, a {size}² product in {str(dtype).removeprefix('torch.')} ({sheet}); "
         f"{config.length:,} tokens of a lane, vocabulary {config.vocab_size:,}, backend {config.backend}"
     )
-    if config.measure == "speed":
-        passed = speed(config, report, device, dtype)
-    else:
-        check = {
-            "profile": gpu_checks.profile,
-            "precision": gpu_checks.precision,
-            "generation": gpu_checks.generation,
-        }[config.measure]
-        passed = check(config, report.say, device, dtype)
+    passed = (
+        speed(config, report, device, dtype) if config.measure == "speed" else checked(config, report, device, dtype)
+    )
     report.limit.cancel()
     return 0 if passed else 1
 

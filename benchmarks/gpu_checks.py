@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from benchmarks.gpu_attention import WAYS, timed
 from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
 from pipelines.training.utilisation import matrix_rate, synchronize
 from recur_models.decoding import begin, read
@@ -192,4 +193,18 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
                 f"{held / 2**20:,.1f} MiB",
                 {"model": name, "tokens": (stretch + 1) * count, "tokens_per_second": rate, "bytes": held},
             )
+    return True
+
+
+def attention(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+    """Windowed attention in its ways: time and memory of one layer."""
+    say("\n| attention | forward, ms | and backward, ms | peak GiB |\n|---|---|---|---|")
+    for name in WAYS:
+        try:
+            forward, both, held = timed(name, config, device, dtype)
+        except Exception as error:  # the others are to be measured too
+            say(f"| {name} | {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]} |")
+            continue
+        told = {"way": name, "forward_ms": forward, "both_ms": both, "bytes": held}
+        say(f"| {name} | {forward:.2f} | {both:.2f} | {held / 2**30:.2f} |", told)
     return True

@@ -71,7 +71,7 @@ BY_DEFAULT: tuple[Model, ...] = (
 class BenchConfig:
     """What is measured (benchmarks/gpu.py)."""
 
-    measure: Literal["speed", "profile", "precision", "generation"] = "speed"
+    measure: Literal["speed", "profile", "precision", "generation", "attention"] = "speed"
     """Which figures."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where: on a GPU in bfloat16, on a CPU in float32."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bare, gpu, gpu_checks
+from benchmarks import bare, gpu, gpu_attention, gpu_checks
 from benchmarks.contenders import peer_version
 from benchmarks.gpu_models import MODELS
+from recur_models.window import window_bias
 
 TINY = ["--device", "cpu", "--size", "tiny", "--steps", "1"]
 
@@ -81,6 +82,21 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
     asked = gpu.fitted("slide", "no", replace(config, lanes=8), *given)
     assert asked.lanes == 8 and asked.failure.startswith("OutOfMemoryError")
     assert gpu.fitted("vanilla", "no", config, *given).failure == "ValueError: of its own"
+
+
+def test_windowed_attention_is_the_same_in_all_ways() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 2, rows, 4, requires_grad=True) for rows in (8, 16, 16))
+    bias = window_bias(None, torch.ones(2), 8).expand(2, -1, -1) + torch.randn(2, 8, 16)
+    bias = bias.clone().requires_grad_()
+    expected = gpu_attention.ours(q, k, v, bias)
+    theirs = torch.autograd.grad(expected.square().sum(), (q, k, v, bias))
+    flex = gpu_attention.flex(*(each.detach() for each in (q, k, v, bias)))  # on a CPU it has no backward pass
+    torch.testing.assert_close(flex, expected, rtol=1e-5, atol=1e-5)
+    found = gpu_attention.scaled_dot_product(q, k, v, bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(found.square().sum(), (q, k, v, bias)), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_sizes_are_the_papers() -> None:

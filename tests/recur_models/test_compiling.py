@@ -125,16 +125,15 @@ REC: dict[str, Any] = {**SIZE, "layers": 1, "recurrent_layers": (1,), "states": 
 DECODER: dict[str, Any] = {"layers": 1, "d_model": 16, "heads": 2, "mlp_dim": 24, "positions": 16, "dropout": 0.1}
 WHOLE: dict[str, ModelConfig] = {
     "rec": RecConfig(**REC),
-    "rec, feedback": RecConfig(**REC, feedback=True),
-    "vanilla": VanillaConfig(**SIZE | {"layers": 1}),
     "gpt2-rec": GPT2RecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,)),
     "llama-rec": LlamaRecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,), kv_heads=1),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["layer", "model"])
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "unit"), [("rec", "layer"), ("rec", "model"), ("gpt2-rec", "model"), ("llama-rec", "layer")]
+)
 def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compile) -> None:
     """Whatever documents begin where, as training reads them: with gradients, State carried. Another number of lanes is a version
     more."""
@@ -142,7 +141,7 @@ def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compil
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model = WHOLE[name].build(VOCAB)
-    compile_model(model, unit, "aot_eager")
+    compile_model(model, unit, "eager")  # as above: dynamo's part
     state, graphs = model.initial_state(2), []
     for segment in range(5):
         fresh = torch.zeros(2, 3, dtype=torch.bool)
