@@ -273,10 +273,11 @@ class Place:
                 Path(self.path).unlink(missing_ok=True)
             return
         kind = self._info().type
-        if kind == pyarrow.fs.FileType.Directory:
-            self.filesystem.delete_dir(self.path)
-        elif kind != pyarrow.fs.FileType.NotFound:
-            self.filesystem.delete_file(self.path)
+        with contextlib.suppress(FileNotFoundError):  # another machine has just removed it
+            if kind == pyarrow.fs.FileType.Directory:
+                self.filesystem.delete_dir(self.path)
+            elif kind != pyarrow.fs.FileType.NotFound:
+                self.filesystem.delete_file(self.path)
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
