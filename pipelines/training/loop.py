@@ -177,7 +177,7 @@ def train(
                     tracker.set_tag("recurrence", warning or "in use again")
                     print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
             sums, timed, logged = torch.zeros_like(sums), done, done
-            gc.collect()
+            gc.collect(1)  # what came since, in a millisecond; what has lasted longer, at checkpoints
 
         if run.validation_store and (done % config.validate_every == 0 or done == config.steps):
             with speed.paused():
@@ -191,6 +191,7 @@ def train(
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
             check_finite(sums.sum().item() + float(gradient_norm), done)
             with speed.paused():
+                gc.collect()
                 saver.save(
                     done,
                     model=model,
