@@ -1,8 +1,14 @@
 """One entry script per stage (prepare, train, evaluate), and what they share: config, presets, loop, checkpoints, tracking."""
 
+import os
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parent
 """The folder of the commands. Beside it are the other packages that run with it."""
 PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
 """All of ours, which are sent to machines and compared on them together."""
+
+
+def python_path() -> str:
+    """PYTHONPATH of a command of ours that another one starts: our own modules first, whatever its working directory."""
+    return os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))

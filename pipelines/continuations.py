@@ -24,7 +24,7 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.trained import find_checkpoint, model_of, tokenizer_of
+from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
@@ -83,8 +83,8 @@ def passages_of(
     from pipelines.inference.writing import continued
     from pipelines.training.scoring import has_states
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model_of(checkpoint).to(device)
+    where = device()
+    model = model_of(checkpoint).to(where)
     if not has_states(model):
         raise UserError(
             f"{checkpoint.folder} is of a model without a recurrent State: behind an empty window it knows nothing of a context; "
@@ -93,7 +93,7 @@ def passages_of(
     passages = []
     for document, start in choose_places(store.lengths, model.block, config):
         ids = store.tokens(document, 0, start - 1 + config.new_tokens).astype(np.int64)
-        text_N = torch.from_numpy(np.concatenate([[store.bod_id], ids])).to(device)
+        text_N = torch.from_numpy(np.concatenate([[store.bod_id], ids])).to(where)
         seen, unseen = continued(model, text_N, start, config.blocks, config.new_tokens)
         read_from = max(start - 1 - config.blocks * model.block, 0) if config.blocks else 0
         described = store.manifest.documents[document]

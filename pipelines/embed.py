@@ -20,7 +20,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import check_fits
-from pipelines.inference.trained import Trained, load
+from pipelines.inference.trained import Trained, device, load, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
@@ -84,26 +84,18 @@ def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
     return store
 
 
-def read_text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from None
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(EmbedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     output, text = Place.parse(config.output), read_text(config.file) if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
-    import torch  # seconds, and not before there is something to embed
-
+    # With torch, which takes seconds: not before there is something to embed.
     from pipelines.inference.embedding import EmbeddingPlan, embed, texts_of_ids, texts_of_store, width_of
 
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
     else:
         texts = texts_of_store(open_split(trained, config), config.documents)
-    model = trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = trained.model.to(device())
     checkpoint = trained.checkpoint
     data = {"lanes": LANES, "segment_length": -(-SEGMENT // model.block) * model.block}
     if checkpoint is not None:

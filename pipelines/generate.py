@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from data_prep.errors import UserError
-from pipelines.inference.trained import TextTokenizer, Trained, load
+from pipelines.inference.trained import TextTokenizer, Trained, device, load, read_text
 from pipelines.terminal import cli
 
 if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
@@ -79,10 +79,10 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
     from pipelines.inference.writing import write
     from recur_models.decoding import begin, read
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device).manual_seed(seed)
-    stepper = trained.model.to(device).eval().stepper()
-    tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=device)
+    where = device()
+    generator = torch.Generator(where).manual_seed(seed)
+    stepper = trained.model.to(where).eval().stepper()
+    tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=where)
     with torch.no_grad():
         logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
 
@@ -135,10 +135,7 @@ class TextStream:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(GenerateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    try:
-        prompt = config.file.read_bytes().decode() if config.file else config.prompt
-    except UnicodeDecodeError as error:
-        raise UserError(f"{config.file} is not UTF-8 text (byte {error.start}): convert it first") from None
+    prompt = read_text(config.file) if config.file else config.prompt
     trained = load(config.run, config.store)
     if trained.labels:
         raise UserError(

@@ -29,7 +29,7 @@ from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
-from pipelines import PACKAGE_ROOT
+from pipelines import python_path
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -205,9 +205,8 @@ def attempt(stage: Stage, title: str, retries: int) -> int:
 
 def call(stage: Stage) -> int:
     """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
-    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
     asked = []
 
     def pass_on(number: int, frame: object) -> None:

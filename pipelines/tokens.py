@@ -24,10 +24,10 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
-from pipelines.inference.trained import model_of
+from pipelines.inference.trained import device, model_of
 from pipelines.reports.index import write_index
 from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.token_page import TokenComparison, said_of_names, summary, top_rows, write_pages
+from pipelines.reports.token_page import TokenComparison, said_of_names, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -89,18 +89,17 @@ class Pass:
         if found := TokenLosses.open(path, self.key()):
             print(f"{self.name}: {path.name} is there already", flush=True)
             return found
-        import torch  # seconds, and not before there is something to score
-
+        # With torch, which takes seconds: not before there is something to score.
         from pipelines.training.scoring import Clearing, has_states, score_split
         from pipelines.training.world import World
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model, store = model_of(self.subject.checkpoint, self.subject.model).to(device), self.subject.store
+        where, store = device(), self.subject.store
+        model = model_of(self.subject.checkpoint, self.subject.model).to(where)
         if self.clearing == "states" and not has_states(model):
             raise UserError(f"{self.subject.name} has no recurrent states: give --clear everything")
         with pass_progress(self.name) as progress, TokenLosses.make(path, store, self.key()) as sink:
             score_split(
-                model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(device),
+                model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(where),
                 clearing=self.clearing, where=Clearing(self.every, self.at), progress=progress, each=sink.add,
             )  # fmt: skip
         made = TokenLosses.open(path, self.key())
@@ -187,13 +186,13 @@ def main(argv: list[str]) -> None:
     comparison = compared(config, passes, target.folder)
     paths = write_pages(comparison, target.folder)
     target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
-    console, facts = Console(width=max(Console().width, 120), markup=False), summary(comparison)
+    console, facts = Console(width=max(Console().width, 120), markup=False), comparison.facts
     base, better = comparison.pair
     columns = {
         "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
         "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
     }  # fmt: skip
-    console.print(table([{**row, "document": row["document"][:30]} for row in top_rows(comparison)[:10]], columns, {}))
+    console.print(table([{**row, "document": row["document"][:30]} for row in comparison.rows[:10]], columns, {}))
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")
@@ -212,7 +211,7 @@ def track(
     """A run of its own in MLflow, with the page and the pictures."""
     home = folder.parent.parent
     tracking = config.tracking.located()
-    facts = summary(comparison)
+    facts = comparison.facts
     tracker = Tracker.start(
         replace(
             tracking if tracking.uri or writable(home) else replace(tracking, backend="none"), system_metrics="off"

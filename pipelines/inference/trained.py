@@ -25,6 +25,8 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
 from pipelines.checkpoints.run_place import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
+    import torch
+
     from recur_models import ModelConfig, RecurrentModel
 
 
@@ -65,6 +67,21 @@ class Trained:
     """Whether it predicts labels of symbols, before whose first none stands, and no text."""
     checkpoint: Checkpoint | None = None
     """None of an exported folder."""
+
+
+def device() -> torch.device:
+    """What a command that uses a model computes on: a GPU where there is one."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_text(file: Path) -> str:
+    """A user's text file. Raises UserError where it is not UTF-8."""
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from None
 
 
 def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:

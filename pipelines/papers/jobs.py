@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import PACKAGE_ROOT
+from pipelines import python_path
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
 
@@ -66,9 +66,8 @@ def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
 def start(job: Job, at_once: int) -> Process:
     """One that ends with this process, however that ends; of as many threads as leave the others theirs."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": path}
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-m", f"pipelines.{job.module}", *job.words]
     libc = ctypes.CDLL(None)
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 from data_prep.lanes import Batch
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
+from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
 
 ROWS = 65_536
@@ -102,7 +103,7 @@ class TokenLosses:
                             store.tokens(document, at, stop).astype(np.int32),
                             nats,
                         ]
-                        writer.write_batch(pa.record_batch([pa.array(column) for column in columns], schema=SCHEMA))
+                        writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
                         batches += 1
                     ranges[document] = (first, batches)
             record = {"key": dict(key), "xxh3": Place.parse(whole).xxh3(), "ranges": ranges}

@@ -10,6 +10,7 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,21 @@ class TokenComparison:
         """The nats of these two."""
         nats = self.nats(document)
         return nats[0], nats[-1]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Its `summary`, for which all losses are read."""
+        return summary(self)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its `top_rows`."""
+        return top_rows(self)
+
+    @cached_property
+    def distance_rows(self) -> list[dict[str, Any]]:
+        """Its `distances`."""
+        return distances(self)
 
     def place(self, before: int, offset: int) -> str:
         """`where` a word stood last."""
@@ -188,7 +204,7 @@ def distances(comparison: TokenComparison) -> list[dict[str, Any]]:
 
 def plot_distance(comparison: TokenComparison, path: Path) -> Path:
     """What a repeated rare word costs each model over the distance to its last occurrence, with standard errors."""
-    rows = [row for row in distances(comparison) if row["from"]]
+    rows = [row for row in comparison.distance_rows if row["from"]]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()
     for number, name in enumerate(comparison.names):
@@ -227,7 +243,7 @@ def coloured(comparison: TokenComparison) -> str:
 def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
     """The whole page."""
     base, better = map(html.escape, comparison.pair)
-    facts = summary(comparison)
+    facts = comparison.facts
     figures = zip(pictures, ("Difference over position", "Cost over distance"), strict=True)
     images = "".join(
         f'<p><img alt="{about}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></p>'
@@ -271,7 +287,7 @@ def sorting_table(headings: Sequence[str], rows: Sequence[str], caption: str) ->
 def _top_table(comparison: TokenComparison) -> str:
     base, better = comparison.pair
     rows = []
-    for row in top_rows(comparison):
+    for row in comparison.rows:
         left, word, right = map(html.escape, row["text"])
         rows.append(
             f'<tr><td class="t">{html.escape(row["word"])}</td><td class="c">{left}<mark>{word}</mark>{right}</td>'
@@ -286,7 +302,7 @@ def _top_table(comparison: TokenComparison) -> str:
 
 def _distance_table(comparison: TokenComparison) -> str:
     rows = []
-    for row in distances(comparison):
+    for row in comparison.distance_rows:
         span = f"{row['from']:,} to {row['to']:,}" if row["from"] else "not before"
         means = "".join(
             f"<td>{mean:.3f} ± {error:.3f}</td>" for mean, error in zip(row["nats"], row["errors"], strict=True)
@@ -307,7 +323,7 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
         plot_distance(comparison, folder / "distance.png"),
     ]
     write_atomically(folder / "tokens.html", page(comparison, pictures).encode())
-    rows = [{**row, "text": "".join(row["text"])} for row in top_rows(comparison)]
+    rows = [{**row, "text": "".join(row["text"])} for row in comparison.rows]
     tables = {folder / "words.csv": rows, folder / "distances.csv": _flat(comparison)}
     for path in tables:
         path.unlink(missing_ok=True)  # of another comparison: one without a word has no table
@@ -322,5 +338,5 @@ def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:
             **dict(zip(comparison.names, row["nats"], strict=True)),
             **{f"{name}_error": error for name, error in zip(comparison.names, row["errors"], strict=True)},
         }
-        for row in distances(comparison)
+        for row in comparison.distance_rows
     ]
