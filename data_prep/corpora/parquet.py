@@ -106,7 +106,7 @@ class Parquet:
             number = 0
             for group in range(parquet.num_row_groups):
                 metadata = parquet.metadata.row_group(group)
-                size = self._text_bytes(metadata) // max(1, metadata.num_rows)
+                size = self._text_bytes(parquet, group) // max(1, metadata.num_rows)
                 names = self._names(parquet, group, file.place.shown)
                 for row in range(metadata.num_rows):
                     number += 1
@@ -136,11 +136,15 @@ class Parquet:
                 f"{where} says that it has {parquet.metadata.num_rows:,} rows: it is damaged, or cut it up"
             )
 
-    def _text_bytes(self, metadata: Any) -> int:
-        for i in range(metadata.num_columns):
-            if metadata.column(i).path_in_schema == self.text_column:
-                return metadata.column(i).total_uncompressed_size
-        return metadata.total_byte_size
+    def _text_bytes(self, parquet: pq.ParquetFile, group: int) -> int:
+        """Size of a row group's texts, uncompressed."""
+        metadata, schema = parquet.metadata.row_group(group), parquet.schema
+        paths = [schema.column(i).path for i in range(len(schema))]
+        if self.text_column not in paths:
+            return metadata.total_byte_size
+        # A damaged footer ends the process where pyarrow describes a column of it, and is an error where it reads one.
+        next(parquet.iter_batches(1, row_groups=[group], columns=[self.text_column]), None)
+        return metadata.column(paths.index(self.text_column)).total_uncompressed_size
 
     def _names(self, parquet: pq.ParquetFile, group: int, where: str) -> Iterator[tuple[str | None, str | None]]:
         """The ids and titles of a row group's rows, where there are columns for them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,6 +132,16 @@ def test_damaged_bytes(root: Path, name: str, data: st.DataObject) -> None:
         elif kind == "end":
             del whole[start:]
     documents_or_error(root, name, bytes(whole))
+
+
+def test_a_footer_with_one_bit_changed(root: Path) -> None:
+    """Some of these end the process where pyarrow is asked for a column's size."""
+    whole = READERS["parquet"][1]
+    length = int.from_bytes(whole[-8:-4], "little")
+    for place in range(len(whole) - 8 - length, len(whole) - 8):
+        put(root, {"a.parquet": whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]})
+        with suppress(CorpusError):
+            Parquet(source=str(root)).sources("train")
 
 
 @pytest.mark.parametrize("name", READERS)
