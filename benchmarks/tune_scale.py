@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     from pipelines.config.run import flatten, to_json
     from pipelines.sweeps import tuner
     from pipelines.sweeps.command import check, read_command
-    from pipelines.sweeps.planning import plan, save_plan
+    from pipelines.sweeps.planning import open_or_plan
     from pipelines.sweeps.scheduler import SweepScheduler
     from pipelines.sweeps.sweep import Sweep
     from pipelines.sweeps.trial import Trial
@@ -98,10 +98,8 @@ def main(argv: list[str]) -> None:
         domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
         check(swept, domains)
         sweep = Sweep(swept, fields(domains))
-        sweep.open_folder("", {})
+        open_or_plan(sweep, domains, None, "")
         memory = SweepScheduler(sweep, domains)
-        plan(sweep, domains, None)
-        save_plan(sweep)
         memory.restore()
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
@@ -111,7 +109,7 @@ def main(argv: list[str]) -> None:
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()
         again = Sweep(swept, sweep.fields)
-        again.open_folder("", {})
+        again.open_folder()
         SweepScheduler(again, domains).restore()
         print(
             f"replay of {len(list(again.events())):,} lines and {len(again.trials):,} trials: {time.monotonic() - began:.2f} s"

@@ -1,7 +1,7 @@
 """The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
 and those that a searcher suggests as it goes on.
 
-for note in plan(sweep, domains, baseline_values(sweep, flat)):
+for note in open_or_plan(sweep, domains, baseline_values(sweep, flat), command):
     print(note)
 """
 
@@ -16,6 +16,20 @@ from tune_spaces import Searcher, draw, expand, grid
 
 MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
+
+
+def open_or_plan(
+    sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None, command: str
+) -> list[str]:
+    """Go on in the sweep's folder, or begin it with all its trials. Returns what is to be told. Raises UserError."""
+    told = []
+    if not sweep.open_folder():
+        told = plan(sweep, domains, baseline)
+        sweep.begin(command, dict(baseline or {}))
+    for trial in sweep.trials.values():
+        if not (sweep.place(trial) / "trial.json").exists():
+            sweep.save(trial)
+    return told
 
 
 def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
@@ -77,13 +91,6 @@ def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
     trial = Trial(f"{len(sweep.trials):03d}", values, baseline=baseline)
     sweep.trials[trial.id] = trial
     return trial
-
-
-def save_plan(sweep: Sweep) -> None:
-    """trial.json of each trial that has none."""
-    for trial in sweep.trials.values():
-        if not (sweep.place(trial) / "trial.json").exists():
-            sweep.save(trial)
 
 
 def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:

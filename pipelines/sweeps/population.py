@@ -12,9 +12,8 @@ not change a shape or what a step reads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from pipelines.checkpoints.taking_over import take_over
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
@@ -66,12 +65,3 @@ class Population:
                 take_over(theirs, ours, step)  # nobody has gone on from this step before all have taken over
                 trial.exploited.append({"step": step, "from": each.source, "values": each.values})
                 self._sweep.save(trial)
-
-
-def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What trials that have gone on from others began with."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
-        if each.get("before"):  # earlier versions did not write it
-            found.setdefault(each["trial"], each["before"])
-    return found

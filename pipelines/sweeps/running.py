@@ -18,7 +18,7 @@ from pipelines.checkpoints.lock import hold
 from pipelines.config.run import flatten, to_json
 from pipelines.sweeps.capacity import room_for_trials
 from pipelines.sweeps.command import check, read_command
-from pipelines.sweeps.planning import baseline_values, plan, save_plan
+from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
@@ -66,13 +66,9 @@ def run(words: Sequence[str]) -> Done:
 
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         at_once, use_gpu = room_for_trials(config)
-        sweep.open_folder(command, baseline or {})
-        scheduler = SweepScheduler(sweep, domains)
-        if not sweep.trials:
-            for line in plan(sweep, domains, baseline):
-                print(f"  note    {line}", flush=True)
-        save_plan(sweep)
-        return Done(run_trials(sweep, scheduler, at_once, use_gpu, command), sweep)
+        for line in open_or_plan(sweep, domains, baseline, command):
+            print(f"  note    {line}", flush=True)
+        return Done(run_trials(sweep, SweepScheduler(sweep, domains), at_once, use_gpu, command), sweep)
 
 
 def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: bool, command: str) -> int:

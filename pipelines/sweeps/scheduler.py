@@ -23,8 +23,8 @@ from pipelines.config.run import TrainConfig
 from pipelines.sweeps.budget import BUDGET, Budget
 from pipelines.sweeps.config import rule_of
 from pipelines.sweeps.planning import suggest
-from pipelines.sweeps.population import Population, first_values
-from pipelines.sweeps.sweep import Figure, Sweep, Trial
+from pipelines.sweeps.population import Population
+from pipelines.sweeps.sweep import Figure, Sweep, Trial, first_values
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import BUCKET_SECONDS, Stop

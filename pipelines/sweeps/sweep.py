@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -129,34 +130,46 @@ class Sweep:
 
     # Files
 
-    def open_folder(self, command: str, baseline: dict[str, Any]) -> None:
-        """Begin the sweep's folder, or go on in it. Raises UserError when it is another's."""
-        config, folder, path = self.config, self.folder, self.folder / "sweep.json"
+    def open_folder(self) -> bool:
+        """Go on in the sweep's folder. Whether its trials are known: of a sweep that was begun. Raises UserError when it is
+        another's.
+        """
+        path = self.folder / "sweep.json"
         fetch_sweep(self.run, "results.jsonl", "budget.json", "registered.json")
-        run = flatten(to_json(config.train))
+        if not path.exists():
+            if any(file.name != LOCK for file in self.run.place.list()):
+                raise UserError(f"{self.shown} holds something else than a sweep: choose another --run")
+            return False
+        try:
+            saved = json.loads(path.read_text("utf-8"))
+            theirs = {**LATER, "stop": "none", **saved["identity"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}): choose another --run") from None
+        ours = self._identity()
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            if ours.get(key) != theirs.get(key):
+                raise UserError(
+                    f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
+                    f"{ours.get(key)}: choose another --run"
+                )
+        self._load_trials(saved.get("plan"))
+        return "plan" in saved or bool(self.trials)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes another sweep of it where it differs."""
+        run = flatten(to_json(self.config.train))
         fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
-        names = (each.name for each in dataclasses.fields(config) if each.name not in CHANGEABLE)
-        ours = {name: getattr(config, name) for name in names} | {key: run[key] for key in fixed}
-        if path.exists():
-            try:
-                theirs = {**LATER, "stop": "none", **json.loads(path.read_text("utf-8"))["identity"]}
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path} is damaged ({error}): choose another --run") from None
-            for key in [*ours, *(key for key in theirs if key not in ours)]:
-                if ours.get(key) != theirs.get(key):
-                    raise UserError(
-                        f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
-                        f"{ours.get(key)}: choose another --run"
-                    )
-            self._load_trials()
-            return
-        if any(file.name != LOCK for file in self.run.place.list()):
-            raise UserError(f"{self.shown} holds something else than a sweep: choose another --run")
-        folder.mkdir(parents=True, exist_ok=True)
+        names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
+        return {name: getattr(self.config, name) for name in names} | {key: run[key] for key in fixed}
+
+    def begin(self, command: str, baseline: dict[str, Any]) -> None:
+        """Write the sweep down with its trials, at once."""
+        config = self.config
         values = {"name": config.train.run, "space": config.space, "preset": config.preset, "seed": config.train.seed}
         values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
-        values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline, "identity": ours}
-        self.write("sweep.json", values)
+        values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline}
+        plan = [{"id": t.id, "values": t.values, "baseline": t.baseline} for t in self.trials.values()]
+        self.write("sweep.json", {**values, "plan": plan, "identity": self._identity()})
 
     @property
     def shown(self) -> str:
@@ -223,15 +236,33 @@ class Sweep:
             except ValueError:
                 continue  # torn by a kill, and written again after it
 
-    def _load_trials(self) -> None:
-        """The trials of earlier starts."""
-        for path in sorted((self.folder / "trials").glob("*/trial.json")):
+    def _load_trials(self, plan: list[dict[str, Any]] | None) -> None:
+        """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl, but
+        for where a population's trial stands: then, and without a plan, as earlier versions left a sweep, UserError.
+        """
+        known = {each["id"]: Trial(**each) for each in plan or ()}
+        events = list(self.events())
+        for event in events:
+            if event["event"] == "draw" and event["trial"]:
+                known[event["trial"]] = Trial(event["trial"], event["values"])
+        lost = set(known)
+        for path in (self.folder / "trials").glob("*/trial.json"):
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
                 trial.best, trial.last = self._figure(trial.best), self._figure(trial.last)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise UserError(f"{path} is damaged ({error}): remove it, and the trial's folder with it") from None
-            self.trials[trial.id] = trial
+                if path.parent.name not in known:
+                    raise UserError(f"{path} is damaged ({error}): choose another --run") from None
+                print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
+            else:
+                known[trial.id] = trial
+                lost.discard(trial.id)
+        if copies := lost & first_values(events).keys():
+            path = self.folder / "trials" / min(copies) / "trial.json"
+            raise UserError(
+                f"{path}, which says whose checkpoint the trial went on from, is lost: choose another --run"
+            )
+        self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
     def _figure(self, saved: Any) -> Figure | None:
         value = value_of(saved or {}, self.config.metric)
@@ -241,6 +272,15 @@ class Sweep:
         """The trial with the lowest figure; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
         return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
+
+
+def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What trials that have gone on from others began with."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
+        if each.get("before"):  # earlier versions did not write it
+            found.setdefault(each["trial"], each["before"])
+    return found
 
 
 def base_of(config: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:

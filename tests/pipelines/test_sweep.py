@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines import train as training
 from pipelines import tune
@@ -22,7 +23,7 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import population, scheduler
 from pipelines.sweeps.command import check, read_command
-from pipelines.sweeps.planning import baseline_values, plan, save_plan
+from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
@@ -52,11 +53,8 @@ class Here:
         check(self.config, domains)
         self.sweep = Sweep(self.config, fields(domains))
         baseline = baseline_values(self.sweep, flat)
-        self.sweep.open_folder("command", baseline or {})
+        open_or_plan(self.sweep, domains, baseline, "command")
         self.scheduler = SweepScheduler(self.sweep, domains)
-        if not self.sweep.trials:
-            plan(self.sweep, domains, baseline)
-        save_plan(self.sweep)
         self.scheduler.restore()
         self._steps_left = kill_at
 
@@ -253,28 +251,62 @@ def test_brackets_pause_stop_and_go_on_after_a_kill_as_without(here: Make) -> No
     assert finished(here(*brackets).run()) == finished(calm)
 
 
+OPTUNA = (
+    "lr+states",
+    "--search",
+    "optuna",
+    "--scheduler",
+    "none",
+    "--baseline",
+    "no",
+    "--samples",
+    "4",
+    "--steps",
+    "10",
+)
+
+
 def test_optuna_goes_on_where_it_was(here: Make) -> None:
     pytest.importorskip("optuna")
-    words = (
-        "lr+states",
-        "--search",
-        "optuna",
-        "--scheduler",
-        "none",
-        "--samples",
-        "4",
-        "--baseline",
-        "no",
-        "--steps",
-        "10",
-    )
-    calm = here(*words, name="calm").run()
+    calm = here(*OPTUNA, name="calm").run()
     with pytest.raises(Killed):
-        here(*words, name="killed", kill_at=25).run()
-    assert finished(here(*words, name="killed").run()) == finished(calm)
+        here(*OPTUNA, name="killed", kill_at=25).run()
+    assert finished(here(*OPTUNA, name="killed").run()) == finished(calm)
 
 
 PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validate-every", "5")
+
+
+@pytest.mark.parametrize("words", [GRID, OPTUNA])
+def test_what_a_damaged_trial_file_said_is_made_again(
+    here: Make, words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words is OPTUNA:
+        pytest.importorskip("optuna")
+    calm = here(*words, name="calm").run()
+    killed = here(*words, name="killed", kill_at=28)
+    with pytest.raises(Killed):
+        killed.run()
+    first, *rest = [killed.sweep.place(trial) / "trial.json" for trial in killed.sweep.trials.values()]
+    first.write_text(first.read_text()[:40])
+    for path in rest:  # as where a kill came before they were written
+        path.unlink()
+    again = here(*words, name="killed").run()
+    assert f"{first} is damaged: it is made again of results.jsonl" in capsys.readouterr().err
+    assert finished(again) == finished(calm)
+    assert [(t.best, t.steps, t.tokens) for t in again.trials.values()] == [
+        (t.best, t.steps, t.tokens) for t in calm.trials.values()
+    ]
+
+
+def test_a_population_without_a_trial_file_is_refused(here: Make) -> None:
+    sweep = here(*PBT).run()
+    copy = next(trial for trial in sweep.trials.values() if trial.exploited)
+    (sweep.place(copy) / "trial.json").unlink()
+    with pytest.raises(
+        UserError, match=f"{copy.id}/trial.json, which says whose checkpoint .* is lost: choose another"
+    ):
+        here(*PBT)
 
 
 def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
