@@ -22,8 +22,9 @@ demo: $(ENV)
 train-demo-%: $(ENV)
 	$(RUN) -m pipelines.train demo-$* --root $(ROOT) --data.store $(ROOT)/store
 
+# Three at once on two cores, since Ray is waited for; after a crash xdist would wait for ever, were a worker started again.
 test: $(ENV)
-	$(RUN) -m pytest -q -n 2 --dist loadgroup
+	$(RUN) -m pytest -q -n 3 --dist loadgroup --max-worker-restart 0
 
 # Two machines made of namespaces: `ray up cluster.yaml`, every stage on them. Needs root, iproute2, openssh-server, rsync.
 test-cluster: $(ENV)
