@@ -12,15 +12,12 @@ $(ENV): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Prepare the standard library's source as bytes, train rec and slide side by side, a thread each, evaluate both, and say where to look.
-# Two bars would share one line of the terminal: TTY_COMPATIBLE=0 has plain lines instead.
+# Prepare the standard library's source as bytes, train rec and slide, evaluate both, and say where to look.
 demo: $(ENV)
 	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
-	OMP_NUM_THREADS=1 TTY_COMPATIBLE=0 $(MAKE) --no-print-directory -j 2 train-demo-rec train-demo-slide
+	$(RUN) -m pipelines.train demo-rec --root $(ROOT) --data.store $(ROOT)/store
+	$(RUN) -m pipelines.train demo-slide --root $(ROOT) --data.store $(ROOT)/store
 	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states --lanes 4
-
-train-demo-%: $(ENV)
-	$(RUN) -m pipelines.train demo-$* --root $(ROOT) --data.store $(ROOT)/store
 
 # Three at once on two cores, since Ray is waited for; after a crash xdist would wait for ever, were a worker started again.
 test: $(ENV)
