@@ -20,7 +20,7 @@ from rich.table import Table
 from data_prep.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation, plot_cumulative
 from pipelines.reports.files import COLOURS, save_figure, write_csv
-from pipelines.reports.finished_runs import BYTE, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
+from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
 from pipelines.reports.seeds import groups, over_seeds, seeds_table
 from pipelines.reports.sweep_result import TOKENS, Point
@@ -157,7 +157,9 @@ def curves_of(comparison: Comparison) -> list[tuple[str, FinishedRun, list[Point
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
-    """The figure over tokens, over FLOPs and over wall time; the best point of each run is filled."""
+    """The figure over tokens, over FLOPs and over wall time; the best point of each run is filled. Over tokens also bits per token
+    with recurrent states cleared, dashed: the gap is what they are worth.
+    """
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
@@ -179,6 +181,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
                 if spread is not None:
                     axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
+        if cleared := run.curve(CLEARED) if comparison.metric == TOKEN and spread is None else []:
+            at, bits = [point.tokens for point in cleared], [point.value for point in cleared]
+            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{name}, states cleared")
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
     labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")

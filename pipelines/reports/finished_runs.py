@@ -30,7 +30,7 @@ from pipelines.tracking.metrics_file import Record, read_records
 from pipelines.tracking.score import windows_of
 
 TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
-WORTH = "validation/worth_of_states_bits"
+WORTH, CLEARED = "validation/worth_of_states_bits", "validation/bits_per_token_states_cleared"
 ERROR, TRAIN_ERROR = "validation/error_rate", "train/error_rate"
 
 
