@@ -21,8 +21,6 @@ accuracy over distance and writes recall.png. What is done already is not done a
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,26 +33,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.named_lines import ANSWER, CONSONANTS, LINE, NAMES, QUESTION, STATEMENT, VOWELS, call, line, write_files
 from data_prep.errors import UserError, nearest
-from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from recur_models import RECURRENT, RecurrentModel, State, clear
 
-LINE = 16
-"""Bytes of a line, with its newline: the window of both models."""
-WORDS = (
-    *("ape", "bee", "cow", "dog", "elk", "fig", "gum", "hay", "ivy", "jam", "kit", "log"),
-    *("map", "nut", "oak", "pea", "rye", "sap", "tea", "urn", "vat", "wax", "yak", "zip"),
-)
-STATEMENT, QUESTION = "my name is {}\n", "your name: {}\n"
-ANSWER = slice(11, 15)
-"""Where the name stands in its line."""
-CONSONANTS, VOWELS = "bcdfghjklmnprstv", "aeiou"
 TRAIN_LINES = 13
-NAMES = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS for d in VOWELS]
 CHANCE_LETTER = (1 / len(CONSONANTS) + 1 / len(VOWELS)) / 2
 """Share of letters right for a model that knows how names are made and nothing else."""
 
@@ -87,10 +74,6 @@ class RecallConfig:
             raise UserError(f"presets names {min(unknown)!r}: {nearest(min(unknown), PRESETS)}")
 
 
-def line(rng: random.Random) -> str:
-    return " ".join(rng.choices(WORDS, k=4)) + "\n"
-
-
 def document(rng: random.Random, name: str, questions: Sequence[int], lines: int) -> str:
     """``lines`` lines: the name, then filler, with questions in the given lines."""
     body = [QUESTION.format(name) if i in questions else line(rng) for i in range(1, lines)]
@@ -112,20 +95,6 @@ def corpus(config: RecallConfig) -> dict[str, str]:
             name = rng.choice(held_out)
             files[f"test/{distance}/{number:03d}.txt"] = document(rng, name, [distance], distance + 1)
     return files
-
-
-def write_corpus(config: RecallConfig) -> Path:
-    """Write the corpus where it is not there yet. Raises ValueError when another one is there."""
-    folder, files = config.root / "corpus", corpus(config)
-    for file in folder.rglob("*.txt"):
-        if files.get(file.relative_to(folder).as_posix()) != file.read_text("utf-8"):
-            raise UserError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
-    for path, text in files.items():
-        file = folder / path
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, text.encode())
-    return folder
 
 
 @dataclass(frozen=True)
@@ -221,17 +190,10 @@ def table(results: dict[str, dict[int, Recall]]) -> Table:
     return shown
 
 
-def call(module: str, *words: str) -> None:
-    """Run one of our entry scripts as a user does. Raises ValueError when it fails; it has said why."""
-    done = subprocess.run([sys.executable, "-m", module, *words], check=False)
-    if done.returncode:
-        raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(RecallConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     torch.set_num_threads(config.threads)
-    store, folder = config.root / "store", write_corpus(config)
+    store, folder = config.root / "store", write_files(config.root / "corpus", corpus(config))
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
     test = SegmentStore.open(str(store), "text", "test")
     results = {}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.recall import ANSWER, LINE, NAMES, TRAIN_LINES, RecallConfig, answer, ask, call, corpus, write_corpus
+from benchmarks.named_lines import ANSWER, LINE, NAMES, call, write_files
+from benchmarks.recall import TRAIN_LINES, RecallConfig, answer, ask, corpus
 from data_prep.store import SegmentStore
 from pipelines.presets import PRESETS
 from recur_models import RecConfig, SlideConfig
@@ -54,12 +55,12 @@ def test_the_presets_fit_the_task() -> None:
 
 def test_another_corpus_in_its_place_and_senseless_options_are_told_of(tmp_path: Path) -> None:
     config = replace(SMALL, root=tmp_path)
-    folder = write_corpus(config)
-    assert write_corpus(config) == folder
+    folder = write_files(config.root / "corpus", corpus(config))
+    assert write_files(config.root / "corpus", corpus(config)) == folder
     others: list[dict[str, Any]] = [{"seed": 1}, {"test_documents": 3}]
     for other in others:
         with pytest.raises(ValueError, match="made with other options"):
-            write_corpus(replace(config, **other))
+            write_files(config.root / "corpus", corpus(replace(config, **other)))
     wrongs: list[dict[str, Any]] = [{"distances": (0, 4)}, {"distances": ()}, {"test_documents": 0}]
     for wrong in wrongs:
         with pytest.raises(ValueError, match="at least 1"):
@@ -85,7 +86,7 @@ def test_line_by_line_is_one_pass_but_for_what_is_cleared(clear_states: bool) ->
 @pytest.mark.slow
 def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
     config = replace(SMALL, root=tmp_path)
-    folder = write_corpus(config)
+    folder = write_files(config.root / "corpus", corpus(config))
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(tmp_path / "store"), "--num-workers", "0")
     test = SegmentStore.open(str(tmp_path / "store"), "text", "test")
     rec, slide = (PRESETS[name].model.build(test.vocab_size).eval() for name in ("recall-rec", "recall-slide"))

@@ -1,0 +1,102 @@
+"""Does `pipelines.tokens` find what only a State can know? Every 5,000 bytes a rare name is said, and asked for some windows on.
+
+    python -m benchmarks.planted --root runs/planted
+
+Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name about every 25 lines, and asks
+for it at random in the twelve lines after. A test document says one every 312 lines and asks for it once, 6 to 12 windows on, where
+`recall-slide`, which sees three windows, cannot know it. Each of its names is said once, and in no training document.
+
+Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and says how many of the words with
+the largest gain are planted ones, and with the right distance. What is done already is not done again.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.named_lines import LINE, NAMES, QUESTION, STATEMENT, call, line, write_files
+from data_prep.errors import UserError
+from pipelines.terminal import cli
+
+TAUGHT = 12
+"""Lines after a name in which a training document may ask for it."""
+
+
+@dataclass(frozen=True)
+class PlantedConfig:
+    """The corpus, and where everything is written."""
+
+    root: Path = Path("runs/planted")
+    """Folder of corpus, store, runs and comparison."""
+    seed: int = 0
+    """Of the corpus and of the models."""
+    train_documents: int = 700
+    """Documents to train on, each of 16 names."""
+    test_documents: int = 2
+    """Documents in which names are planted."""
+    names: int = 20
+    """Names planted in each."""
+    every: int = 312
+    """Lines from one planted name to the next."""
+    steps: int = 1000
+    """Of training."""
+
+    def __post_init__(self) -> None:
+        if min(self.train_documents, self.test_documents, self.names, self.steps) < 1 or self.every <= TAUGHT:
+            raise UserError(
+                f"all numbers must be at least 1, and every more than {TAUGHT}: a question follows its name"
+            )
+
+
+def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
+    """Path below the corpus folder → text, and planted name → bytes from where it is said to where it is asked for."""
+    rng = random.Random(config.seed)
+    names = rng.sample(NAMES, len(NAMES))
+    count = config.test_documents * config.names
+    planted, known = names[:count], names[count:]
+    files, distances = dict[str, str](), dict[str, int]()
+    for split, number in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
+        for document in range(number):
+            lines: list[str] = []
+            for name in rng.choices(known, k=16):
+                lines.append(STATEMENT.format(name))
+                lines += [QUESTION.format(name) if rng.random() < 0.25 else line(rng) for _ in range(TAUGHT)]
+                lines += [line(rng) for _ in range(rng.randint(0, 24))]
+            files[f"{split}/{document:05d}.txt"] = "".join(lines)
+    for document in range(config.test_documents):
+        text = ""
+        for name in planted[document * config.names : (document + 1) * config.names]:
+            asked = rng.randint(TAUGHT // 2, TAUGHT)
+            filler = [QUESTION.format(name) if i == asked else line(rng) for i in range(1, config.every)]
+            text += STATEMENT.format(name) + "".join(filler)
+            distances[name] = asked * LINE
+        files[f"test/{document:05d}.txt"] = text
+    return files, distances
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(PlantedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    files, distances = corpus(config)
+    folder, store = write_files(config.root / "corpus", files), config.root / "store"
+    call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
+    places = ("--root", str(config.root), "--data.store", str(store), "--seed", str(config.seed))
+    models = ("recall-slide", "recall-rec")
+    for name in models:
+        call("pipelines.train", name, *places, "--steps", str(config.steps), "--use-gpu", "no", "--num-workers", "0")
+    output = config.root / "tokens"
+    runs = (str(config.root / name) for name in models)
+    call("pipelines.tokens", *runs, "--words", str(len(distances)), "--output", str(output))
+    with (output / "words.csv").open(newline="") as file:
+        top = [(row["word"], int(row["last_seen"])) for row in csv.DictReader(file)]
+    found = [distances[word] == back for word, back in top if word in distances]
+    print(
+        f"{len(distances)} names planted, {LINE * config.every:,} bytes apart; of the {len(top)} words with the largest gain of "
+        f"recall-rec {len(found)} are planted names, {sum(found)} of them with the right distance"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
