@@ -80,7 +80,6 @@ class SweepScheduler:
                 if event["trial"] is None:
                     self._searcher.complete(event["name"], 0, None)
                     continue
-                self.sweep.trials.setdefault(event["trial"], Trial(event["trial"], event["values"]))
                 self._rule.add(event["trial"], event["values"])
             elif event["event"] == "begin" and not event.get("behind"):
                 self._rule.choose(event.get("held", ()))  # which may decide something too
@@ -132,14 +131,11 @@ class SweepScheduler:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
         ready = self.ready()
         self._heed()
-        if ready:
-            return self.start(ready)
-        if self._more() and not self._closed() and self._searcher:
+        if not ready and self._more() and not self._closed() and self._searcher:
             trial = suggest(self.sweep, self._searcher)
             self._rule.add(trial.id, trial.values)
-            if ready := self.ready():
-                return self.start(ready)
-        return None
+            ready = self.ready()
+        return self.start(ready) if ready else None
 
     def _more(self) -> bool:
         """Whether a searcher may suggest another trial."""

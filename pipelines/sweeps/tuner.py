@@ -78,9 +78,8 @@ def fit(
             stop=recorded,
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
-            checkpoint_config=tune.CheckpointConfig(
-                checkpoint_at_end=True
-            ),  # with a number to keep, each takes a snapshot
+            # With a number to keep, each would take a snapshot.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
         ),
     )
     return tuner.fit()
