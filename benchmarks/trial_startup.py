@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import SIZE, TINY, make_store
-from pipelines.sweeps.command import read_command
-from pipelines.sweeps.sweep import Sweep, SweepConfig
+from pipelines.sweeps.command import SweepConfig, read_command
+from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 

@@ -132,21 +132,17 @@ class Rule:
         if name not in self._trials:
             trial = self._trials[name] = Trial("trial", config=dict(values or {}), trial_id=name, stub=True)
             self._kept |= {name} if kept else set()
-            self._change(trial, dict(values or {}))
+            self.change(name, values or {})
             with seeded(f"{self._seed}/{name}"):
                 self._rule.on_trial_add(self, trial)
 
-    def _change(self, trial: Trial, values: dict[str, Any]) -> None:
-        """Give it values, and a checkpoint of its own by name."""
-        self._values[trial.trial_id] = values
+    def change(self, name: str, values: Mapping[str, Any]) -> None:
+        """Its values are these, whatever was decided, and it has a checkpoint of its own by name."""
+        trial, self._values[name] = self._trials[name], dict(values)
         trial.set_config(dict(values))
-        own: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=trial.trial_id), metrics={})
+        own: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=name), metrics={})
         manager: Any = trial.run_metadata.checkpoint_manager
         manager.register_checkpoint(own)
-
-    def change(self, name: str, values: Mapping[str, Any]) -> None:
-        """Its values are these, whatever was decided."""
-        self._change(self._trials[name], dict(values))
 
     def begin(self, name: str) -> None:
         """It is being trained."""
@@ -189,7 +185,7 @@ class Rule:
                 continue
             before = self._values[name]
             values = before if name in self._kept else expand(other.config)
-            self._change(other, values)
+            self.change(name, values)
             if name not in self._kept:
                 self.exploits.append(Exploit(name, source, values, before))
         return decision

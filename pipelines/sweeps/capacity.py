@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from data_prep.errors import UserError
-from pipelines.sweeps.sweep import SweepConfig
+from pipelines.cluster import ray_session
+from pipelines.sweeps.command import SweepConfig
 
 
 def room_for_trials(config: SweepConfig) -> tuple[int, bool]:
     """How many trials fit at once, and whether they use GPUs. Raises UserError when not even one does."""
-    from pipelines.cluster import ray_session
-
     machines = [there for _, there in ray_session.free_resources()]
     workers, placement = config.train.workers[0], config.train.placement
     gpus = sum(machine.get("GPU", 0) for machine in machines)

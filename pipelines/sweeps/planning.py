@@ -1,8 +1,7 @@
 """The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
 and those that a searcher suggests as it goes on.
 
-for note in open_or_plan(sweep, domains, baseline_values(sweep, flat), command):
-    print(note)
+open_or_plan(sweep, domains, baseline_values(sweep, flat), command)
 """
 
 from __future__ import annotations
@@ -18,23 +17,19 @@ MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
 
 
-def open_or_plan(
-    sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None, command: str
-) -> list[str]:
-    """Go on in the sweep's folder, or begin it with all its trials. Returns what is to be told. Raises UserError."""
-    told = []
+def open_or_plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None, command: str) -> None:
+    """Go on in the sweep's folder, or begin it with all its trials. Raises UserError."""
     if not sweep.open_folder():
-        told = plan(sweep, domains, baseline)
+        plan(sweep, domains, baseline)
         sweep.begin(command, dict(baseline or {}))
     for trial in sweep.trials.values():
         if not (sweep.place(trial) / "trial.json").exists():
             sweep.save(trial)
-    return told
 
 
-def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> list[str]:
-    """Make the trials of a sweep that has none. Returns what is to be told."""
-    config, told = sweep.config, []
+def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
+    """Make the trials of a sweep that has none."""
+    config = sweep.config
     if baseline is not None:
         add(sweep, dict(baseline), baseline=True)
     if config.search == "grid":
@@ -43,25 +38,21 @@ def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] |
         for values in fitting:
             add(sweep, values)
         if left_out := len(combinations) - len(fitting):
-            told.append(f"{left_out} combinations of the grid do not fit together and are left out")
+            print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
     elif config.search == "random":
         for index in range(config.samples - len(sweep.trials)):
             values = new_draw(sweep, domains, index)
             if values is None:
-                told.append(f"the space has no more than {len(sweep.trials)} different trials")
+                print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
                 break
             add(sweep, values)
-    return told
 
 
 def new_draw(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, Any] | None:
     """The values of a trial that no other one has; None where the space seems to hold no more."""
     before = [trial.values for trial in sweep.trials.values()]
-    for attempt in range(MOST_DRAWS):
-        values = draw(domains, sweep.config.train.seed, index + attempt * 1_000_003)
-        if values not in before and fits(sweep, values):
-            return values
-    return None
+    draws = (draw(domains, sweep.config.train.seed, index + attempt * 1_000_003) for attempt in range(MOST_DRAWS))
+    return next((values for values in draws if values not in before and fits(sweep, values)), None)
 
 
 def suggest(sweep: Sweep, searcher: Searcher) -> Trial:

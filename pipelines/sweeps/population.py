@@ -19,9 +19,6 @@ from pipelines.checkpoints.taking_over import take_over
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from tune_spaces import Exploit, Rule
 
-PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")
-"""Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
-
 
 class Population:
     """The trials of a sweep that go on from each other."""

@@ -1,4 +1,4 @@
-"""Runs a sweep from its command's words to its report, and hands back what came of it.
+"""Runs a sweep from its command's words to what it has found: the winner, its command and its preset file.
 
 done = run(["lr", "--preset", "small-rec", "--num-workers", "1"])
 done.status, done.results.get_best_result(scope="all").config
@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray import tune
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import given_by_user
 from pipelines.checkpoints.lock import hold
+from pipelines.checkpoints.run_file import as_preset
+from pipelines.cluster import ray_session
+from pipelines.config.dotted import options
 from pipelines.config.run import flatten, to_json
+from pipelines.presets import PRESETS
+from pipelines.reports.sweep_findings import print_findings
+from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps.capacity import room_for_trials
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import SweepScheduler
-from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
-from pipelines.sweeps.winner import conclude, write_best
+from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import combine
 from tune_spaces.drawing import fields
@@ -62,12 +68,9 @@ def run(words: Sequence[str]) -> Done:
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )
-        from pipelines.cluster import ray_session
-
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         at_once, use_gpu = room_for_trials(config)
-        for line in open_or_plan(sweep, domains, baseline, command):
-            print(f"  note    {line}", flush=True)
+        open_or_plan(sweep, domains, baseline, command)
         return Done(run_trials(sweep, SweepScheduler(sweep, domains), at_once, use_gpu, command), sweep)
 
 
@@ -84,17 +87,17 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     count = config.samples if config.suggested else len(sweep.trials)
     begun = f", of which {over} are over" if over else ""
     print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
-    if not scheduler.waiting():
-        settle(sweep, tracking, "FINISHED")
-        return conclude(sweep, scheduler.out_of_budget())
     status = "FAILED"
     try:
-        with stop.on_signals():
-            fit(scheduler, stop, tracking.below, at_once, use_gpu)
-        scheduler.budget.keep()
+        if scheduler.waiting():
+            with stop.on_signals():
+                fit(scheduler, stop, tracking.below, at_once, use_gpu)
+            scheduler.budget.keep()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
-        settle(sweep, tracking, status)
+        if best := sweep.best():
+            write_best(sweep, best)
+        tracking.close(status)
         asked = stop.asked()
         stop.clear()
     if asked:
@@ -103,8 +106,22 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     return conclude(sweep, scheduler.out_of_budget())
 
 
-def settle(sweep: Sweep, tracking: SweepTracking, status: str) -> None:
-    """Write down what was found, in the folder and in MLflow."""
-    if best := sweep.best():
-        write_best(sweep, best)
-    tracking.close(status)
+def write_best(sweep: Sweep, best: Trial) -> None:
+    """best.json: the best trial so far, as a preset, and the command that trains it again."""
+    run = replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=())
+    preset = best.values.get("preset", sweep.config.preset)
+    changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))
+    values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {})}
+    values |= {
+        "metric": sweep.config.metric,
+        "command": shlex.join(["python", "-m", "pipelines.train", preset, *changed]),
+    }
+    sweep.write("best.json", values | {"exploited": best.exploited, "config": as_preset(run)})
+
+
+def conclude(sweep: Sweep, spent: str = "") -> int:
+    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
+    if spent:
+        left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
+        print(f"{spent}: {len(left)} trials are not done; the same command with a larger budget goes on with them")
+    return print_findings(read_sweep(sweep.folder), sweep.run.place)

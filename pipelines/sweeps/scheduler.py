@@ -20,11 +20,9 @@ from itertools import islice
 from typing import Any, Literal
 
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.budget import BUDGET, Budget
-from pipelines.sweeps.config import rule_of
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Population
-from pipelines.sweeps.sweep import Figure, Sweep, Trial, first_values
+from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial, first_values
 from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import BUCKET_SECONDS, Stop
@@ -52,7 +50,7 @@ class SweepScheduler:
         self.sweep = sweep
         self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
         self._plateau = Plateau(config.stop)
-        self._rule = rule_of(config, domains)
+        self._rule = config.rule(domains)
         self._runs: dict[str, tuple[dict[str, Any], TrainConfig]] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
@@ -60,7 +58,8 @@ class SweepScheduler:
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
         self._looked: dict[str, float] = {}
-        self._busy: set[str] = set()
+        self._busy: dict[str, float] = {}
+        """Trials that are being trained, and since when."""
         self.budget = Budget(sweep)
         self.out_of_budget = self.budget.spent
         self._interrupted = False
@@ -81,7 +80,6 @@ class SweepScheduler:
                 if event["trial"] is None:
                     self._searcher.complete(event["name"], 0, None)
                     continue
-                self.sweep.trials.setdefault(event["trial"], Trial(event["trial"], event["values"]))
                 self._rule.add(event["trial"], event["values"])
             elif event["event"] == "begin" and not event.get("behind"):
                 self._rule.choose(event.get("held", ()))  # which may decide something too
@@ -133,14 +131,11 @@ class SweepScheduler:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
         ready = self.ready()
         self._heed()
-        if ready:
-            return self.start(ready)
-        if self._more() and not self._closed() and self._searcher:
+        if not ready and self._more() and not self._closed() and self._searcher:
             trial = suggest(self.sweep, self._searcher)
             self._rule.add(trial.id, trial.values)
-            if ready := self.ready():
-                return self.start(ready)
-        return None
+            ready = self.ready()
+        return self.start(ready) if ready else None
 
     def _more(self) -> bool:
         """Whether a searcher may suggest another trial."""
@@ -184,7 +179,7 @@ class SweepScheduler:
         self._stop(trial).clear()
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
-        self._busy.add(trial.id)
+        self._busy[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
         return Job(trial, self._run(trial))
 
@@ -274,11 +269,10 @@ class SweepScheduler:
 
     # Ending
 
-    def ended(self, trial: Trial, outcome: Outcome, said: str = "", seconds: float = 0.0) -> None:
+    def ended(self, trial: Trial, outcome: Outcome, said: str = "") -> None:
         """The trial's workers have let go of it."""
         self.watch(trial)
-        self._busy.discard(trial.id)
-        trial.seconds += seconds
+        trial.seconds += time.monotonic() - self._busy.pop(trial.id)
         asked = self._stop(trial).asked()
         self._stop(trial).clear()
         if outcome in ("finished", "failed"):

@@ -29,18 +29,17 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
-from pipelines.config.run import CHANGEABLE_ON_RESUME, LATER, TrainConfig, flatten, to_json
+from pipelines.config.run import LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import fetch_sweep, value_of
-from pipelines.sweeps.config import SweepConfig
+from pipelines.sweeps.command import CHANGEABLE_OF_RUN, SweepConfig
 from pipelines.terminal import cli
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
-"""Fields of a sweep that may differ when it is resumed; of its run those below."""
-CHANGEABLE_OF_RUN = tuple(
-    name for name in CHANGEABLE_ON_RESUME if name not in ("data.store", "validate_every", "validate_tokens")
-)
+"""Fields of a sweep that may differ when it is resumed."""
+BUDGET = "the sweep's budget"
+"""How the reason of a trial begins that a larger budget would continue."""
 
 
 @dataclass(frozen=True)
@@ -226,11 +225,8 @@ class Sweep:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The whole lines of results.jsonl."""
-        try:
-            lines = (self.folder / "results.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return
-        for line in lines:
+        path = self.folder / "results.jsonl"
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
             try:
                 yield json.loads(line)
             except ValueError:
@@ -272,6 +268,34 @@ class Sweep:
         """The trial with the lowest figure; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
         return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
+
+
+class Budget:
+    """What a sweep may take, over all starts of its command: seconds and tokens."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep, self._began = sweep, time.monotonic()
+        try:
+            self._before = float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._before = 0.0
+
+    def seconds(self) -> float:
+        """Taken so far, by all starts."""
+        return self._before + time.monotonic() - self._began
+
+    def keep(self) -> None:
+        """Write them down."""
+        self._sweep.write("budget.json", {"seconds": self.seconds()})
+
+    def spent(self) -> str:
+        """Why no more is trained; empty while there is some left."""
+        config = self._sweep.config
+        if config.seconds and self.seconds() >= config.seconds:
+            return f"{BUDGET} of {config.seconds:g} s is spent"
+        if config.tokens and sum(trial.tokens for trial in self._sweep.trials.values()) >= config.tokens:
+            return f"{BUDGET} of {config.tokens:,} tokens is spent"
+        return ""
 
 
 def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -69,25 +69,20 @@ def fit(
             search_alg=Offered(recorded),
             scheduler=recorded,
             reuse_actors=config.workers == "reuse",
-            trial_dirname_creator=dirname,
+            trial_dirname_creator=lambda trial: trial.config["trial"],
         ),
         run_config=tune.RunConfig(
             name="trials",
             storage_path=notes.path,
             storage_filesystem=None if notes.is_local else notes.filesystem,
-            stop=Over(recorded),
+            stop=recorded,
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
-            checkpoint_config=tune.CheckpointConfig(
-                checkpoint_at_end=True
-            ),  # with a number to keep, each takes a snapshot
+            # With a number to keep, each would take a snapshot.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
         ),
     )
     return tuner.fit()
-
-
-def dirname(trial: Any) -> str:
-    return trial.config["trial"]
 
 
 class Unpickled:
@@ -97,8 +92,8 @@ class Unpickled:
         return object, ()
 
 
-class Recorded(Unpickled, TrialScheduler):
-    """What Tune asks of a scheduler, answered by the sweep's memory."""
+class Recorded(Unpickled, TrialScheduler, tune.Stopper):
+    """What Tune asks of a scheduler, and of a stopper, answered by the sweep's memory."""
 
     def __init__(
         self,
@@ -114,7 +109,6 @@ class Recorded(Unpickled, TrialScheduler):
         """Tune's trials that are not over, by our names."""
         self._resumed: list[str] = []
         """Those that Tune has paused, and that are to go on."""
-        self._began: dict[str, float] = {}
         self._held: dict[str, float] = {}
         """Trials that wait for others with their actors, and since when."""
         self._kept = self._looked = 0.0
@@ -141,7 +135,6 @@ class Recorded(Unpickled, TrialScheduler):
         (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
         if job.trial.steps == 0:
             print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
-        self._began[job.trial.id] = time.monotonic()
         return {"trial": job.trial.id, "run": run, "metric": self._memory.sweep.config.metric, "use_gpu": self._use_gpu}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
@@ -208,7 +201,6 @@ class Recorded(Unpickled, TrialScheduler):
         self._ended(ours, "died", f"a worker died ({why(trial)})")
         if not ours.over and not self._stop.asked():
             self._memory.start(ours)
-            self._began[ours.id] = time.monotonic()
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         ours = self._memory.sweep.trials[trial.config["trial"]]
@@ -217,10 +209,17 @@ class Recorded(Unpickled, TrialScheduler):
         del self._given[ours.id]
 
     def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
-        self._memory.ended(ours, outcome, said, time.monotonic() - self._began.pop(ours.id))
+        self._memory.ended(ours, outcome, said)
         if ours.over:
             figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
             print(f"trial {ours.id} {ours.status}: {figure}{', ' + ours.reason if ours.reason else ''}", flush=True)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        """Nothing runs and nothing is left, though trials may wait."""
+        return self.exhausted
 
     def debug_string(self) -> str:
         return "as results.jsonl has it"
@@ -247,16 +246,3 @@ class Offered(Unpickled, Searcher):
     def save(self, checkpoint_path: str) -> None: ...
 
     def restore(self, checkpoint_path: str) -> None: ...
-
-
-class Over(Unpickled, tune.Stopper):
-    """Ends the sweep when nothing runs and nothing is left, though trials may wait."""
-
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._recorded.exhausted

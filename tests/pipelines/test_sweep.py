@@ -25,10 +25,10 @@ from pipelines.sweeps import population, scheduler
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
+from pipelines.sweeps.running import conclude, write_best
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.sweeps.trial import Figures
-from pipelines.sweeps.winner import conclude, write_best
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
