@@ -204,11 +204,12 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         ours = self._memory.sweep.trials[trial.config["trial"]]
-        if ours in self._memory.busy:
-            self._ended(ours, "stopped")
+        self._ended(ours, "stopped")
         del self._given[ours.id]
 
     def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
+        if ours not in self._memory.busy:  # it was over, and Tune has started it again
+            return
         self._memory.ended(ours, outcome, said)
         if ours.over:
             figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
