@@ -35,11 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 2), the tests that share one of these stay in one process, which alone makes it."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        if group := next((name for name in SHARED if name in names), None):
+    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it, and are begun with: the
+    longest is Ray's, and what stands alone fills up the others.
+    """
+    groups = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
+    for item, group in groups.items():
+        if group:
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: SHARED.index(group) if (group := groups[item]) else len(SHARED))
 
 
 @pytest.fixture(scope="session")
