@@ -112,6 +112,8 @@ class Searcher:
         seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each names it otherwise
         for talker in ("optuna", "hpbandster", "ray.tune.search"):
             logging.getLogger(talker).setLevel(logging.ERROR)
+        self._drawn = set[str]()
+        """The trials that it has suggested: it knows no others."""
         self._search: Any = make(path, space=space, metric=METRIC, mode="min", **seeds)
         if not isinstance(self._search, search.Searcher):
             raise ValueError(
@@ -119,6 +121,7 @@ class Searcher:
             )
 
     def suggest(self, trial: str) -> dict[str, Any]:
+        self._drawn.add(trial)
         with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
             values = self._search.suggest(trial)
         return expand(
@@ -129,12 +132,14 @@ class Searcher:
         )
 
     def result(self, trial: str, time: int, value: float) -> None:
-        self._search.on_trial_result(trial, self._told(time, value))
+        if trial in self._drawn:
+            self._search.on_trial_result(trial, self._told(time, value))
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
         """``value`` None: it failed."""
         told = None if value is None else self._told(time, value)
-        self._search.on_trial_complete(trial, told, error=told is None)
+        if trial in self._drawn:
+            self._search.on_trial_complete(trial, told, error=told is None)
 
     @staticmethod
     def _told(time: int, value: float) -> dict[str, Any]:

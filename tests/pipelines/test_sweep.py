@@ -277,6 +277,20 @@ def test_optuna_goes_on_where_it_was(here: Make) -> None:
 PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "4", "--validate-every", "5")
 
 
+def test_optuna_draws_beside_the_preset_which_it_has_not_drawn(here: Make) -> None:
+    pytest.importorskip("optuna")
+    words = ("lr", "--search", "optuna", "--samples", "3", "--validate-every", "5")
+    calm = here(*words, name="calm").run()
+    assert [(trial.baseline, trial.over) for trial in calm.trials.values()] == [
+        (True, True),
+        (False, True),
+        (False, True),
+    ]
+    with pytest.raises(Killed):
+        here(*words, name="killed", kill_at=28).run()
+    assert finished(here(*words, name="killed").run()) == finished(calm)
+
+
 @pytest.mark.parametrize("words", [GRID, OPTUNA])
 def test_what_a_damaged_trial_file_said_is_made_again(
     here: Make, words: Sequence[str], capsys: pytest.CaptureFixture[str]
