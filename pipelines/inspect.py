@@ -45,9 +45,9 @@ class InspectConfig:
     """The histogram's file; by default beside the store, or in the working directory where the store is remote."""
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "segment_length", "sample_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name, least in (("lanes", 1), ("segment_length", 1), ("sample_tokens", 1), ("documents", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least}")
         for block in self.block:
             if block < 1 or self.segment_length % block:
                 raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,17 @@ def test_places_are_block_starts_with_room_before_and_behind() -> None:
     for document, start in places:
         assert start % 8 == 0 and 16 <= start <= lengths[document] + 1 - 10
     assert {start for document, start in places if document == 3} == {16}
+    assert set(choose_places(lengths, 8, replace(config, places=10**15))) <= {
+        (document, start) for document, length in enumerate(lengths) for start in range(16, length - 8, 8)
+    }
 
 
 def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_model: Callable[..., Path]) -> None:
     run = str(train("--steps", "1"))
     with pytest.raises(UserError, match=r"no document of the split has 2,007 tokens, .* --blocks or --new-tokens"):
         continuations.main([run, "--new-tokens", "2000", *QUIET])
+    with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
+        continuations.main([run, "--output", f"{run}/config.json", *QUIET])
     with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
         continuations.main([run, "--new-tokens", "1"])
     slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")

@@ -78,6 +78,9 @@ def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.Captu
     folder = train("--steps", "5")
     with pytest.raises(ValueError, match=r"does not exist: did you mean .*run\?"):
         main([str(folder.with_name("rnu"))])
+    for name, sentence in (("checkpoints/step-00000005", "is a checkpoint: name the"), ("config.json", "is no folder")):
+        with pytest.raises(ValueError, match=sentence):
+            main([str(folder / name)])
     shutil.rmtree(folder / "checkpoints")
     assert main([str(folder)]) == 2
     assert "holds no checkpoint that can be used" in capsys.readouterr().out

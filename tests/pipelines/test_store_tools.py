@@ -188,6 +188,8 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
     picture = matplotlib.image.imread(png)
     assert picture.shape[0] > 300 and picture.std() > 0.05
     assert faults(store / "text" / "train") == []  # the picture is not in the store
+    with pytest.raises(StoreError, match=r"text is no split but has some: name .*text/test"):
+        inspect.main([str(store / "text")])
     inspect.main([str(store / "text" / "test"), *options, "--documents", "0", "--png", str(tmp_path / "a" / "b.png")])
     assert (tmp_path / "a" / "b.png").exists() and "▶" not in capsys.readouterr().out
 
@@ -268,6 +270,7 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
         (inspect.main, ["nowhere/train"], "there is no prepared split in"),
         (inspect.main, ["nowhere", "--block", "100"], "block 100 does not divide the segment length 4096"),
         (inspect.main, ["nowhere", "--lanes", "0"], "lanes is 0: it must be at least 1"),
+        (inspect.main, ["nowhere", "--documents", "-1"], "documents is -1: it must be at least 0"),
         (verify.main, ["nowhere"], "there is no such folder"),
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),
