@@ -27,6 +27,7 @@ from data_prep.tokenizers import (
 )
 from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.lock import Locked, hold
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
@@ -191,6 +192,8 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
         export.main([str(run), "--output", str(there)])
     monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
+        export.main([str(run), "--output", str(tmp_path / "new")])
+    with hold(tmp_path / ".new.tmp", "a test"), pytest.raises(Locked, match=r"another pipelines\.export is writing"):
         export.main([str(run), "--output", str(tmp_path / "new")])
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]
 
