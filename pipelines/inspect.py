@@ -21,7 +21,7 @@ from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.store import SegmentStore
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
-from pipelines.terminal.output import lines
+from pipelines.terminal.output import lines, printable
 from pipelines.terminal.tables import plain_table
 
 
@@ -119,13 +119,6 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
         console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
         if starts >= config.documents:
             return
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are shown as Python writes them."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
-    )
 
 
 def default_png(store: SegmentStore) -> Path:

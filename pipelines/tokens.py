@@ -33,7 +33,7 @@ from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.token_page import COLUMNS, TokenComparison, said_of_names, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
-from pipelines.terminal.output import pass_progress
+from pipelines.terminal.output import pass_progress, printable
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 
@@ -227,7 +227,16 @@ def main(argv: list[str]) -> None:
         "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
         "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
     }  # fmt: skip
-    console.print(table([{**row, "document": row["document"][:30]} for row in comparison.rows[:10]], columns, {}))
+    console.print(
+        table(
+            [
+                {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
+                for row in comparison.rows[:10]
+            ],
+            columns,
+            {},
+        )
+    )
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
@@ -19,6 +21,7 @@ from pipelines import continuations
 from pipelines.continuations import ContinuationsConfig, choose_places
 from pipelines.inference.trained import load
 from pipelines.inference.writing import continued, without_window
+from pipelines.reports.continuations import Passage, continuations_table
 from recur_models import GPT2RecConfig, RecurrentModel, clear
 from tests.mlflow_server import Server
 
@@ -112,6 +115,14 @@ def test_the_report_has_the_texts(
     assert {file["path"] for file in files} == {"continuations.md", "continuations.json"}
     continuations.main([*words, "--output", str(tmp_path / "again"), *QUIET])
     assert (tmp_path / "again" / "continuations.md").read_text() == shown
+
+
+def test_no_text_steers_the_terminal() -> None:
+    text = "a\x1b]0;title\x07\x9b2J\nb"
+    written = io.StringIO()
+    Console(file=written, width=200).print(continuations_table([Passage(text, 1, text, text, text, text, 1.0, 1.0)]))
+    shown = written.getvalue()
+    assert shown.count(r"a\x1b]0;title\x07\x9b2J") == 4 and not {"\x1b", "\x07", "\x9b"} & set(shown)
 
 
 def test_places_are_block_starts_with_room_before_and_behind() -> None:

@@ -23,6 +23,7 @@ from data_prep.verification import find_splits, verify_split
 from pipelines import inspect, verify, vocabulary
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
+from pipelines.terminal.output import printable
 from tests.shared_data import need
 
 
@@ -204,7 +205,7 @@ def test_fill_is_what_blocks_leave() -> None:
 
 
 def test_text_of_a_corpus_cannot_steer_the_terminal() -> None:
-    assert inspect.printable("a\x1b[2Jb\r\n\tc\x07é漢") == "a\\x1b[2Jb\n c\\x07é漢"
+    assert printable("a\x1b[2Jb\r\n\tc\x07é漢") == "a\\x1b[2Jb\n c\\x07é漢"
 
 
 # vocabulary
