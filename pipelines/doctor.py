@@ -50,7 +50,9 @@ def main(argv: list[str]) -> int:
         try:
             found[step_of(name)] = run.open_checkpoint(name)
         except CheckpointError as error:
-            complaints.append(str(error))
+            if name in run.checkpoint_names():  # else a run that is training has just taken it away
+                complaints.append(str(error))
+    names = [name for name in names if step_of(name) in found or name in run.checkpoint_names()]
     rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
     first = next(iter(best(found)), None)
     for name in names:
