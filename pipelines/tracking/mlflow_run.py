@@ -58,6 +58,8 @@ class MlflowRun:
     models: LoggedModels = field(init=False)
     _sent_params: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
+    _searched: str = ""
+    """Id of the experiment that the run is in."""
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -126,9 +128,8 @@ class MlflowRun:
     def end(self, status: Status) -> None:
         self.models.look_again()
         if not self.attached:
-            for run in self._of_key(
-                saved_run(self.folder).get("key", "")
-            ):  # a request that was given up may be done late
+            # A request that was given up may have been done late.
+            for run in self._of_key(saved_run(self.folder).get("key", "")):
                 if run.info.run_id != self.run_id:
                     self.client.delete_run(run.info.run_id)
             if self._monitor is not None:
@@ -154,12 +155,15 @@ class MlflowRun:
             run = self.client.create_run(self._experiment(), run_name=self.name, tags={RUN_KEY: key})
         if run.info.run_id != noted:
             self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
-        self._sent_params = run.data.params
+        self._sent_params, self._searched = run.data.params, run.info.experiment_id
         return run.info.run_id
 
     def _of_key(self, key: str) -> list[Any]:
         """The runs that were made under a key: one, or one more where MLflow was too slow to say so."""
-        return list(self.client.search_runs([self._experiment()], f"tags.`{RUN_KEY}` = '{key}'")) if key else []
+        if not key:
+            return []
+        self._searched = self._searched or self._experiment()
+        return list(self.client.search_runs([self._searched], f"tags.`{RUN_KEY}` = '{key}'"))
 
     def _existing(self, run_id: str | None) -> Any:
         from mlflow.exceptions import MlflowException

@@ -82,9 +82,8 @@ def train_as_worker(
     fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
         place.fetch(*records)
-        if (
-            records and not place.is_local and config.tracking.backend == "mlflow"
-        ):  # else known only when it is published next
+        if records and not place.is_local and config.tracking.backend == "mlflow":
+            # At once: what is made before the records are published next is found by it.
             begin_run(place.folder)
             place.publish(*records)
         run = open_run(config, world)
