@@ -2,8 +2,8 @@
 
     python -m benchmarks.planted --root runs/planted
 
-Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name about every 19 lines, and asks
-for it at random in the twelve lines after. A test document says one every 312 lines and asks for it once, 6 to 12 windows on, where
+Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name, and asks
+for it at random in the twelve lines after; one in forty does so sixteen times, with some filler. A test document says one every 312 lines and asks for it once, 6 to 12 windows on, where
 `recall-slide`, which sees three windows, cannot know it. Each of its names is said once, and in no training document.
 
 Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and says how many of the words with
@@ -33,15 +33,15 @@ class PlantedConfig:
     """Folder of corpus, store, runs and comparison."""
     seed: int = 0
     """Of the corpus and of the models."""
-    train_documents: int = 1300
-    """Documents to train on, each of 16 names."""
+    train_documents: int = 4000
+    """Documents to train on."""
     test_documents: int = 2
     """Documents in which names are planted."""
     names: int = 20
     """Names planted in each."""
     every: int = 312
     """Lines from one planted name to the next."""
-    steps: int = 1500
+    steps: int = 1000
     """Of training."""
 
     def __post_init__(self) -> None:
@@ -61,10 +61,10 @@ def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
     for split, number in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
         for document in range(number):
             lines: list[str] = []
-            for name in rng.choices(known, k=16):
+            for name in rng.choices(known, k=16 if document % 40 == 0 else 1):
                 lines.append(STATEMENT.format(name))
                 lines += [QUESTION.format(name) if rng.random() < 0.25 else line(rng) for _ in range(TAUGHT)]
-                lines += [line(rng) for _ in range(rng.choice((0, 0, 0, 24)))]
+                lines += [line(rng) for _ in range(rng.choice((0, 0, 0, 24)))] if document % 40 == 0 else []
             files[f"{split}/{document:05d}.txt"] = "".join(lines)
     for document in range(config.test_documents):
         text = ""

@@ -38,7 +38,7 @@ def is_users(error: BaseException) -> bool:
     missing on one machine for a moment may be there the next time.
     """
     if not isinstance(error, OSError):
-        return isinstance(error, UserError)
+        return isinstance(error, (UserError, MemoryError))
     refused = error.errno is None and REFUSED.search(str(error)) is not None
     return isinstance(error, (UserError, *OF_A_FILE)) or error.errno in NO_ROOM or refused
 

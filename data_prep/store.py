@@ -84,7 +84,7 @@ class SegmentStore:
             folder = folder / name if name else folder
         try:
             data = (folder / "manifest.json").read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise MissingSplit(_missing(folder)) from None
         manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
         documents = read_table(folder, manifest.table)
@@ -257,6 +257,8 @@ def _missing(folder: Place) -> str:
     """The sentence for a folder without a manifest: unfinished, or a near name that does exist."""
     if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, it goes on where it stopped"
+    if splits := [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]:
+        return f"{folder} is no split but has some: name {folder / splits[0]}"
     names = [file.name for file in folder.parent.list() if file.is_dir and file.name != "tokenizer"]
     near = difflib.get_close_matches(folder.name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "prepare it first with python -m pipelines.prepare"

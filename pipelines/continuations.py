@@ -24,6 +24,7 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.config.run import TrackingConfig
+from pipelines.inference.subjects import writable
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
 from pipelines.terminal import cli
@@ -70,7 +71,8 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
             f"{config.new_tokens}: the longest has {lengths.max(initial=0):,}; ask for less with --blocks or --new-tokens"
         )
     drawn = np.random.default_rng(config.seed)
-    order = np.resize(drawn.permutation(documents), config.places)
+    there_are = int((most[documents] - least + 1).sum())
+    order = np.resize(drawn.permutation(documents), min(config.places, there_are))
     return sorted({(int(i), int(drawn.integers(least, most[i], endpoint=True)) * block) for i in order})
 
 
@@ -123,12 +125,14 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
+    reports = run.place.parent / "reports"
+    target = RunPlace(Place.parse(config.output) if config.output else reports / cli.file_name(f"continuations-{name}"))
+    if not writable(target.place) or target.place.is_file():
+        raise UserError(f"the report cannot be written to {target.place}: name another folder with --output")
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
     print(f"{title}\n{summary(passages)}")
-    reports = run.place.parent / "reports"
-    target = RunPlace(Place.parse(config.output) if config.output else reports / cli.file_name(f"continuations-{name}"))
     paths = write_continuations(passages, title, target.folder)
     target.publish(*(path.name for path in paths))
     track(config, checkpoint, RunPlace(reports).folder.parent, paths)

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits, step_of
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.terminal import cli
 
 
@@ -39,16 +39,20 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 def main(argv: list[str]) -> int:
     config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     run = RunPlace.parse(config.run)
-    if not run.place.is_dir():
+    if not run.place.exists():
         near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)
         hint = f": did you mean {cli.shown((run.place.parent / near[0]).recorded)}?" if near else ""
         raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
+    if find_run(config.run)[1]:
+        raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
     found, complaints, names = {}, [], run.checkpoint_names()
     for name in names:
         try:
             found[step_of(name)] = run.open_checkpoint(name)
         except CheckpointError as error:
-            complaints.append(str(error))
+            if name in run.checkpoint_names():  # else a run that is training has just taken it away
+                complaints.append(str(error))
+    names = [name for name in names if step_of(name) in found or name in run.checkpoint_names()]
     rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
     first = next(iter(best(found)), None)
     for name in names:

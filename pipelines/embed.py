@@ -26,6 +26,8 @@ from pipelines.terminal.output import pass_progress
 
 LANES, SEGMENT = 8, 1024
 """Of an exported model, which does not say how it was trained."""
+SAMPLE = 4096
+"""So many tokens of a store are compared with what the tokenizer of an exported model makes of their text."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
         raise UserError(
             f"{trained.place} has {sizes[0]:,} ids and {store.folder} {store.vocab_size:,}: prepare it with the model's tokenizer"
         )
+    else:  # an export does not say by its digest which tokenizer it has
+        document = int(store.lengths.argmax()) if len(store.lengths) else 0
+        ids = store.tokens(document, 0, min(int(store.lengths[document]), SAMPLE)) if store.lengths.any() else []
+        text = (tokenizer := store.tokenizer()).decode(ids)
+        if tokenizer.encode(text).tolist() != trained.tokenizer.encode(text).tolist():
+            raise UserError(
+                f"{trained.place} gives a text of {store.folder} other ids than that has: prepare it with the model's tokenizer"
+            )
     return store
 
 

@@ -64,8 +64,8 @@ class GenerateConfig:
             raise UserError("--file and --prompt are both given: choose one text to continue")
         if self.max_new_tokens < 1:
             raise UserError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
-        if self.temperature < 0:
-            raise UserError(f"--temperature is {self.temperature}: it must be 0 or more")
+        if self.temperature and not 1e-4 <= self.temperature <= 1e4:  # beyond, logits are no longer numbers
+            raise UserError(f"--temperature is {self.temperature}: it must be 0 or more, from 0.0001 to 10000 if not 0")
         if self.top_k < 0:
             raise UserError(f"--top-k is {self.top_k}: it must be 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
@@ -102,7 +102,8 @@ def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, gener
     if top_k:
         logits_V, ids_V = logits_V[:top_k], ids_V[:top_k]
     chances_V = torch.softmax(logits_V, dim=-1)
-    before_V = chances_V.cumsum(-1) - chances_V  # of all likelier ones together: the first is always kept
+    before_V = chances_V.cumsum(-1) - chances_V  # of all likelier ones together
+    before_V[0] = -1.0  # the first is always kept, also where so small a top_p is rounded to 0
     chances_V = chances_V.masked_fill(before_V >= top_p, 0.0)
     return ids_V[torch.multinomial(chances_V, 1, generator=generator)[0]]
 

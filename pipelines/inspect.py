@@ -21,7 +21,7 @@ from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.store import SegmentStore
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
-from pipelines.terminal.output import lines
+from pipelines.terminal.output import lines, printable
 from pipelines.terminal.tables import plain_table
 
 
@@ -45,9 +45,9 @@ class InspectConfig:
     """The histogram's file; by default beside the store, or in the working directory where the store is remote."""
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "segment_length", "sample_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name, least in (("lanes", 1), ("segment_length", 1), ("sample_tokens", 1), ("documents", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least}")
         for block in self.block:
             if block < 1 or self.segment_length % block:
                 raise UserError(
@@ -119,13 +119,6 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
         console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
         if starts >= config.documents:
             return
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are shown as Python writes them."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
-    )
 
 
 def default_png(store: SegmentStore) -> Path:

@@ -14,6 +14,7 @@ orderings of the paper's rows that hold and those that do not.
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ from pipelines.papers.trainings import ASSUMED_RATE, Cost, Place, value_of
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
+
+OWN = ("run", "root", "seed", "data.store", "data.corpus")
+"""Fields that a training has from the table, and from options of their own."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,15 @@ class PaperConfig:
         for option, pairs, example in (("source", self.source, "pg19=FOLDER"), ("set", self.set, "steps=500")):
             if wrong := [pair for pair in pairs if not all(pair.partition("="))]:
                 raise UserError(f"--{option} {wrong[0]}: write a name and its value, as in {example}")
+        if own := [pair for pair in self.set if pair.partition("=")[0] in OWN]:
+            raise UserError(f"--set {own[0]}: that is each training's own; see --root, --seeds, --store and --corpus")
         for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
             if name not in CORPORA:
                 raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
         if self.split not in ("", *SPLITS):
             raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
+        if not 0 <= self.flop_rate < math.inf:
+            raise UserError(f"--flop-rate is {self.flop_rate}: give FLOP/s, or 0")
         if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
 
@@ -120,6 +128,7 @@ def prepare(plan: Plan, train: bool) -> None:
     commands = [f"python -m pipelines.prepare {shlex.join(job.words)}" for job in told]
     if not plan.trainings():
         ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
+        ways = ways if train else [*commands, "leave out --no-train"]
         raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(ways)}")
     for command in commands:
         print(f"note: not prepared, and left out: {command}", flush=True)

@@ -159,7 +159,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     if empty and config.splits != SPLITS:
         raise StoreError(f"split {empty[0]} of {corpus.name} holds no document with text: leave it out of --splits")
     if not splits:
-        raise StoreError(f"{corpus.name} holds no document with text: give another --source")
+        raise StoreError(f"{corpus.name} holds no document with text: give another --source, or ask for documents")
     for split in empty:
         console.print(
             f"{split}: no document with text, left out; to have one, add documents, or name folders or files of the corpus "

@@ -12,7 +12,9 @@ distance. On one page that needs nothing beside it, tokens.html. `--clear` says 
 
 from __future__ import annotations
 
+import itertools
 import math
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,16 +23,17 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import device, model_of
 from pipelines.reports.index import write_index
-from pipelines.reports.token_losses import TokenLosses
-from pipelines.reports.token_page import TokenComparison, said_of_names, write_pages
+from pipelines.reports.token_losses import WORKING, TokenLosses
+from pipelines.reports.token_page import COLUMNS, TokenComparison, said_of_names, write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
-from pipelines.terminal.output import pass_progress
+from pipelines.terminal.output import pass_progress, printable
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 
@@ -56,9 +59,9 @@ class TokensConfig(SubjectsConfig):
         super().__post_init__()
         if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
             raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
-        for name in ("page_tokens", "words"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 1 or more")
+        for name, least in (("page_tokens", 1), ("words", 1), ("common", 0), ("document", -1)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Pass:
 
     def key(self) -> dict[str, Any]:
         """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
-        where = {"every": self.every} if self.every else {"at": self.at} if self.at else {"segment": self.segment}
+        where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
+        where = where if self.every or self.at else {"segment": self.segment, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
         weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
         model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
@@ -90,17 +94,16 @@ class Pass:
             print(f"{self.name}: {path.name} is there already", flush=True)
             return found
         # With torch, which takes seconds: not before there is something to score.
-        from pipelines.training.scoring import Clearing, has_states, score_split
+        from pipelines.training.scoring import Clearing, score_split
         from pipelines.training.world import World
 
         where, store = device(), self.subject.store
         model = model_of(self.subject.checkpoint, self.subject.model).to(where)
-        if self.clearing == "states" and not has_states(model):
-            raise UserError(f"{self.subject.name} has no recurrent states: give --clear everything")
         with pass_progress(self.name) as progress, TokenLosses.make(path, store, self.key()) as sink:
             score_split(
                 model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(where),
-                clearing=self.clearing, where=Clearing(self.every, self.at), progress=progress, each=sink.add,
+                clearing=self.clearing, where=Clearing(self.every, self.at), aligned=self.clearing != "nothing",
+                progress=progress, each=sink.add,
             )  # fmt: skip
         made = TokenLosses.open(path, self.key())
         assert made is not None, f"{path} is not what was written"
@@ -128,9 +131,36 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
 
     *others, carried = map(reading, subjects)
     if config.clear == "auto" and others:
-        return [*others, carried]
+        return apart([*others, carried])
     clearing = "states" if config.clear == "auto" else config.clear
-    return [*others, replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing), carried]
+    if clearing == "states":
+        check_has_states(last)
+    return apart(
+        [*others, replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing), carried]
+    )
+
+
+def check_has_states(subject: Subject) -> None:
+    """Raises UserError where there are none to clear."""
+    import torch  # seconds, and not before there is something to score
+
+    from pipelines.training.scoring import has_states
+
+    with torch.device("meta"):
+        model = subject.model.build(subject.checkpoint.meta["vocab_size"])
+    if not has_states(model):
+        raise UserError(f"{subject.name} has no recurrent states: give --clear everything")
+
+
+def apart(passes: list[Pass]) -> list[Pass]:
+    """The same, with a number where a name is another one's or that of a column, as files and tables are called by them."""
+    taken, found = set(COLUMNS), list[Pass]()
+    for reading in passes:
+        names = itertools.chain([reading.name], (f"{reading.name}.{number}" for number in itertools.count(2)))
+        name = next(name for name in names if not {cli.file_name(name), f"{name}_error"} & taken)
+        taken |= {cli.file_name(name), f"{name}_error"}
+        found.append(replace(reading, name=name))
+    return found
 
 
 def window_of(subject: Subject) -> int:
@@ -142,11 +172,15 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
     """The passes over the split, and its words."""
     last = passes[-1]
     store: SegmentStore = last.subject.store
-    losses = [reading.losses(folder) for reading in passes]
-    write = writing_of(store.tokenizer())
+    if not store.lengths.any():
+        raise UserError(f"{store.folder} has no document with any token: choose another --split")
     chosen = int(store.lengths.argmax()) if config.document < 0 else config.document
     if chosen >= len(store.lengths):
         raise UserError(f"--document is {chosen}, and {store.folder} has documents 0 to {len(store.lengths) - 1}")
+    write = writing_of(store.tokenizer())
+    for left in folder.glob(f"{WORKING}*"):  # what a killed command was making
+        shutil.rmtree(left, ignore_errors=True)
+    losses = [reading.losses(folder) for reading in passes]
 
     def tokens(document: int) -> Any:
         return store.tokens(document, 0, int(store.lengths[document]))
@@ -183,8 +217,9 @@ def main(argv: list[str]) -> None:
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
     print(f"comparing {passes[-1].name} with {others} on {cli.shown(subjects[-1].store.folder)}: {counts}", flush=True)
-    comparison = compared(config, passes, target.folder)
-    paths = write_pages(comparison, target.folder)
+    with hold(target.folder, "another pipelines.tokens"):
+        comparison = compared(config, passes, target.folder)
+        paths = write_pages(comparison, target.folder)
     target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
     console, facts = Console(width=max(Console().width, 120), markup=False), comparison.facts
     base, better = comparison.pair
@@ -192,7 +227,16 @@ def main(argv: list[str]) -> None:
         "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
         "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
     }  # fmt: skip
-    console.print(table([{**row, "document": row["document"][:30]} for row in comparison.rows[:10]], columns, {}))
+    console.print(
+        table(
+            [
+                {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
+                for row in comparison.rows[:10]
+            ],
+            columns,
+            {},
+        )
+    )
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")

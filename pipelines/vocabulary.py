@@ -54,7 +54,7 @@ class VocabularyConfig:
     """Split that they are compared on."""
     speed: bool = False
     """Show MB/s of each in one process too."""
-    root: str = "runs"
+    root: Path = Path("runs")
     """Folder of all runs: the table's folder is made in it."""
     tracking: TrackingConfig = field(default_factory=lambda: TrackingConfig(system_metrics="off"))
 
@@ -111,7 +111,7 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
 def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
     """Write the table and log it. The same study again continues the same run. Returns the table's path."""
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
-    root = Path(config.root).expanduser().absolute()
+    root = config.root.expanduser().absolute()
     folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
     figures = [
         {

@@ -14,6 +14,7 @@ A corpus that labels its tokens itself has its own symbols as tokens.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
 import xxhash
@@ -126,9 +127,9 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
         return BytesTokenizer()
     kind, colon, rest = spec.partition(":")
     if kind in ("sentencepiece", "sentencepiece-bpe"):
-        if not colon or not (rest.isascii() and rest.isdecimal()) or int(rest) < FEWEST_PIECES:
+        if not re.fullmatch(r"[0-9]{1,6}", rest, re.ASCII) or int(rest) < FEWEST_PIECES:
             raise TokenizerError(
-                f"tokenizer {spec!r} needs a number of pieces, {FEWEST_PIECES} or more: write {kind}:2048"
+                f"tokenizer {spec!r} needs a number of pieces, {FEWEST_PIECES} or more, below a million: write {kind}:2048"
             )
         return Training(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
     if kind == "gpt2" and colon:

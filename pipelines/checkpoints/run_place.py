@@ -234,11 +234,16 @@ def find_run(text: str | Path) -> tuple[RunPlace, str]:
     """The run at a path or URI, and the checkpoint's name where that is what it names. Raises CheckpointError where nothing is."""
     place = Place.parse(text)
     if not place.is_dir():
+        what = "is no folder" if place.exists() else "does not exist"
         raise CheckpointError(
-            f"{text if place.is_local else place} does not exist: name the folder of a run or of a checkpoint"
+            f"{text if place.is_local else place} {what}: name the folder of a run or of a checkpoint"
         )
     if (place / "checkpoint.json").exists():
         return RunPlace(place.parent.parent), place.name
+    if (place / "sweep.json").exists():
+        raise CheckpointError(
+            f"{place} is a sweep: name the folder of one of its trials; its best.json says which is the best"
+        )
     return RunPlace(place), ""
 
 

@@ -18,8 +18,9 @@ from pipelines.config.run import TrainConfig, flatten, to_json
 def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """The same run with other values in these fields, all set at once.
 
-    Raises UserError for a field that the run does not have, and for values that do not go together.
+    Raises UserError for a field that the run does not have, for a value of another kind, and for values that do not go together.
     """
+    before = flatten(to_json(config))
     parts: dict[str, dict[str, Any]] = {}
     for field, value in values.items():
         part, _, name = field.rpartition(".")
@@ -27,6 +28,9 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         if name not in known:
             raise UserError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
+        stood = before.get(field)
+        if isinstance(stood, (int, float)) and not isinstance(value, (int, float)) and field != "num_workers":
+            raise UserError(f"{field} is {value!r}: give a value such as {stood}")
         parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
     with given_by_user(ValueError):  # of a model's config, say
         changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}

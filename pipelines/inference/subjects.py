@@ -151,7 +151,7 @@ def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") 
     name, first = cli.file_name(name), subjects[0].run
     beside = [] if first is None else [first.place.parent / "reports" / name]
     places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
-    chosen = next(filter(writable, places), None)
+    chosen = next((place for place in places if writable(place) and not place.is_file()), None)
     if chosen is None:
         raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
     if chosen != places[0]:
@@ -165,7 +165,8 @@ def writable(file: Path | Place) -> bool:
     path = Path(place.path)
     while place.is_local and not path.exists():
         path = path.parent
-    return not place.is_local or os.access(path, os.W_OK)
+    made = path != Path(place.path)
+    return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:

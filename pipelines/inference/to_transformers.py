@@ -31,6 +31,7 @@ from data_prep.tokenizers import (
     bod_id,
 )
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.lock import hold
 from pipelines.inference.trained import config_of, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
@@ -107,29 +108,32 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
         )
     wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f".{output.name}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        wrapped.save_pretrained(unfinished)
-        save_tokenizer(tokenizer, unfinished)
-        card = CARD.format(
-            run=config["run"],
-            step=checkpoint.step,
-            model=config["model"]["name"],
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            corpus=config["data"]["corpus"],
-            tokens=meta["tokens"],
-            **({**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES),
-        )
-        (unfinished / "README.md").write_text(card, "utf-8")
-        check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
-        check_model(unfinished, model)
-        for path in unfinished.iterdir():
-            path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
-        os.rename(unfinished, output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    working = output.with_name(f".{output.name}.tmp")
+    with hold(working, "another pipelines.export"):
+        unfinished = working / "export"
+        shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
+        try:
+            wrapped.save_pretrained(unfinished)
+            save_tokenizer(tokenizer, unfinished)
+            card = CARD.format(
+                run=config["run"],
+                step=checkpoint.step,
+                model=config["model"]["name"],
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                corpus=config["data"]["corpus"],
+                tokens=meta["tokens"],
+                **({**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES),
+            )
+            (unfinished / "README.md").write_text(card, "utf-8")
+            check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
+            check_model(unfinished, model)
+            for path in unfinished.iterdir():
+                path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
+            if output.exists():  # since
+                raise UserError(f"{output} exists already: remove it, or choose another --output")
+            os.rename(unfinished, output)
+        finally:
+            shutil.rmtree(working, ignore_errors=True)
 
 
 def given_away(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -136,7 +136,9 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
     if found is None:
-        raise CheckpointError(f"{path} holds no checkpoint: train the run first, or name a checkpoint's folder")
+        raise CheckpointError(
+            f"{str(path) or run.place} holds no checkpoint: train the run first, or name a checkpoint's folder"
+        )
     return found
 
 

@@ -203,7 +203,7 @@ def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
 
 
 def value_of(text: str) -> Any:
-    """A field's value as it is typed: JSON, or else a word."""
+    """A field's value as it is typed: JSON, which has no NaN, or else a word."""
     with contextlib.suppress(ValueError):
-        return json.loads(text)
+        return json.loads(text, parse_constant=int)
     return text

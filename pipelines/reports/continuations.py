@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from data_prep.manifest import write_atomically
+from pipelines.terminal.output import printable
 
 SHOWN = 400
 """Characters of a context that are shown, its last ones; the JSON has them all."""
@@ -70,7 +71,7 @@ def continuations_table(passages: Sequence[Passage]) -> Table:
     for heading in HEADINGS.values():
         made.add_column(heading, ratio=1, overflow="fold")
     for passage in passages:
-        made.add_row(*(shown(passage, name) for name in HEADINGS))
+        made.add_row(*(printable(shown(passage, name)) for name in HEADINGS))
     return made
 
 

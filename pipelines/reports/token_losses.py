@@ -29,6 +29,8 @@ from data_prep.places import Place
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
 
+WORKING = ".token-losses-"
+"""How the name begins of a folder in which a file is made."""
 ROWS = 65_536
 """Of a record batch, at most; each is of one document."""
 SCHEMA = pa.schema(
@@ -85,7 +87,7 @@ class TokenLosses:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         starts = np.concatenate([[0], np.cumsum(store.lengths)])
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".token-losses-") as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORKING) as folder:
             mapped = np.memmap(Path(folder) / "nats", np.float32, "w+", shape=(max(int(starts[-1]), 1),))
             mapped[:] = np.nan
             yield Sink(mapped, starts[:-1])

@@ -54,6 +54,8 @@ for (const table of document.querySelectorAll("table.sorts")) {
 """
 
 
+COLUMNS = ("document", "token", "word", "gain", "last_seen", "where", "name", "text", "from", "to", "words")
+"""What tables have beside a column for each model, which cannot be called so."""
 LEFT, TEXTS = ' class="t"', ("word", "text", "where", "name", "document")
 """Headings of columns of text, which stand to the left."""
 

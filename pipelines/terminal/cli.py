@@ -17,9 +17,11 @@ Relative paths begin in the working directory; on the nodes of a cluster in THRO
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import gc
 import io
+import math
 import os
 import re
 import sys
@@ -50,6 +52,11 @@ from pipelines.terminal import home, plugins
 
 T = TypeVar("T")
 
+COUNTS, SEEDS = 1 << 53, 1 << 63
+"""What whole numbers are less than: products of counts have 64 bits still."""
+URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
+"""How a URI begins that was taken for a path."""
+
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
@@ -79,7 +86,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 def sentence(error: BaseException) -> str:
     """The message of an error on one line, without credentials; an OSError as "file: reason"."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename2 or error.filename}: {error.strerror}"  # the second: what a file was to be called
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({str(error) or 'on this machine'}): ask for fewer or smaller things at once"
     return without_credentials(" ".join(str(error).split())) or type(error).__name__
 
 
@@ -104,7 +113,23 @@ def parse(
     if any(word in ("-h", "--help") for word in argv):
         read(["--help"])
     with on_parse_error(partial(_refuse, read)):
-        return read(argv)
+        parsed = read(argv)
+    _check(parsed)
+    return parsed
+
+
+def _check(config: object) -> None:
+    """Raise UserError for a value that its type allows and nothing here can use."""
+    for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+        value, option = getattr(config, field.name), f"--{field.name.replace('_', '-')}"
+        _check(value)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, float) and math.isnan(one):
+                raise UserError(f"{option} is nan: give a number")
+            if isinstance(one, int) and abs(one) >= (most := SEEDS if "seed" in option else COUNTS):
+                raise UserError(f"{option} is {one}: give less than {most}")
+            if isinstance(one, Path) and URI_AS_PATH.match(str(one)):
+                raise UserError(f"{option} is {one}, a URI: give a file or folder of this machine")
 
 
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:

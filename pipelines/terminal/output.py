@@ -23,6 +23,13 @@ def lines() -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
 
 
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters are shown as Python writes them."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
+    )
+
+
 @contextmanager
 def bar(
     what: str, total: float | None, *columns: ProgressColumn, console: Console, stays: bool = False

@@ -11,8 +11,8 @@ step that was sent before the kill keeps its first value.)
 """
 
 from pipelines.tracking.client import TrackingError
-from pipelines.tracking.mlflow_run import DatasetInfo
+from pipelines.tracking.mlflow_run import DatasetInfo, begin_run
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
 
-__all__ = ["DatasetInfo", "StoredRun", "Tracker", "TrackingError", "read_run"]
+__all__ = ["DatasetInfo", "StoredRun", "Tracker", "TrackingError", "begin_run", "read_run"]

@@ -58,6 +58,8 @@ class MlflowRun:
     models: LoggedModels = field(init=False)
     _sent_params: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
+    _searched: str = ""
+    """Id of the experiment that the run is in."""
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -126,6 +128,10 @@ class MlflowRun:
     def end(self, status: Status) -> None:
         self.models.look_again()
         if not self.attached:
+            # A request that was given up may have been done late.
+            for run in self._of_key(saved_run(self.folder).get("key", "")):
+                if run.info.run_id != self.run_id:
+                    self.client.delete_run(run.info.run_id)
             if self._monitor is not None:
                 self._monitor.finish()
             self._monitor = None
@@ -139,11 +145,8 @@ class MlflowRun:
 
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
         key, noted = saved.get("key", ""), saved.get("run_id")
-        if key and not noted:  # begun, and perhaps made
-            found = self.client.search_runs([self._experiment()], f"tags.`{RUN_KEY}` = '{key}'", max_results=1)
-            run = next(iter(found), None)
-        else:
-            run = self._existing(noted or self.told_id)
+        begun = [] if noted else self._of_key(key)  # and perhaps made
+        run = begun[0] if begun else self._existing(noted or self.told_id)
         self._found = run is not None
         if run is None:
             if not key or noted:  # none yet, or of a store that no longer has it
@@ -152,8 +155,15 @@ class MlflowRun:
             run = self.client.create_run(self._experiment(), run_name=self.name, tags={RUN_KEY: key})
         if run.info.run_id != noted:
             self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
-        self._sent_params = run.data.params
+        self._sent_params, self._searched = run.data.params, run.info.experiment_id
         return run.info.run_id
+
+    def _of_key(self, key: str) -> list[Any]:
+        """The runs that were made under a key: one, or one more where MLflow was too slow to say so."""
+        if not key:
+            return []
+        self._searched = self._searched or self._experiment()
+        return list(self.client.search_runs([self._searched], f"tags.`{RUN_KEY}` = '{key}'"))
 
     def _existing(self, run_id: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -209,9 +219,26 @@ class MlflowRun:
         self._monitor.start()
 
 
+def begin_run(run_folder: Path) -> None:
+    """Note a key for a run that has none. Where that is known before MLflow is asked, whoever starts the run again finds by it what
+    MLflow has made.
+    """
+    if not saved_run(run_folder):
+        write_atomically(run_folder / "mlflow_run.json", json.dumps({"key": uuid.uuid4().hex}).encode())
+
+
 def saved_run(run_folder: Path) -> dict[str, str]:
-    """What mlflow_run.json says: which run in MLflow this is. Empty where there is none."""
+    """What mlflow_run.json says: which run in MLflow this is. Empty where there is none. Raises UserError where it is damaged."""
+    path = run_folder / "mlflow_run.json"
     try:
-        return json.loads((run_folder / "mlflow_run.json").read_bytes())
+        saved = json.loads(path.read_bytes())
+        if isinstance(saved, dict):
+            return saved
+        error = "it holds no object"
     except FileNotFoundError:
         return {}
+    except ValueError as found:
+        error = found
+    raise UserError(
+        f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
+    )

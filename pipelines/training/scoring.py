@@ -161,17 +161,19 @@ def score_split(
     clearing: Clear = "nothing",
     where: Clearing = SEGMENTS,
     limit_tokens: int | None = None,
+    aligned: bool = False,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
     each: Callable[[Batch, np.ndarray], None] | None = None,
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step, and
+    ``limit_tokens`` reads about so many, of some documents, each for long. ``aligned``: documents begin with a segment, so that
+    what is cleared there is at the same tokens whatever the lanes. ``progress(step, steps)`` is called after each step, and
     ``each(batch, nats_BT)`` with what this process has read in it, float32 [B, T].
     Raises UserError where not one label is among what was read of a labelled store.
     """
-    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
+    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block, "aligned": aligned}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
     chosen = int(np.count_nonzero(schedule.lengths))
     # Idle lanes cost as much as others; a process has one at least.

@@ -22,7 +22,7 @@ from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
-from pipelines.tracking import DatasetInfo, Tracker
+from pipelines.tracking import DatasetInfo, Tracker, begin_run
 from pipelines.training import loop
 from pipelines.training.loop import Run
 from pipelines.training.stopping import Stopped
@@ -82,6 +82,10 @@ def train_as_worker(
     fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
         place.fetch(*records)
+        if records and not place.is_local and config.tracking.backend == "mlflow":
+            # At once: what is made before the records are published next is found by it.
+            begin_run(place.folder)
+            place.publish(*records)
         run = open_run(config, world)
         with tracked(config, run, world) as tracker:
             on_disk = partial(note_checkpoint, tracker, config) if tracker else None

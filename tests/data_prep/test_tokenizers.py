@@ -112,9 +112,10 @@ def test_damaged(tmp_path: Path) -> None:
     [
         ("byte", "unknown tokenizer 'byte': did you mean 'bytes'"),
         ("sentencepeice:2048", "did you mean 'sentencepiece:2048'"),
-        ("sentencepiece", "needs a number of pieces, 300 or more: write sentencepiece:2048"),
+        ("sentencepiece", "needs a number of pieces, 300 or more, below a million: write sentencepiece:2048"),
         ("sentencepiece-bpe:many", "write sentencepiece-bpe:2048"),
         ("sentencepiece:10", "300 or more"),
+        ("sentencepiece:9999999999999", "below a million: write sentencepiece:2048"),
         ("sentencepiece:²", "write sentencepiece:2048"),
         ("gpt2:", "'gpt2:' needs a folder: write gpt2:FOLDER"),
         ("nowhere/tokenizer.json", "nowhere/tokenizer.json does not exist: give the path of a tokenizer.json"),

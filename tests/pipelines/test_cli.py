@@ -89,6 +89,8 @@ def test_positional() -> None:
         ("small 3", "unexpected argument '3': options begin with --"),
         ("small --steps abc", "--steps: invalid literal for int() with base 10: 'abc'; --help lists the options"),
         ("small --steps 0", "steps is 0: it must be at least 1"),
+        ("small --steps 99999999999999999999", "--steps is 99999999999999999999: give less than 9007199254740992"),
+        ("small --optim.lr nan", "--lr is nan: give a number"),
         ("small --steps", "Missing value for argument '--steps'"),
         ("small --optim.name adm", "invalid choice 'adm' for argument '--optim.name'. Expected one of"),
     ],
@@ -97,6 +99,12 @@ def test_wrong_words(words: str, sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         train(words)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_a_uri_is_taken_for_no_path() -> None:
+    with pytest.raises(UserError, match="s3:/bucket/run, a URI: give a file or folder of this machine"):
+        cli.parse(Evaluate, ["a", "s3://bucket/run"], "Evaluate runs.")
+    assert cli.parse(Evaluate, ["a:/b"], "Evaluate runs.").runs == (Path("a:/b"),)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +128,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (TrackingError("MLflow does not answer"), "error: MLflow does not answer\n"),
         (OSError("AWS Error ACCESS_DENIED during PutObject"), "error: AWS Error ACCESS_DENIED during PutObject\n"),
         (UserError(), "error: UserError\n"),
+        (IsADirectoryError(21, "Is a directory", "x.1.tmp", None, "x"), "error: x: Is a directory\n"),
+        (MemoryError("24 GiB"), "error: not enough memory (24 GiB): ask for fewer or smaller things at once\n"),
     ],
 )
 def test_run_prints_one_sentence_for_what_a_user_can_mend(

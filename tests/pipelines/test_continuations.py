@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
@@ -18,6 +21,7 @@ from pipelines import continuations
 from pipelines.continuations import ContinuationsConfig, choose_places
 from pipelines.inference.trained import load
 from pipelines.inference.writing import continued, without_window
+from pipelines.reports.continuations import Passage, continuations_table
 from recur_models import GPT2RecConfig, RecurrentModel, clear
 from tests.mlflow_server import Server
 
@@ -113,6 +117,14 @@ def test_the_report_has_the_texts(
     assert (tmp_path / "again" / "continuations.md").read_text() == shown
 
 
+def test_no_text_steers_the_terminal() -> None:
+    text = "a\x1b]0;title\x07\x9b2J\nb"
+    written = io.StringIO()
+    Console(file=written, width=200).print(continuations_table([Passage(text, 1, text, text, text, text, 1.0, 1.0)]))
+    shown = written.getvalue()
+    assert shown.count(r"a\x1b]0;title\x07\x9b2J") == 4 and not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
 def test_places_are_block_starts_with_room_before_and_behind() -> None:
     lengths = np.array([3, 40, 1000, 25])
     config = ContinuationsConfig("run", places=50, new_tokens=10, blocks=2)
@@ -121,12 +133,17 @@ def test_places_are_block_starts_with_room_before_and_behind() -> None:
     for document, start in places:
         assert start % 8 == 0 and 16 <= start <= lengths[document] + 1 - 10
     assert {start for document, start in places if document == 3} == {16}
+    assert set(choose_places(lengths, 8, replace(config, places=10**15))) <= {
+        (document, start) for document, length in enumerate(lengths) for start in range(16, length - 8, 8)
+    }
 
 
 def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_model: Callable[..., Path]) -> None:
     run = str(train("--steps", "1"))
     with pytest.raises(UserError, match=r"no document of the split has 2,007 tokens, .* --blocks or --new-tokens"):
         continuations.main([run, "--new-tokens", "2000", *QUIET])
+    with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
+        continuations.main([run, "--output", f"{run}/config.json", *QUIET])
     with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
         continuations.main([run, "--new-tokens", "1"])
     slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.doctor import main
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
@@ -29,6 +30,21 @@ def test_a_run_that_is_well(train: Train, capsys: pytest.CaptureFixture[str]) ->
     assert "at 10" in lines[2]  # step 15's newest validation
     assert lines[4].endswith("would go on from step 20")
     assert contents(folder) == before
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_no_fault(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = train("--steps", "10"), Checkpoint.open
+
+    def taken_away(checkpoint: Path) -> Checkpoint:
+        if checkpoint.name == "step-00000005":
+            shutil.rmtree(checkpoint)
+        return opened(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "open", taken_away)
+    assert main([str(folder)]) == 0
+    assert "step-00000005  " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed", "pickle", "no json"])
@@ -78,6 +94,9 @@ def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.Captu
     folder = train("--steps", "5")
     with pytest.raises(ValueError, match=r"does not exist: did you mean .*run\?"):
         main([str(folder.with_name("rnu"))])
+    for name, sentence in (("checkpoints/step-00000005", "is a checkpoint: name the"), ("config.json", "is no folder")):
+        with pytest.raises(ValueError, match=sentence):
+            main([str(folder / name)])
     shutil.rmtree(folder / "checkpoints")
     assert main([str(folder)]) == 2
     assert "holds no checkpoint that can be used" in capsys.readouterr().out

@@ -146,11 +146,18 @@ def test_many_names_make_a_folder_that_the_disk_takes(train: Train, tmp_path: Pa
         (["RUN", "--corpus", "tex"], "tex"),
         (["RUN", "--stroe", "x"], r"did you mean --store\?"),
         (["EMPTY"], "holds no checkpoint"),
+        (["SWEEP"], "is a sweep: name the folder of one of its trials"),
+        (["FILE"], "is no folder: name the folder of a run"),
+        (["RUN", "--output", "FILE"], "the report cannot be written to .*: name another folder with --output"),
+        (["RUN", "--output", "FILE/x"], "the report cannot be written to .*: name another folder with --output"),
     ],
 )
 def test_refusals(train: Train, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
-    names = {"EMPTY": str(tmp_path / "empty")}
+    (tmp_path / "sweep").mkdir()
+    file = tmp_path / "sweep" / "sweep.json"
+    file.write_text("{}")
+    names = {"EMPTY": str(tmp_path / "empty"), "SWEEP": str(file.parent), "FILE": str(file), "FILE/x": f"{file}/x"}
     if "RUN" in words:
         names["RUN"] = str(train("--steps", "5"))
     with pytest.raises(ValueError, match=message):

@@ -27,6 +27,7 @@ from data_prep.tokenizers import (
 )
 from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.lock import Locked, hold
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
@@ -192,6 +193,8 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
         export.main([str(run), "--output", str(tmp_path / "new")])
+    with hold(tmp_path / ".new.tmp", "a test"), pytest.raises(Locked, match=r"another pipelines\.export is writing"):
+        export.main([str(run), "--output", str(tmp_path / "new")])
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]
 
 
@@ -217,6 +220,7 @@ def test_the_store_may_move_but_not_change(
     [
         ("--max-new-tokens 0", "--max-new-tokens is 0: it must be at least 1"),
         ("--temperature -1", "--temperature is -1.0: it must be 0 or more"),
+        ("--temperature inf", "--temperature is inf: it must be 0 or more"),
         ("--top-k -1", "--top-k is -1: it must be 0"),
         ("--top-p 0", "--top-p is 0.0: it must be above 0"),
         ("--prompt a --file b", "--file and --prompt are both given"),
@@ -253,7 +257,11 @@ def test_choose() -> None:
     assert chosen(temperature=0) == {1}
     assert chosen() == {0, 1, 2, 3}
     assert chosen(top_k=2) == {1, 3} and chosen(top_k=9) == {0, 1, 2, 3}
-    assert chosen(top_p=0.7) == {1, 3} and chosen(top_p=0.01) == {1} and chosen(top_p=0.8) == {1, 2, 3}
+    assert (
+        chosen(top_p=0.7) == {1, 3}
+        and chosen(top_p=0.01) == chosen(top_p=1e-300) == {1}
+        and chosen(top_p=0.8) == {1, 2, 3}
+    )
     assert chosen(temperature=0.01) == {1}
 
 

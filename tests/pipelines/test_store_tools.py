@@ -23,6 +23,7 @@ from data_prep.verification import find_splits, verify_split
 from pipelines import inspect, verify, vocabulary
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
+from pipelines.terminal.output import printable
 from tests.shared_data import need
 
 
@@ -188,6 +189,8 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
     picture = matplotlib.image.imread(png)
     assert picture.shape[0] > 300 and picture.std() > 0.05
     assert faults(store / "text" / "train") == []  # the picture is not in the store
+    with pytest.raises(StoreError, match=r"text is no split but has some: name .*text/test"):
+        inspect.main([str(store / "text")])
     inspect.main([str(store / "text" / "test"), *options, "--documents", "0", "--png", str(tmp_path / "a" / "b.png")])
     assert (tmp_path / "a" / "b.png").exists() and "▶" not in capsys.readouterr().out
 
@@ -202,7 +205,7 @@ def test_fill_is_what_blocks_leave() -> None:
 
 
 def test_text_of_a_corpus_cannot_steer_the_terminal() -> None:
-    assert inspect.printable("a\x1b[2Jb\r\n\tc\x07é漢") == "a\\x1b[2Jb\n c\\x07é漢"
+    assert printable("a\x1b[2Jb\r\n\tc\x07é漢") == "a\\x1b[2Jb\n c\\x07é漢"
 
 
 # vocabulary
@@ -268,6 +271,7 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
         (inspect.main, ["nowhere/train"], "there is no prepared split in"),
         (inspect.main, ["nowhere", "--block", "100"], "block 100 does not divide the segment length 4096"),
         (inspect.main, ["nowhere", "--lanes", "0"], "lanes is 0: it must be at least 1"),
+        (inspect.main, ["nowhere", "--documents", "-1"], "documents is -1: it must be at least 0"),
         (verify.main, ["nowhere"], "there is no such folder"),
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),

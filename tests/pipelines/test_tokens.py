@@ -17,8 +17,9 @@ import pytest
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
+from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.reports.token_losses import TokenLosses
+from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.token_page import TokenComparison, distances, top_rows
 from pipelines.reports.words import Words, by_distance, rare, where, words_of, writing_of
 from pipelines.tokens import main
@@ -187,6 +188,39 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
+def test_no_pass_is_taken_for_another_or_for_a_column(train: Callable[..., Path], tmp_path: Path) -> None:
+    first, second, third = (
+        train("--steps", "4", "--seed", str(seed), name=name)
+        for seed, name in enumerate(("run-cleared", "gain", "run"))
+    )
+    main([*map(str, (first, second, third)), "--clear", "states", "--tracking.backend", "none"])
+    (folder,) = (tmp_path / "runs/reports").glob("tokens-*")
+    names = ["run-cleared", "gain.2", "run-cleared.2", "run"]
+    nats = [pa.ipc.open_file(folder / f"{name}.arrow").read_all()["nats"].to_numpy() for name in names]
+    assert all((one != other).any() for one, other in itertools.combinations(nats, 2))
+    main([*map(str, (first, second)), "--output", str(folder), "--tracking.backend", "none"])
+    with open(folder / "words.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows and all(
+        float(row["gain"]) == pytest.approx(float(row["run-cleared"]) - float(row["gain.2"]), abs=1e-9) for row in rows
+    )
+
+
+def test_what_is_cleared_at_segments_is_so_whatever_the_lanes(
+    train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("--steps", "4")
+    where = ["--split", "train", "--segment-length", "24", "--tracking.backend", "none"]
+    (tmp_path / "1" / f"{WORKING}left").mkdir(parents=True)
+    for lanes in ("1", "3"):
+        main([str(run), *where, "--lanes", lanes, "--output", str(tmp_path / lanes)])
+    assert not list((tmp_path / "1").glob(".*"))  # what a killed command had left, and the lock
+    one, three = (pa.ipc.open_file(tmp_path / n / "run-cleared.arrow").read_all()["nats"].to_numpy() for n in "13")
+    np.testing.assert_allclose(one, three, rtol=1e-4, atol=1e-5)
+    with hold(tmp_path / "1", "a test"), pytest.raises(Locked, match=r"another pipelines\.tokens is writing"):
+        main([str(run), *where, "--output", str(tmp_path / "1")])
+
+
 def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) -> None:
     for words, sentence in (
         ([str(trained)] * 2 + ["--clear-every", "2"], "give --clear states or --clear everything too"),
@@ -194,6 +228,7 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
         ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
+        ([str(trained), "--document", "-2"], "--document is -2: give -1 or more"),
     ):
         with pytest.raises(UserError, match=sentence):
             main([*words, "--tracking.backend", "none"])

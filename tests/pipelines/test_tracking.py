@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from data_prep.errors import UserError
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.tracking import DatasetInfo, Tracker, TrackingError
+from pipelines.tracking import DatasetInfo, Tracker, TrackingError, begin_run
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.tracker import git_commit
@@ -215,6 +216,34 @@ def test_a_run_whose_id_was_never_noted_is_found_by_its_key(
     again = start(config, tmp_path, resume_step=1)
     again.finish()
     assert again.run_id == tracker.run_id and server.steps(saved["run_id"], "a") == [1]
+
+
+def test_a_run_that_was_begun_elsewhere_or_made_twice_is_one(
+    server: Server, config: TrackingConfig, tmp_path: Path
+) -> None:
+    here, there = (tmp_path / name / "run" for name in ("here", "there"))
+    here.mkdir(parents=True)
+    begin_run(here)
+    begun = (here / "mlflow_run.json").read_bytes()
+    begin_run(here)
+    assert (here / "mlflow_run.json").read_bytes() == begun
+    first = start(config, here.parent)
+    first.finish("KILLED")
+    there.mkdir(parents=True)
+    (there / "mlflow_run.json").write_bytes(begun)  # what a bucket has of it
+    second = start(config, there.parent)
+    wait_until(lambda: second.run_id, 20)
+    assert second.run_id == first.run_id
+    late = server.post(  # MLflow does what it was asked before, and nobody waits for
+        "runs/create",
+        experiment_id=server.run(str(first.run_id))["info"]["experiment_id"],
+        tags=[{"key": RUN_KEY, "value": json.loads(begun)["key"]}],
+    )
+    second.finish()
+    assert late and [run["info"]["run_id"] for run in server.runs(config.experiment)] == [first.run_id]
+    (there / "mlflow_run.json").write_text("{")
+    with pytest.raises(UserError, match=r"mlflow_run\.json is damaged \(.*\): remove it"):
+        Tracker.attach(config, there.parent, there)
 
 
 def test_of_a_deleted_run_a_new_one_is_made(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
