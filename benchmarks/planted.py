@@ -2,9 +2,10 @@
 
     python -m benchmarks.planted --root runs/planted
 
-Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name, and asks
-for it at random in the twelve lines after; one in forty does so sixteen times, with some filler. A test document says one every 312 lines and asks for it once, 6 to 12 windows on, where
-`recall-slide`, which sees three windows, cannot know it. Each of its names is said once, and in no training document.
+Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name, and asks for it at random in
+the twelve lines after; one in forty does so for sixteen names, with filler between some. A test document says one every 312 lines
+and asks for it once, 6 to 12 windows on, where `recall-slide`, which sees three windows, cannot know it. Each of its names is said
+once, and in no training document.
 
 Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and says how many of the words with
 the largest gain are planted ones, and with the right distance. What is done already is not done again.
