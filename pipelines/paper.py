@@ -162,16 +162,16 @@ def main(argv: list[str]) -> int:
         show_costs(plan, False, config.flop_rate, at_once)
         return 0
     prepare(plan, config.train)
+    folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
     failed: list[Job] = []
     if config.train:
         show_costs(plan, True, config.flop_rate, at_once)
-        failed = plan.make(at_once)
+        failed = plan.make(at_once, folder)
     results = plan.results(config.command())
     if not results.cells:
         logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
         raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
-    folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
-    paths = [*results.write(folder), *plan.pages(folder, config.train)]
+    paths = [*results.write(folder), *plan.pages(folder)]
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")

@@ -1,7 +1,7 @@
 """What a table needs and what it gives: the trainings and evaluations of its cells, and their figures.
 
 plan = Plan.of("block-recurrent table-1", PAPERS["block-recurrent"]["table-1"], "tiny", seeds=(0, 1), place=place)
-failed = plan.make(at_once=2)
+failed = plan.make(2, folder)
 plan.results("python -m pipelines.paper …").markdown()
 """
 
@@ -83,15 +83,33 @@ class Plan:
                     if run := runs.get(column.of) if column.of else next(iter(runs.values()), None):
                         yield row, column, run, self.place.training(run, seed)
 
-    def make(self, at_once: int) -> list[Job]:
-        """Train and evaluate what is not there; what failed."""
+    def make(self, at_once: int, folder: Path) -> list[Job]:
+        """Train, evaluate and compare, into ``folder``, what is not there; what failed."""
         failed = run([training.job() for training in self.trainings() if not training.is_done()], at_once)
         lacking: dict[str, Job] = {}
         for _, column, read, training in self.cells():
             job = training.evaluating(read.read, column.split)
             if job.name not in lacking and training.is_done() and not training.evaluation(read.read, column.split):
                 lacking[job.name] = job
-        return [*failed, *run(list(lacking.values()), at_once)]
+        failed += run(list(lacking.values()), at_once)
+        return failed + run(self.comparing(folder), 1)
+
+    def first(self) -> dict[str, Training]:
+        """Of each row, that of its first seed and column."""
+        found: dict[str, Training] = {}
+        for row, _, _, training in self.cells():
+            found.setdefault(row.label, training)
+        return found
+
+    def comparing(self, folder: Path) -> list[Job]:
+        """What compares the table's two models token by token."""
+        first = self.first()
+        compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
+        if not compared or len(compared) < len(self.table.tokens):
+            return []
+        folders, backend = [str(training.folder) for training in compared], compared[0].config.tracking.backend
+        words = (*folders, "--output", str(folder / "tokens"), "--tracking.backend", backend)
+        return [Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))]
 
     def results(self, command: str) -> Results:
         """The figures of everything that is evaluated."""
@@ -118,30 +136,16 @@ class Plan:
         named = {label: sorted(names) for label, names in runs.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named})
 
-    def pages(self, folder: Path, make: bool) -> list[Path]:
-        """What a figure has beside its table, of its first seed: cross-entropy over position, or a comparison token by token, which
-        is done only where ``make`` says so.
-        """
-        first: dict[str, Training] = {}
-        for row, _, _, training in self.cells():
-            first.setdefault(row.label, training)
+    def pages(self, folder: Path) -> list[Path]:
+        """What a figure has beside its table: cross-entropy over position, or a comparison token by token."""
         made: list[Path] = []
-        found = (
-            [training.evaluation({}, self.table.columns[0].split) for training in first.values()]
-            if self.table.cumulative
-            else []
-        )
-        if evaluations := [evaluation for evaluation in found if evaluation]:
-            made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
-        compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
-        if compared and len(compared) == len(self.table.tokens):
-            output, backend = folder / "tokens", compared[0].config.tracking.backend
-            folders = [str(training.folder) for training in compared]
-            words = (*folders, "--output", str(output), "--tracking.backend", backend)
-            if make:
-                run([Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))], 1)
-            made += [path for path in [output / "tokens.html"] if path.exists()]
-        return made
+        if self.table.cumulative:
+            split = self.table.columns[0].split
+            found = [training.evaluation({}, split) for training in self.first().values()]
+            if evaluations := [evaluation for evaluation in found if evaluation]:
+                made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
+        page = folder / "tokens" / "tokens.html"
+        return [*made, page] if page.exists() else made
 
 
 def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:

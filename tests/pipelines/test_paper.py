@@ -187,6 +187,26 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
 
 
+def test_two_models_are_compared_token_by_token_once_both_are_trained(
+    make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PAPERS, "mine", {"table-1": replace(MINE, tokens=("slide", "rec"))})
+    asked = paper.PaperConfig("mine", "table-1", root=tmp_path / "one", store=str(tmp_path / "stores")).plan()
+    make("one", "--only", "rec")
+    assert asked.comparing(tmp_path / "here") == []
+
+    def fails(jobs: Sequence[Job], at_once: int) -> list[Job]:
+        return [job for job in jobs if job.module == "tokens"]
+
+    make("one", "--only", "slide")
+    (job,) = asked.comparing(tmp_path / "here")
+    models = [json.loads((Path(word) / "config.json").read_text())["model"]["name"] for word in job.words[:2]]
+    assert job.module == "tokens" and models == ["slide", "rec"]
+    monkeypatch.setattr(plan, "run", fails)
+    where = ["--root", str(tmp_path / "one"), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
+    assert paper.main(["mine", "table-1", *where]) == 1
+
+
 def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     make: Callable[..., dict[str, Any]],
     tmp_path: Path,
