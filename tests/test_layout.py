@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
+MOST_LINES = 330
 OURS = {*PACKAGES, "benchmarks", "tests"}
 
 
@@ -86,6 +87,11 @@ def test_rooms_import_one_way() -> None:
         if room := room_of(name):
             others = {room_of(other) for other in imported(path)} - {room, ""}
             assert others <= ROOMS[room], f"{name} imports {', '.join(sorted(others - ROOMS[room]))}"
+
+
+def test_no_module_is_longer_than_a_newcomer_reads_at_once() -> None:
+    lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules("pipelines")}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -19,7 +19,7 @@ from pipelines.papers.jobs import Job, run
 from pipelines.papers.results import Results
 from pipelines.papers.tables import Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
-from pipelines.reports.evaluation import plot_cumulative
+from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
 
 

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from data_prep.errors import UserError
-from pipelines.reports.evaluation import kept_evaluation, plot_cumulative
+from pipelines.reports.evaluation import kept_evaluation
+from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from data_prep.manifest import write_atomically
-from pipelines.reports.token_page import SCRIPT, STYLE, sorting_table
+from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
 
 FOLDER, NAME = "reports", "index.html"
 

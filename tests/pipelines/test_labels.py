@@ -27,7 +27,7 @@ from pipelines.config.run import check_resumable, to_json
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.reports.evaluation import errors_by_position
+from pipelines.reports.evaluation_figures import errors_by_position
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Score
 from pipelines.train import main

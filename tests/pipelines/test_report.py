@@ -16,17 +16,8 @@ from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.reports.evaluation import (
-    by_position,
-    curves_of,
-    evaluation_rows,
-    evaluation_table,
-    plot_cumulative,
-    plot_worth,
-    read_report,
-    seeds_of,
-    write_report,
-)
+from pipelines.reports.evaluation import evaluation_rows, evaluation_table, read_report, seeds_of, write_report
+from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
 

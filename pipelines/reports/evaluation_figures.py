@@ -1,0 +1,169 @@
+"""The pictures of an evaluation.
+
+`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on; `worth.png` has
+the differences alone. Of labelled splits there is `errors.png` too: the error rate, as a document goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pipelines.reports.files import COLOURS, save_figure
+from pipelines.reports.seeds import groups
+from pipelines.terminal.tables import short
+from pipelines.tracking.score import Evaluation, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DOCUMENTS_COLOUR = "#C44E52"
+
+
+def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether any of them is of a labelled split: then there are errors, and figures by word or byte of none of these."""
+    return any(e.carried.errors is not None for e in evaluations)
+
+
+def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
+    tokens in the bucket [P] (of its tokens, the mean). Of a labelled split: labels alone, NaN before the first of them.
+    """
+    tokens, nats = np.asarray(score.bucket_tokens, dtype=np.float64), np.cumsum(score.bucket_nats)
+    ends = score.bucket * np.arange(1, len(tokens) + 1)
+    return ends, _share(nats / math.log(2), np.cumsum(tokens)), tokens / score.bucket
+
+
+def errors_by_position(score: Score) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the buckets in tokens [P], and the error rate in each [P]; NaN where it has no label."""
+    errors, tokens = np.asarray(score.bucket_errors, dtype=np.float64), np.asarray(score.bucket_tokens)
+    return score.bucket * np.arange(1, len(tokens) + 1), _share(errors, tokens)
+
+
+def _share(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.divide(sums, counts, out=np.full(len(sums), math.nan), where=counts > 0)
+
+
+def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
+    """Figure 6 of the block-recurrent paper: cumulative bits per token against position in the document, State carried (solid) and
+    cleared at each segment (recurrent states: dashed; all of it: dotted), and how many documents reach that position.
+    """
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.add_subplot()
+    handles = _curves(axes, evaluations, lambda score: by_position(score)[:2])
+    axes.set_ylabel("bits per token, mean up to the position")
+    splits = ", ".join(dict.fromkeys(e.split for e in evaluations))
+    axes.set_title(f"Cumulative cross-entropy on {splits}", fontsize=11)
+
+    reach = axes.twinx()
+    longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
+    positions, _, documents = by_position(longest)
+    # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
+    reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
+    reach.set_ylim(0, None)
+    what = "reach" if longest.errors is None else "have a label at"
+    reach.set_ylabel(f"documents that {what} the position", color=DOCUMENTS_COLOUR)
+    reach.tick_params(axis="y", colors=DOCUMENTS_COLOUR)
+    axes.set_zorder(reach.get_zorder() + 1)  # lines above the shading
+    axes.patch.set_visible(False)
+    axes.legend(handles=handles, fontsize=9, framealpha=0.9)
+    return save_figure(figure, path)
+
+
+def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
+    """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines as in
+    `plot_cumulative`, on whose scale a few percent are not to be seen. None where there is nothing to set beside the best.
+    """
+    best = min(evaluations, key=lambda e: e.carried.bits_per_token)
+    lines: list[tuple[str, int, str, Score]] = []
+    for number, e in enumerate(evaluations):
+        passes = [
+            (f"{e.name}", "-", e.carried if e is not best else None),
+            (f"{e.name}, its recurrent states cleared", "--", e.cleared_states),
+            (f"{e.name}, all of its State cleared", ":", e.cleared_all),
+        ]
+        lines += [(label, number, style, score) for label, style, score in passes if score is not None]
+    if not lines or len({e.store_fingerprint for e in evaluations}) > 1 or is_labelled(evaluations):
+        return None
+    ends_P, bits_P, _ = by_position(best.carried)
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
+    for label, number, style, score in lines:
+        more_P = 100 * (np.interp(ends_P, *by_position(score)[:2]) / bits_P - 1)
+        label = f"{label}: {more_P[-1]:+.1f} %"
+        axes.plot(ends_P[shown], more_P[shown], style, color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=label)
+    colour = COLOURS[list(evaluations).index(best) % len(COLOURS)]
+    axes.axhline(0, color=colour, linewidth=1.8, label=f"{best.name}, State carried: {bits_P[-1]:.4f} bits per token")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:+.1f} %")
+    axes.set_xlabel("position in the document (tokens)")
+    axes.set_ylabel("more bits per token,\nmean up to the position")
+    axes.set_title(f"What State is worth on {best.split}: lower is better", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=9, framealpha=0.9)
+    return save_figure(figure, path)
+
+
+def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
+    """The error rate against position in the document, of labelled splits; lines as in `plot_cumulative`."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.add_subplot()
+    labelled = [e for e in evaluations if e.carried.errors is not None]
+    axes.legend(handles=_curves(axes, labelled, errors_by_position), fontsize=9, framealpha=0.9)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_ylabel("errors per label, at the position")
+    axes.set_title(f"Errors on {', '.join(dict.fromkeys(e.split for e in labelled))}", fontsize=11)
+    return save_figure(figure, path)
+
+
+def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
+    """What is drawn as one, by its name in the legend: several seeds of one thing on one text, or an evaluation by itself."""
+    several = {
+        name: places
+        for name, places in groups(evaluations).items()
+        if len({(evaluations[p].store_fingerprint, evaluations[p].carried.bucket) for p in places}) == 1
+    }
+    grouped = {place for places in several.values() for place in places}
+    alone = [place for place in range(len(evaluations)) if place not in grouped]
+    names = [evaluations[place].name for place in alone]
+    labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return {**several, **{label: [place] for label, place in zip(labels, alone, strict=True)}}
+
+
+def _curves(
+    axes: Axes, evaluations: Sequence[Evaluation], curve: Callable[[Score], tuple[np.ndarray, np.ndarray]]
+) -> list[Line2D]:
+    """Draw the curve of each Score against position; of several seeds of one thing their mean, with a band of their standard
+    deviation. The legend's handles."""
+    handles, used = [], {}
+    for number, (name, places) in enumerate(curves_of(evaluations).items()):
+        of, colour = [evaluations[place] for place in places], COLOURS[number % len(COLOURS)]
+        label = f"{name}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
+        handles.append(Line2D([], [], color=colour, label=label))
+        scores: list[tuple[str, Any, list[Score | None]]] = [
+            ("State carried", "-", [e.carried for e in of]),
+            ("recurrent states cleared", "--", [e.cleared_states for e in of]),
+            ("all State cleared", ":", [e.cleared_all for e in of]),
+        ]
+        for what, style, passes in scores:
+            if known := [score for score in passes if score is not None]:
+                used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
+                positions, values = curve(known[0])[0], np.stack([curve(score)[1] for score in known])
+                middle = values.mean(0)
+                axes.plot(positions, middle, style, color=colour, linewidth=1.6 if style == "-" else 1.2)
+                if len(known) > 1:
+                    spread = values.std(0, ddof=1)
+                    axes.fill_between(positions, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("position in the document (tokens)")
+    axes.grid(alpha=0.25)
+    return [*handles, *used.values()]
