@@ -61,11 +61,12 @@ def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
     files, distances = dict[str, str](), dict[str, int]()
     for split, number in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
         for document in range(number):
-            lines: list[str] = []
-            for name in rng.choices(known, k=16 if document % 40 == 0 else 1):
+            lines, several = list[str](), document % 40 == 0
+            for name in rng.choices(known, k=16 if several else 1):
                 lines.append(STATEMENT.format(name))
                 lines += [QUESTION.format(name) if rng.random() < 0.25 else line(rng) for _ in range(TAUGHT)]
-                lines += [line(rng) for _ in range(rng.choice((0, 0, 0, 24)))] if document % 40 == 0 else []
+                if several:
+                    lines += [line(rng) for _ in range(rng.choice((0, 0, 0, 24)))]
             files[f"{split}/{document:05d}.txt"] = "".join(lines)
     for document in range(config.test_documents):
         text = ""

@@ -24,7 +24,7 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import writable
+from pipelines.inference.subjects import first_writable
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
 from pipelines.terminal import cli
@@ -126,9 +126,8 @@ def main(argv: list[str]) -> None:
             "pipelines.evaluate"
         )
     reports = run.place.parent / "reports"
-    target = RunPlace(Place.parse(config.output) if config.output else reports / cli.file_name(f"continuations-{name}"))
-    if not writable(target.place) or target.place.is_file():
-        raise UserError(f"the report cannot be written to {target.place}: name another folder with --output")
+    place = Place.parse(config.output) if config.output else reports / cli.file_name(f"continuations-{name}")
+    target = RunPlace(first_writable([place]))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))

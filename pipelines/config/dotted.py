@@ -27,7 +27,7 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         owner = getattr(config, part, None) if part else config
         known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         if name not in known:
-            raise UserError(f"{config.run} has no field {field!r}: {nearest(field, flatten(to_json(config)))}")
+            raise UserError(f"{config.run} has no field {field!r}: {nearest(field, before)}")
         stood = before.get(field)
         if isinstance(stood, (int, float)) and not isinstance(value, (int, float)) and field != "num_workers":
             raise UserError(f"{field} is {value!r}: give a value such as {stood}")

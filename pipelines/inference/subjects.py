@@ -7,7 +7,7 @@ output = output_for(config, subjects)         # and it can be written there
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -151,12 +151,18 @@ def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") 
     name, first = cli.file_name(name), subjects[0].run
     beside = [] if first is None else [first.place.parent / "reports" / name]
     places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
-    chosen = next((place for place in places if writable(place) and not place.is_file()), None)
-    if chosen is None:
-        raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    chosen = first_writable(places)
     if chosen != places[0]:
         print(f"note: {places[0].parent} cannot be written: the report goes to {chosen}", flush=True)
     return chosen
+
+
+def first_writable(places: Sequence[Place]) -> Place:
+    """The first of the folders that a report can be written to. Raises UserError where it can be to none."""
+    found = next((place for place in places if writable(place) and not place.is_file()), None)
+    if found is None:
+        raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    return found
 
 
 def writable(file: Path | Place) -> bool:
