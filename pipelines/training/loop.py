@@ -33,7 +33,7 @@ from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
-from recur_models.health import Health, watch
+from recur_models.health import PATIENCE, Health, watch
 from recur_models.protocol import of_all_lanes, of_lanes
 
 FIGURES = 2
@@ -97,14 +97,17 @@ def train(
     first_step = logged = 0
     validated = None  # the newest validation
     warned = False  # that the model ignores its recurrent State
-    worth = None  # of that State, in bits per token: from the newest validation
+    worths = list[float]()  # of that State, in bits per token: from the newest validations
 
     # Restore
     if resume is not None:
         first_step, logged = resume.step, resume.meta["logged"]
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
         if resume.meta.get("figures") == FIGURES:
-            worth = resume.meta["worth"]
+            older = resume.meta.get(
+                "worth"
+            )  # a checkpoint written before the worths of several were kept has the newest alone
+            worths = resume.meta.get("worths", [] if older is None else [older])
         elif world.rank == 0:
             print(
                 "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
@@ -171,7 +174,7 @@ def train(
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 tracker.log(figures, done)
-                warning = health.warning(worth) if done > config.schedule.warmup else None
+                warning = health.warning(worths) if done > config.schedule.warmup else None
                 if (warning is None) == warned:  # it has begun to be ignored, or to be used again
                     warned = warning is not None
                     tracker.set_tag("recurrence", warning or "in use again")
@@ -182,7 +185,8 @@ def train(
         if run.validation_store and (done % config.validate_every == 0 or done == config.steps):
             with speed.paused():
                 figures = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
-            worth = figures.get("validation/worth_of_states_bits") if done > config.schedule.warmup else None
+            if done > config.schedule.warmup and "validation/worth_of_states_bits" in figures:
+                worths = [*worths, figures["validation/worth_of_states_bits"]][-PATIENCE:]
             validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
             if tracker:
                 tracker.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
@@ -202,7 +206,7 @@ def train(
                         "config": to_json(config),
                         "figures": FIGURES,
                         "logged": logged,
-                        "worth": worth,
+                        "worths": worths,
                         "warned": warned,
                         "validation": validated,
                         "mlflow_run": tracker.run_id if tracker else None,

@@ -8,7 +8,8 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -204,34 +205,108 @@ def test_preflight_names_what_is_wrong(laptop: Laptop) -> None:
     laptop.machines.ssh(1, f"umount {laptop.shared}")
 
 
-def test_a_bucket_and_no_shared_folder(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in laptop.buckets.items():
-        monkeypatch.setenv(name, value)
-    for path in (laptop.shared / "books").glob("*/*.txt"):
-        (Place.parse("s3://books/texts") / path.parent.name / path.name).write_atomically(path.read_bytes())
-    laptop.machines.ssh(1, f"mount -t tmpfs tmpfs {laptop.shared}")  # the second machine has a folder of its own
-    try:
+@pytest.fixture(scope="module")
+def in_bucket(laptop: Laptop) -> Iterator[None]:
+    """Texts in a bucket, with the store that is made of them, and a second machine that does not see the shared folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in laptop.buckets.items():
+            patch.setenv(name, value)
+        for path in (laptop.shared / "books").glob("*/*.txt"):
+            (Place.parse("s3://books/texts") / path.parent.name / path.name).write_atomically(path.read_bytes())
+        unshare(laptop)
         laptop.job(
             "prepare", *(word.replace("books", "s3://books/texts").replace("runs/", "s3://books/") for word in PREPARE)
         )
-        place = ("--data.store", "s3://books/store.v1", "--root", "s3://books/runs", "--run", "far")
-        words = ("small-rec", *TINY, *place, "--num-workers", "2", "--checkpoint.every", "20")
-        said = laptop.job("train", *words, "--steps", "100000", options=("--no-wait",))
-        run = RunPlace.parse("s3://books/runs/far")
-        wait_until(lambda: run.newest_step() >= 40, 240)
-        for i in range(2):  # the second's worker may have died of the first's
-            laptop.machines.ssh(i, "pkill -KILL -f 'pipelines.train|RayTrainWorker'", check=i == 0)
-        note(laptop, f"all processes of {job_id(said)} were killed on both machines")
-        saved = run.newest_step()
-        again = laptop.job("train", *words, "--steps", str(saved + 20), "--allow-change", "steps")
-        assert f"resumes from step {saved:,}" in again and run.newest_step() == saved + 20
-        lines = (run.place / "metrics.jsonl").read_bytes().decode().splitlines()
-        steps = [json.loads(line)["step"] for line in lines]
-        assert steps == list(range(1, saved + 21))
-        assert "bits/byte" in laptop.job("evaluate", "s3://books/runs/far", "--split", "validation")
-        assert not (laptop.shared / "runs" / "far").exists()
-    finally:
-        laptop.machines.ssh(1, f"umount {laptop.shared}")
+        yield
+    laptop.machines.ssh(1, f"umount {laptop.shared}")
+
+
+def unshare(laptop: Laptop) -> None:
+    """Give the second machine a folder of its own where the shared one is."""
+    laptop.machines.ssh(1, f"mount -t tmpfs tmpfs {laptop.shared}")
+
+
+BUCKET = ("--data.store", "s3://books/store.v1", "--root", "s3://books/runs")
+
+
+@pytest.mark.usefixtures("in_bucket")
+def test_a_bucket_and_no_shared_folder(laptop: Laptop) -> None:
+    words = ("small-rec", *TINY, *BUCKET, "--run", "far", "--num-workers", "2", "--checkpoint.every", "20")
+    said = laptop.job("train", *words, "--steps", "100000", options=("--no-wait",))
+    run = RunPlace.parse("s3://books/runs/far")
+    wait_until(lambda: run.newest_step() >= 40, 240)
+    kill(laptop, "pipelines.train|RayTrainWorker")
+    note(laptop, f"all processes of {job_id(said)} were killed on both machines")
+    saved = run.newest_step()
+    again = laptop.job("train", *words, "--steps", str(saved + 20), "--allow-change", "steps")
+    assert f"resumes from step {saved:,}" in again and run.newest_step() == saved + 20
+    assert [record["step"] for record in metrics(run)] == list(range(1, saved + 21))
+    assert "bits/byte" in laptop.job("evaluate", "s3://books/runs/far", "--split", "validation")
+    assert not (laptop.shared / "runs" / "far").exists()
+
+
+@pytest.mark.usefixtures("in_bucket")
+def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> None:
+    words = ["optim.lr=1e-4,1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", *TINY]
+    words += [*BUCKET, "--steps", "600", "--validate-every", "100", "--num-workers", "2", "--concurrent", "2"]
+    words += ["--placement.strategy", "spread"]  # so that one machine has room for a trial
+    said = laptop.job("tune", *words, "--run", "sweep", options=("--no-wait",))
+    wait_until(lambda: figures("sweep") >= 2, 300)
+    laptop.machines.stop(1)
+    began, before = time.monotonic(), figures("sweep")
+    wait_until(lambda: figures("sweep") > before + 1, 300)
+    note(
+        laptop, f"machine 2 was switched off: a sweep's second figure after it, after {time.monotonic() - began:.0f} s"
+    )
+    laptop.machines.start(1)
+    unshare(laptop)
+    wait_until(lambda: raylet(laptop), 180)
+    kill(laptop, "pipelines.tune")
+    note(laptop, f"the driver of {job_id(said)} was killed, with {figures('sweep')} figures of 24")
+    assert not (Place.parse("s3://books/runs/sweep") / "best.json").exists()
+    laptop.job("tune", *words, "--run", "sweep")
+    laptop.job("tune", *words, "--run", "calm")
+    for trial in TRIALS:
+        ended, calm = learned(trial_of("sweep", trial)), learned(trial_of("calm", trial))
+        assert [step for name, step, _ in ended if name.startswith("train")] == list(range(1, 601))
+        assert [step for name, step, _ in ended if name.startswith("validation")] == list(range(100, 601, 100))
+        assert ended == calm
+    best = [
+        json.loads((Place.parse(f"s3://books/runs/{name}") / "best.json").read_bytes()) for name in ("sweep", "calm")
+    ]
+    assert best[0]["trial"] == best[1]["trial"] and best[0]["values"] == best[1]["values"]
+    assert not (laptop.shared / "runs" / "sweep").exists()
+
+
+TRIALS = ("000", "001", "002", "003")
+"""The preset's own values, and the grid's."""
+
+
+def trial_of(sweep: str, trial: str) -> RunPlace:
+    return RunPlace.parse(f"s3://books/runs/{sweep}/trials/{trial}")
+
+
+def figures(sweep: str) -> int:
+    """How many a sweep's trials have told."""
+    place = Place.parse(f"s3://books/runs/{sweep}") / "results.jsonl"
+    return place.read_bytes().count(b'"event": "result"') if place.exists() else 0
+
+
+def learned(run: RunPlace) -> list[tuple[str, object, float]]:
+    """The curves that depend on the text and the weights alone."""
+    names = ("train/bits_per_token", "validation/bits_per_token")
+    return [
+        (name, record["step"], record["metrics"][name])
+        for record in metrics(run)
+        for name in names
+        if name in record["metrics"]
+    ]
+
+
+def kill(laptop: Laptop, pattern: str) -> None:
+    """All processes of it on both machines; the second's may have died of the first's."""
+    for i in range(2):
+        laptop.machines.ssh(i, f"pkill -KILL -f '{pattern}'", check=i == 0)
 
 
 def test_no_secret_is_in_logs_or_records(laptop: Laptop) -> None:
@@ -241,9 +316,12 @@ def test_no_secret_is_in_logs_or_records(laptop: Laptop) -> None:
         assert not laptop.run("grep", "-rlF", "-e", secret, *map(str, places), status=1)
 
 
-def records(laptop: Laptop, run: str) -> list[dict[str, object]]:
-    path = laptop.shared / "runs" / run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def records(laptop: Laptop, run: str) -> list[dict[str, Any]]:
+    return metrics(RunPlace.parse(laptop.shared / "runs" / run))
+
+
+def metrics(run: RunPlace) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.place / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def world(laptop: Laptop, run: str) -> int:

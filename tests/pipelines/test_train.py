@@ -475,9 +475,16 @@ def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_sho
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "LEAST_WORTH", 1e9)  # no State is worth that
-        train("--steps", "10", "--log-every", "1", "--validate-every", "8")
+        run = train("--steps", "14", "--log-every", "1", "--validate-every", "4")
     told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
-    assert len(told) == 1 and told[0].startswith("step 9:") and "clearing it costs only" in told[0]
+    assert len(told) == 1 and told[0].startswith("step 13:") and "clearing it changes validation by" in told[0]
+    records = [
+        record for record in read_records(run / "metrics.jsonl") if "validation/bits_per_token" in record.metrics
+    ]
+    newest = [record.metrics["validation/worth_of_states_bits"] for record in records[-2:]]
+    assert (
+        Checkpoint.open(run / "checkpoints/step-00000014").meta["worths"] == newest
+    )  # which a resumed run goes on with
 
 
 def test_a_model_that_ignores_its_state_is_told_of(

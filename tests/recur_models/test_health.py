@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recur_models import ModelConfig, RecConfig, RecurrentModel, SlideConfig
-from recur_models.health import watch
+from recur_models.health import Health, watch
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_models import build, tokens
@@ -59,11 +59,23 @@ def test_what_clearing_the_state_costs_in_validation_decides_alone() -> None:
     model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6))
     with watch(model) as health:
         model(tokens(2, 2 * model.block))
-    assert health.warning(0.01) is None and health.warning() is None
-    assert "clearing it costs only 0.0004 bits per token" in str(health.warning(0.0004))
-    assert "clearing it costs only -0.0100 bits per token" in str(health.warning(-0.01))
+    assert health.warning([0.01]) is None and health.warning() is None
+    assert "clearing it changes validation by 0.0002 bits per token" in str(health.warning([0.01, -0.0001, 0.0002]))
     health.sums["state_share"] *= 0.0
-    assert health.warning(0.01) is None and "only 0.00% of the attention's output" in str(health.warning())
+    assert health.warning([0.01]) is None and "only 0.00% of the attention's output" in str(health.warning())
+
+
+@pytest.mark.parametrize(
+    "worths",
+    [
+        pytest.param([0.0002], id="once"),
+        pytest.param([0.0002, 0.004], id="not any more"),
+        pytest.param([0.0002, 0.004, 0.0002], id="not in a row"),
+        pytest.param([-0.01, -0.004], id="early on, a State that harms"),
+    ],
+)
+def test_what_says_nothing_about_the_end_is_not_warned_of(worths: list[float]) -> None:
+    assert Health().warning(worths) is None
 
 
 def test_watching_changes_nothing() -> None:

@@ -1,0 +1,115 @@
+"""The warning that a State is ignored, against what became of the runs in which it was, or would have been, given.
+
+    python -m benchmarks.ignored_states runs/paper runs/study
+
+Reads the curves of all finished runs of recurrent models below these folders: what clearing their states cost at each validation
+after warm-up. A warning was right where that is less than a thousandth of a bit at the run's end too (the mean of its last two
+validations), wrong where it is not; one that was never given, where the end is worth so little, was missed. Prints the curves, and
+these counts for rules beside the one that training has: other numbers of validations in a row, other least worths, and a worth
+below zero taken for ignoring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import tyro
+
+from data_prep.errors import UserError
+from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import read_records
+from recur_models.health import LEAST_WORTH, PATIENCE, is_ignored
+
+UNUSED = 0.001
+"""Bits per token: a State that is worth less at the end of a run was not used."""
+WORTH = "validation/worth_of_states_bits"
+Rule = Callable[[Sequence[float]], bool]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What clearing the states of a run costs as its training goes on, in bits per token."""
+
+    name: str
+    steps: int
+    points: tuple[tuple[int, float], ...]
+
+    @property
+    def end(self) -> float:
+        return mean(worth for _, worth in self.points[-2:])
+
+    def first(self, rule: Rule) -> int | None:
+        """The step at which a rule speaks first; None where it does not."""
+        worths = [worth for _, worth in self.points]
+        return next((self.points[i][0] for i in range(len(worths)) if rule(worths[: i + 1])), None)
+
+
+def curves(folders: Sequence[Path], at_least: int) -> Iterator[Curve]:
+    """Of the finished runs below, each set of figures once, with so many validations ``at_least``."""
+    seen = set[tuple[tuple[int, float], ...]]()
+    for path in sorted(file for folder in folders for file in folder.rglob("metrics.jsonl")):
+        try:
+            config = json.loads((path.parent / "config.json").read_bytes())
+            steps, warmup = int(config["steps"]), int(config["schedule"]["warmup"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found = [(record.step, record.metrics[WORTH]) for record in read_records(path) if WORTH in record.metrics]
+        points = tuple((step, worth) for step, worth in found if step > warmup)
+        if len(points) >= at_least and points[-1][0] == steps and points not in seen:
+            seen.add(points)
+            yield Curve(str(path.parent), steps, points)
+
+
+def in_a_row(count: int, least: float, below_zero: bool) -> Rule:
+    def rule(worths: Sequence[float]) -> bool:
+        told = [max(worth, 0.0) for worth in worths] if below_zero else worths
+        return is_ignored(told, least, count)
+
+    return rule
+
+
+@dataclass(frozen=True)
+class IgnoredStatesConfig:
+    """Which runs are read."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders in which runs are, however deep."""
+    at_least: int = 3
+    """Validations that a run must have after its warm-up."""
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(IgnoredStatesConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    found = list(curves(config.folders, config.at_least))
+    if not found:
+        raise UserError(
+            f"no finished run of a recurrent model with {config.at_least} validations in {', '.join(map(str, config.folders))}"
+        )
+    print("run, and what clearing its states costs at each validation, in thousandths of a bit per token\n")
+    for curve in found:
+        print(f"  {curve.name}: {' '.join(f'{1000 * worth:.1f}' for _, worth in curve.points)}")
+    unused = sum(curve.end < UNUSED for curve in found)
+    print(f"\n{len(found)} runs, of which {unused} end with less than {UNUSED} bits\n")
+    print(
+        "| validations in a row | least worth | below zero | right | wrong | missed | first given, share of the run |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for count, least, below_zero in product((1, 2, 3, 4), (3e-4, 1e-3, 3e-3), (True, False)):
+        given = [(curve, curve.first(in_a_row(count, least, below_zero))) for curve in found]
+        spoken = [(curve, step) for curve, step in given if step is not None]
+        right = sum(curve.end < UNUSED for curve, _ in spoken)
+        shares = [step / curve.steps for curve, step in spoken]
+        ours = " (training's)" if (count, least, below_zero) == (PATIENCE, LEAST_WORTH, False) else ""
+        print(
+            f"| {count}{ours} | {least} | {'ignored' if below_zero else 'used'} | {right} | {len(spoken) - right} "
+            f"| {unused - right} | {f'{mean(shares):.2f}' if shares else '–'} |"
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)
