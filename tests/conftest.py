@@ -35,14 +35,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it, and are begun with: the
-    longest is Ray's, and what stands alone fills up the others.
+    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it. They are begun with, and the
+    other slow ones after them: what is short fills up at the end.
     """
     groups = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
     for item, group in groups.items():
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: SHARED.index(group) if (group := groups[item]) else len(SHARED))
+
+    def place(item: pytest.Item) -> int:
+        if group := groups[item]:
+            return SHARED.index(group)
+        slowest = ("ray", "slow")
+        return len(SHARED) + next((i for i, name in enumerate(slowest) if item.get_closest_marker(name)), len(slowest))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
