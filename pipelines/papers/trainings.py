@@ -145,7 +145,8 @@ class Training:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
         tracking = ("--tracking.backend", self.config.tracking.backend)
-        words = (str(self.folder), "--split", split, *windows, "--output", str(output), *tracking)
+        cleared = ("--clear", "states")  # what the recurrence is worth; that of all State no table asks for
+        words = (str(self.folder), "--split", split, *windows, *cleared, "--output", str(output), *tracking)
         return Job(f"evaluate {output.name}", "evaluate", words, self.place.log(f"evaluate-{output.name}"))
 
     def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
