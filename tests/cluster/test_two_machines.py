@@ -249,7 +249,12 @@ def test_a_bucket_and_no_shared_folder(laptop: Laptop) -> None:
 def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> None:
     words = ["optim.lr=1e-4,1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", *TINY]
     words += [*BUCKET, "--steps", "600", "--validate-every", "100", "--num-workers", "2", "--concurrent", "2"]
-    words += ["--placement.strategy", "spread"]  # so that one machine has room for a trial
+    words += [
+        "--tracking.backend",
+        "none",
+        "--placement.strategy",
+        "spread",
+    ]  # so that one machine has room for a trial
     said = laptop.job("tune", *words, "--run", "sweep", options=("--no-wait",))
     wait_until(lambda: figures("sweep") >= 2, 300)
     laptop.machines.stop(1)
