@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
         kind = Sleeps if config.kind == "sleep" else Trial
-        grid = tuner.fit(memory, Stop(sweep.folder), lambda run: run, at_once, False, kind)
+        grid = tuner.fit(memory, Stop(sweep.folder), lambda run: run, lambda: at_once, False, kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()

@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it. They are begun with, and the
-    other slow ones after them: what is short fills up at the end.
+    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it. They are begun with,
+    and the other slow ones after them: what is short fills up at the end.
     """
     groups = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
     for item, group in groups.items():

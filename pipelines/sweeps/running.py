@@ -22,7 +22,7 @@ from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
-from pipelines.sweeps.capacity import room_for_trials
+from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
@@ -69,12 +69,12 @@ def run(words: Sequence[str]) -> Done:
             flush=True,
         )
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
-        at_once, use_gpu = room_for_trials(config)
+        room = Room.of(config)
         open_or_plan(sweep, domains, baseline, command)
-        return Done(run_trials(sweep, SweepScheduler(sweep, domains), at_once, use_gpu, command), sweep)
+        return Done(run_trials(sweep, SweepScheduler(sweep, domains), room, command), sweep)
 
 
-def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: bool, command: str) -> int:
+def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str) -> int:
     """Run the trials to their ends. Returns the exit status."""
     config = sweep.config
     stop = Stop(sweep.run.place)
@@ -91,7 +91,7 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, at_once: int, use_gpu: b
     try:
         if scheduler.waiting():
             with stop.on_signals():
-                fit(scheduler, stop, tracking.below, at_once, use_gpu)
+                fit(scheduler, stop, tracking.below, room.at_once, room.use_gpu)
             scheduler.budget.keep()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:

@@ -1,6 +1,6 @@
 """Runs a sweep's trials on Ray Tune: Tune's Tuner holds actors, resources and failures, and asks the sweep's own memory what to do.
 
-    grid = fit(memory, stop, tracking.below, at_once=2, use_gpu=False)
+    grid = fit(memory, stop, tracking.below, at_once=lambda: 2, use_gpu=False)
 
 Tune's snapshots lag behind, and lack the scheduler: nothing is ever restored from them. What Tune asks, the scheduler of
 pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
@@ -50,12 +50,14 @@ def fit(
     memory: SweepScheduler,
     stop: Stop,
     below: Callable[[TrainConfig], TrainConfig],
-    at_once: int,
+    at_once: Callable[[], int],
     use_gpu: bool,
     trainable: type[tune.Trainable] = Trial,
 ) -> tune.ResultGrid:
-    """Run what is left of a sweep, ``at_once`` trials at most; ``below`` puts a trial's run below the sweep's in MLflow."""
-    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once))
+    """Run what is left of a sweep: so many trials ``at_once``, which is asked again and again; ``below`` puts a trial's run below
+    the sweep's in MLflow.
+    """
+    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once()))
     config, notes = memory.sweep.config, memory.sweep.run.place / ".tune"
     notes.delete()
     recorded = Recorded(memory, stop, below, at_once, use_gpu)
@@ -100,7 +102,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         memory: SweepScheduler,
         stop: Stop,
         below: Callable[[TrainConfig], TrainConfig],
-        at_once: int,
+        at_once: Callable[[], int],
         use_gpu: bool,
     ) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
 
     def offer(self) -> dict[str, Any] | None:
         """The config of a trial to begin; None where there is none now."""
-        while self._live() + len(self._resumed) < self._at_once and (job := self._memory.next()):
+        while self._live() + len(self._resumed) < self._at_once() and (job := self._memory.next()):
             config = self._config(job)
             if job.trial.id not in self._given:
                 return config

@@ -248,7 +248,7 @@ def test_a_bucket_and_no_shared_folder(laptop: Laptop) -> None:
 @pytest.mark.usefixtures("in_bucket")
 def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> None:
     words = ["optim.lr=1e-4,1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--preset", "small-rec", *TINY]
-    words += [*BUCKET, "--steps", "600", "--validate-every", "100", "--num-workers", "2", "--concurrent", "2"]
+    words += [*BUCKET, "--steps", "300", "--validate-every", "50", "--log-every", "10", "--num-workers", "2"]
     words += [
         "--tracking.backend",
         "none",
@@ -266,6 +266,9 @@ def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> N
     laptop.machines.start(1)
     unshare(laptop)
     wait_until(lambda: raylet(laptop), 180)
+    told = "machines have gone: 2 CPUs, at once 1 trial", "machines have come: 4 CPUs, at once 2 trials"
+    wait_until(lambda: told[1] in laptop.run("ray", "job", "logs", job_id(said)), 120)
+    assert told[0] in laptop.run("ray", "job", "logs", job_id(said))
     kill(laptop, "pipelines.tune")
     note(laptop, f"the driver of {job_id(said)} was killed, with {figures('sweep')} figures of 24")
     assert not (Place.parse("s3://books/runs/sweep") / "best.json").exists()
@@ -273,8 +276,8 @@ def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> N
     laptop.job("tune", *words, "--run", "calm")
     for trial in TRIALS:
         ended, calm = learned(trial_of("sweep", trial)), learned(trial_of("calm", trial))
-        assert [step for name, step, _ in ended if name.startswith("train")] == list(range(1, 601))
-        assert [step for name, step, _ in ended if name.startswith("validation")] == list(range(100, 601, 100))
+        assert [step for name, step, _ in ended if name.startswith("train")] == list(range(10, 301, 10))
+        assert [step for name, step, _ in ended if name.startswith("validation")] == list(range(50, 301, 50))
         assert ended == calm
     best = [
         json.loads((Place.parse(f"s3://books/runs/{name}") / "best.json").read_bytes()) for name in ("sweep", "calm")

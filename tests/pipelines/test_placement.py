@@ -15,7 +15,7 @@ from data_prep.errors import UserError
 from pipelines.cluster.elastic import room
 from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweeps.capacity import room_for_trials, trials_at_once
+from pipelines.sweeps.capacity import Room, trials_at_once
 from pipelines.sweeps.command import read_command
 
 
@@ -58,7 +58,8 @@ def test_how_many_trials_machines_hold() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_is_placed_as_training_is(capsys: pytest.CaptureFixture[str]) -> None:
     def trials(*words: str) -> tuple[int, bool]:
-        return room_for_trials(read_command(["lr", "--num-workers", "1", *words]))
+        room = Room.of(read_command(["lr", "--num-workers", "1", *words]))
+        return room.at_once(), room.use_gpu
 
     assert trials() == (4, False) and trials("--num-cpus", "3") == (3, False)
     assert trials("--placement.cpus", "2") == (2, False) and trials("--placement.cpus", "0.5") == (8, False)
