@@ -51,10 +51,8 @@ class Room:
         if time.monotonic() - self._counted > COUNT_SECONDS:
             before, (_, has) = self._at_once, self._count(total_resources())
             if self._at_once != before:
-                print(
-                    f"machines have {CHANGES[self._at_once > before]}: {told(has)}, at once {trials(self._at_once)}",
-                    flush=True,
-                )
+                what = "come" if self._at_once > before else "gone"
+                print(f"machines have {what}: {told(has)}, at once {trials(self._at_once)}", flush=True)
         return self._at_once
 
     def _count(self, machines: Sequence[Mapping[str, float]]) -> tuple[int, dict[str, float]]:
@@ -67,9 +65,6 @@ class Room:
             most = min(most, whole(has["CPU"] / (workers * self._worker["CPU"])))
         self._counted, self._at_once = time.monotonic(), max(min(most, config.concurrent or most), 1)
         return most, has
-
-
-CHANGES = {True: "come", False: "gone"}
 
 
 def trials(count: int) -> str:
