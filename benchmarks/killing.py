@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -192,7 +193,8 @@ class Group:
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:
             if process.is_alive() and process.pid:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # it ended meanwhile, and the fork server has reaped it
+                    os.kill(process.pid, number)
 
     def wait(self, seconds: float = 300, after_a_death: float = 5.0) -> list[int | None]:
         """Exit statuses. When one process has died, the others get a little time and are then killed, as a launcher would."""

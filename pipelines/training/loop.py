@@ -104,9 +104,7 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
         if resume.meta.get("figures") == FIGURES:
-            older = resume.meta.get(
-                "worth"
-            )  # a checkpoint written before the worths of several were kept has the newest alone
+            older = resume.meta.get("worth")  # what checkpoints had before several were kept
             worths = resume.meta.get("worths", [] if older is None else [older])
         elif world.rank == 0:
             print(
@@ -145,13 +143,9 @@ def train(
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
                 loss.backward()
-            after.append(
-                detach(state_after)
-            )  # truncated backpropagation through time: gradients end here, State goes on
-            summed, labels = nats_BT.detach().sum(), int(labels_B[rows].sum())
-            sums += (
-                summed if wrong_BT is None else torch.stack([summed, wrong_BT.sum(), torch.full_like(summed, labels)])
-            )
+            after.append(detach(state_after))  # truncated BPTT: gradients end here, State goes on
+            nats, labels = nats_BT.detach().sum(), int(labels_B[rows].sum())
+            sums += nats if wrong_BT is None else torch.stack([nats, wrong_BT.sum(), torch.full_like(nats, labels)])
         state = of_all_lanes(after)
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
         optimizer.step()
