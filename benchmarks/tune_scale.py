@@ -4,11 +4,13 @@
     python -m benchmarks.tune_scale --kind sleep            trials that sleep, on a cluster that says it has 64 CPUs
 
 The trials go through the sweep's own scheduler, results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy`
-is the share of the CPUs that slept, between the moment at which all had a trial and that at which the last one began.
+is the share of the CPUs that slept, between the moment at which the last of the actors had a trial and that at which the last trial
+began. Before that the actors' processes start, 64 of them on the cores that there are: how long that took is told beside it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import tempfile
@@ -115,7 +117,7 @@ def main(argv: list[str]) -> None:
             f"replay of {len(list(again.events())):,} lines and {len(again.trials):,} trials: {time.monotonic() - began:.2f} s"
         )
         if config.kind == "sleep":
-            busy([result.metrics["slept"] for result in grid if result.metrics], at_once)
+            busy([(result.metrics["pid"], result.metrics["slept"]) for result in grid if result.metrics], at_once)
 
 
 class Watch:
@@ -149,13 +151,19 @@ class Watch:
         self.tell(len(self._sweep.trials))
 
 
-def busy(slept: list[list[tuple[float, float]]], at_once: int) -> None:
-    """``slept``: the sleeps of each trial, from when to when."""
-    begins = sorted(sleeps[0][0] for sleeps in slept)
-    first, last = begins[at_once - 1], begins[-1]
-    inside = [(max(began, first), min(ended, last)) for sleeps in slept for began, ended in sleeps]
+def busy(slept: list[tuple[int, list[tuple[float, float]]]], at_once: int) -> None:
+    """``slept``: of each trial its process and its sleeps, from when to when. Raises AssertionError where a CPU had none."""
+    firsts = dict[int, float]()
+    for process, sleeps in slept:
+        firsts[process] = min(firsts.get(process, math.inf), sleeps[0][0])
+    assert len(firsts) == at_once, f"{len(firsts)} processes on {at_once} CPUs"
+    begins = sorted(sleeps[0][0] for _, sleeps in slept)
+    first, last = max(firsts.values()), begins[-1]
+    inside = [(max(began, first), min(ended, last)) for _, sleeps in slept for began, ended in sleeps]
     share = sum(max(0.0, ended - began) for began, ended in inside) / (at_once * (last - first))
-    print(f"{at_once} CPUs: {(len(slept) - at_once) / (last - first):.2f} trials started a second, {share:.1%} busy")
+    rate = sum(begin > first for begin in begins) / (last - first)
+    print(f"all {at_once} CPUs had a trial {first - begins[0]:.0f} s after the first one")
+    print(f"from then on {rate:.2f} trials started a second, {share:.1%} of the CPUs busy for {last - first:.0f} s")
 
 
 if __name__ == "__main__":

@@ -253,6 +253,7 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     except SafetensorError as error:  # the system's own, of which it keeps but the number, in its text
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors writes for its owner alone, whatever the umask
     sync(path)
     return {"bytes": path.stat().st_size, "xxh3": Place.parse(path).xxh3()}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -70,8 +71,8 @@ class FinishedRun:
         return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 
     def with_figure(self, key: str) -> list[Record]:
-        """The records that have it, by step."""
-        return [record for record in self.records if key in record.metrics]
+        """The records that have it, by step; a NaN is no figure."""
+        return [record for record in self.records if math.isfinite(record.metrics.get(key, math.nan))]
 
 
 def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,11 +38,11 @@ class Point:
 
 
 def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
-    """A figure by step; the first of a step counts."""
+    """A figure by step; the first of a step counts, and a NaN is none."""
     found: dict[int, Point] = {}
     for record in sorted(records, key=lambda record: record.step):
-        if key in record.metrics and TOKENS in record.metrics:
-            point = Point(record.step, record.metrics[TOKENS], record.time / 1e3, record.metrics[key])
+        if math.isfinite(value := record.metrics.get(key, math.nan)) and TOKENS in record.metrics:
+            point = Point(record.step, record.metrics[TOKENS], record.time / 1e3, value)
             found.setdefault(record.step, point)
     return tuple(found.values())
 

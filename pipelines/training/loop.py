@@ -181,7 +181,8 @@ def train(
                 figures = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
             if done > config.schedule.warmup and "validation/worth_of_states_bits" in figures:
                 worths = [*worths, figures["validation/worth_of_states_bits"]][-PATIENCE:]
-            validated = {"step": done, "bits_per_token": figures["validation/bits_per_token"]}
+            if (bits := figures.get("validation/bits_per_token")) is not None:  # none where nothing is to be predicted
+                validated = {"step": done, "bits_per_token": bits}
             if tracker:
                 tracker.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.errors import UserError
 from pipelines.compare import main
 from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
 from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, FinishedRun
@@ -43,6 +44,15 @@ def test_the_table_has_best_and_last_and_what_they_cost() -> None:
     assert (first["best_bits_per_byte"], first["final_bits_per_byte"]) == (1.6, 1.8)
     assert (first["tokens"], first["flops"], first["seconds"]) == (3000, 1.8e10, 200.0)
     assert second["seconds"] == 0.0 and second["worth_of_states_bits_per_token"] is None
+
+
+def test_a_figure_that_is_no_number_is_neither_the_best_nor_the_last() -> None:
+    comparison = compare([run(token=[5.0, math.nan, 4.5, math.inf]), run("b", token=[6.0])])
+    assert [point.value for point in comparison.runs[0].curve(TOKEN)] == [5.0, 4.5]
+    told = [(row["best_bits_per_token"], row["final_bits_per_token"]) for row in rows(comparison)]
+    assert told == [(4.5, 4.5), (6.0, 6.0)]
+    with pytest.raises(UserError, match="b has no"):
+        compare([run(token=[5.0]), run("b", token=[math.nan])])
 
 
 def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:

@@ -368,3 +368,10 @@ def test_the_checkpoint_knows_its_run_in_mlflow(train: Train, tmp_path: Path) ->
     train(*words, "--steps", "20", "--allow-change", "steps", name="fork")
     after, fork = (json.loads((folder.with_name(name) / "mlflow_run.json").read_text()) for name in ("run", "fork"))
     assert after["run_id"] == before != fork["run_id"]
+
+
+def test_who_may_read_the_folder_may_read_its_files(tmp_path: Path) -> None:
+    trained = Trained(tmp_path)
+    folder = trained.save(1)
+    trained.saver.close()
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
