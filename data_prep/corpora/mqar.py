@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from data_prep.corpora.tasks import Draws, Task, Written
+from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written
 from data_prep.documents import NOTHING, CorpusError
 
 BLANK = "."
@@ -55,6 +55,7 @@ class Mqar(Task):
         super().__post_init__()
         self.check(pairs=1)
         self.check(length=4 * self.pairs, vocabulary=2 * self.pairs + 2)
+        self.check_symbols("vocabulary", MOST_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

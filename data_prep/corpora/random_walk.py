@@ -17,12 +17,13 @@ moves it forward". The size, the start, the wall and the odds are ours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import ClassVar
 
-from data_prep.corpora.tasks import Draws, Task, Written, followed
+from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written, followed
 from data_prep.documents import CorpusError
 
 ACTIONS = ("L", "R", "F")
@@ -47,6 +48,7 @@ class RandomWalk(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(grid=2, length=1)
+        self.check_symbols("grid", math.isqrt(MOST_SYMBOLS))
         if least := [length for length in self.curriculum if length < 1]:
             raise CorpusError(
                 f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum lengths of 1 or more"

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 from data_prep.documents import SPLITS, CorpusError, Document, Source
 
+MOST_SYMBOLS = 1_000_000
+"""Of a task; a model has an embedding for each."""
+
 Written = tuple[Sequence[str], Sequence[str]]
 """The symbols of a text, and as many targets."""
 
@@ -82,6 +85,11 @@ class Task(ABC):
         for field, bound in least.items():
             if (value := getattr(self, field)) < bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or more")
+
+    def check_symbols(self, field: str, most: int) -> None:
+        """Raises CorpusError where a field, of which the number of symbols follows, is more than that allows."""
+        if (value := getattr(self, field)) > most:
+            raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {most} or less")
 
     @abstractmethod
     def symbols(self) -> Sequence[str]:

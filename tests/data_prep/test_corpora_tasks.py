@@ -259,6 +259,8 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: Mqar(pairs=0), "pairs of corpus mqar is 0: give --pairs 1 or more"),
     (lambda: Mqar(pairs=64), "length of corpus mqar is 128: give --length 256 or more"),
     (lambda: Mqar(vocabulary=17), "vocabulary of corpus mqar is 17: give --vocabulary 18 or more"),
+    (lambda: Mqar(vocabulary=10**12), f"vocabulary of corpus mqar is {10**12}: give --vocabulary 1000000 or less"),
+    (lambda: RandomWalk(grid=1001), "grid of corpus random-walk is 1001: give --grid 1000 or less"),
     (lambda: Mqar(power=float("nan")), "power of corpus mqar is nan: give --power 0.01, or any from -32 to 32"),
     (lambda: Permutation(length=0), "length of corpus permutation is 0: give --length 1 or more"),
 ]  # fmt: skip
