@@ -89,6 +89,27 @@ def test_every_recurrent_model_continues(model: str, train_model: Callable[..., 
     assert len(report["passages"]) == 2
 
 
+@pytest.mark.parametrize("model", ["gpt2-rec", "rec lstm:dual", "memorizing", "staircase", "lstm"])
+def test_the_likeliest_tokens_by_a_pass_over_everything_for_each(model: str, train_model: Callable[..., Path]) -> None:
+    """Without a stepper: what has been written is read again, whole, for each further token."""
+    trained = load(train_model(model, "--steps", "2", "--validate-every", "0")).model
+    for parameter in trained.parameters():  # else it writes one token again and again
+        parameter.data.mul_(3)
+    begin_of_document, start, count = 256, 2 * trained.block, 2 * trained.block + 3
+    text = torch.cat([torch.tensor([begin_of_document]), torch.randint(256, (5 * trained.block,))])
+    found = continued(trained, text, start, blocks=0, count=count)
+    with torch.no_grad():
+        logits, state = trained(text[None, :start])
+        first = int(logits[0, -1, :begin_of_document].argmax())
+        for made, before in zip(found, (without_window(trained, state), trained.initial_state(1)), strict=True):
+            ids = [first]
+            while len(ids) < count:
+                padded = torch.tensor([ids + [0] * (-len(ids) % trained.block)])  # what comes later changes nothing
+                logits, _ = trained(padded, before)
+                ids.append(int(logits[0, len(ids) - 1, :begin_of_document].argmax()))
+            assert made.ids == ids and len(set(ids)) > 1
+
+
 def test_the_report_has_the_texts(
     train: Train, store: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
