@@ -193,7 +193,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         ours = self._memory.sweep.trials[trial.config["trial"]]
         self._hear(ours, result)
         self._ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
-        del self._given[ours.id]
+        self._forget(trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """Tune starts it again, unless the memory has ended it."""
@@ -207,7 +207,14 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         ours = self._memory.sweep.trials[trial.config["trial"]]
         self._ended(ours, "stopped")
-        del self._given[ours.id]
+        self._forget(trial)
+
+    def _forget(self, trial: Any) -> None:
+        """Let go of a trial that is over, and of what Tune keeps of it beyond what its ResultGrid says."""
+        del self._given[trial.config["trial"]]
+        trial.run_metadata.metric_n_steps.clear()  # for the means of results to come
+        if "config" in trial.run_metadata.last_result:  # a copy, read from each result
+            trial.run_metadata.last_result["config"] = trial.config
 
     def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
         if ours not in self._memory.busy:  # it was over, and Tune has started it again
