@@ -17,7 +17,7 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.papers.jobs import Job, run
 from pipelines.papers.results import Results
-from pipelines.papers.tables import Column, Figure, Row, Run, Scale, Table
+from pipelines.papers.tables import TIMES, Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
@@ -132,6 +132,8 @@ class Plan:
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
         range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
         facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
+        if any(column.figure in TIMES for column in self.table.columns):
+            facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}
         named = {label: sorted(names) for label, names in runs.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named})
@@ -150,6 +152,8 @@ class Plan:
 
 def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
     """Ours; `relative_time` is a time still, in milliseconds."""
+    if figure in TIMES:
+        return training.ms_per_step()
     score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
     totals, output = store.manifest.totals, 2 * training.config.model.costs(store.vocab_size).embedding_parameters
@@ -159,8 +163,6 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "perplexity": 2**score.bits_per_token,
         "word_perplexity": score.word_perplexity,
         "error_percent": 100 * score.error_rate,
-        "relative_time": training.ms_per_step(),
-        "ms_per_step": training.ms_per_step(),
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
         "tokens": float(totals.tokens),

@@ -29,6 +29,7 @@ token, the output layer's left out; `relative_time` of a step is against that of
 the split."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
 """Figures of which the lower is the better, and by which rows are ordered."""
+TIMES = ("relative_time", "ms_per_step")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ ASSUMED_RATE = 1.25e14
 """FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""
 MEASURED_FLOPS = 5e11
 """Of one step, at most, that is timed on this machine."""
+TIMED_STEPS = 7
+"""Of which a table has the median."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,13 @@ class Training:
         return None
 
     def ms_per_step(self) -> float | None:
-        """Median over the points of its curve; None before there is one."""
+        """Where a step is small, timed here and now: a training beside others is as fast as they let it. Else the median over the
+        points of its curve; None before there is one.
+        """
+        vocab_size = SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
+        costs = self.config.model.costs(vocab_size)
+        if costs.training_flops_per_token * self.config.tokens_per_step <= MEASURED_FLOPS:
+            return 1e3 * seconds_per_step(self.config, vocab_size, TIMED_STEPS)
         records = read_records(self.folder / "metrics.jsonl")
         rates = [rate for record in records if (rate := record.metrics.get("train/tokens_per_second"))]
         return 1e3 * self.config.tokens_per_step / median(rates) if rates else None
@@ -176,15 +184,15 @@ class Training:
         costs, tokens = self.config.model.costs(vocab_size), self.config.steps * self.config.tokens_per_step
         flops = costs.training_flops_per_token * tokens
         if not rate and flops / self.config.steps <= MEASURED_FLOPS:
-            seconds = self.config.steps * seconds_per_step(self.config, vocab_size)
+            seconds = self.config.steps * seconds_per_step(self.config, vocab_size, 1)
         else:
             seconds = flops / (rate or ASSUMED_RATE)
         return Cost(costs.parameters, tokens, flops, 16 * costs.parameters, seconds)
 
 
-def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
+def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time,
-    which other work on the machine changes little.
+    which other work on the machine changes little. The median of so many ``steps``, behind a first one, which is slower.
     """
     import torch
 
@@ -193,12 +201,12 @@ def seconds_per_step(config: TrainConfig, vocab_size: int) -> float:
     try:
         model = config.model.build(vocab_size)
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
-        seconds = 0.0
-        for _ in range(2):  # the first is slower
+        seconds = []
+        for _ in range(1 + steps):
             began = time.process_time()
             model(tokens_BT, None, None, tokens_BT)[0].sum().backward()
-            seconds = time.process_time() - began
-        return seconds * config.data.lanes / lanes
+            seconds.append(time.process_time() - began)
+        return median(seconds[1:]) * config.data.lanes / lanes
     finally:
         torch.set_num_threads(threads)
 
