@@ -159,12 +159,17 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def plot(self, path: Path) -> Path:
-        """The paper's figures above, ours below, a panel for each column that is not the x."""
+        """The paper's figures above, ours below, a panel for each column but the x: over that, or row by row."""
         from matplotlib.figure import Figure  # a second to import
 
         columns = [column for column in self.table.columns if column.name != self.table.x]
-        figure = Figure(figsize=(max(4.6 * len(columns), 6), 7.5), layout="constrained")
-        panels = figure.subplots(2, len(columns), squeeze=False)
+        size = (
+            (max(4.6 * len(columns), 6), 7.5)
+            if self.table.x
+            else (2.6 * len(columns) + 2, 0.5 * len(self.table.rows) + 2)
+        )
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(2, len(columns), squeeze=False, sharey=not self.table.x)
         for number, column in enumerate(columns):
             for axes, whose in zip(panels[:, number], ("paper", f"ours, {self.scale}"), strict=True):
                 self.draw(axes, column, whose == "paper")
@@ -173,7 +178,7 @@ class Results:
         return save_figure(figure, path)
 
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
-        """Points with error bars over x, those of a series joined; or rows beside each other."""
+        """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
         x_column = next((other for other in self.table.columns if other.name == self.table.x), None)
 
         def figures(row: Row, of: Column) -> tuple[float, ...]:
@@ -194,11 +199,16 @@ class Results:
             places, values = [place for place, _ in points], [mean(values) for _, values in points]
             colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else COLOURS[0]
             shown = bars if any(bars) else None
-            axes.errorbar(places, values, shown, fmt=line, color=colour, capsize=3, markersize=4, label=name or None)
+            look: dict[str, Any] = {"fmt": line, "color": colour, "capsize": 3, "markersize": 4, "label": name or None}
+            if self.table.x:
+                axes.errorbar(places, values, yerr=shown, **look)
+            else:
+                axes.errorbar(values, places, xerr=shown, **look)
         if not series:
             axes.text(0.5, 0.5, "no figures", ha="center", transform=axes.transAxes, color="0.4")
         if not self.table.x:
-            axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=90, fontsize=7)
+            axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+            axes.set_ylim(len(rows) - 0.5, -0.5)
         else:
             axes.set_xlabel(self.table.x)
             across = [place for points in series.values() for place, _ in points]
