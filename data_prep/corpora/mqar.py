@@ -55,7 +55,7 @@ class Mqar(Task):
         super().__post_init__()
         self.check(pairs=1)
         self.check(length=4 * self.pairs, vocabulary=2 * self.pairs + 2)
-        self.check_symbols("vocabulary", MOST_SYMBOLS)
+        self.check_most(vocabulary=MOST_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

@@ -48,7 +48,7 @@ class RandomWalk(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(grid=2, length=1)
-        self.check_symbols("grid", math.isqrt(MOST_SYMBOLS))
+        self.check_most(grid=math.isqrt(MOST_SYMBOLS))
         if least := [length for length in self.curriculum if length < 1]:
             raise CorpusError(
                 f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum lengths of 1 or more"

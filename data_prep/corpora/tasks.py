@@ -86,10 +86,11 @@ class Task(ABC):
             if (value := getattr(self, field)) < bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or more")
 
-    def check_symbols(self, field: str, most: int) -> None:
-        """Raises CorpusError where a field, of which the number of symbols follows, is more than that allows."""
-        if (value := getattr(self, field)) > most:
-            raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {most} or less")
+    def check_most(self, **most: int) -> None:
+        """Raises CorpusError where a field is more than the most that it may be."""
+        for field, bound in most.items():
+            if (value := getattr(self, field)) > bound:
+                raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or less")
 
     @abstractmethod
     def symbols(self) -> Sequence[str]:

@@ -168,9 +168,8 @@ class Training:
         """Where a step is small, timed here and now: a training beside others is as fast as they let it. Else the median over the
         points of its curve; None before there is one.
         """
-        vocab_size = SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
-        costs = self.config.model.costs(vocab_size)
-        if costs.training_flops_per_token * self.config.tokens_per_step <= MEASURED_FLOPS:
+        vocab_size = self.vocab_size()
+        if self.flops_per_step(vocab_size) <= MEASURED_FLOPS:
             return 1e3 * seconds_per_step(self.config, vocab_size, TIMED_STEPS)
         records = read_records(self.folder / "metrics.jsonl")
         rates = [rate for record in records if (rate := record.metrics.get("train/tokens_per_second"))]
@@ -178,16 +177,22 @@ class Training:
 
     def cost(self, rate: float = 0.0) -> Cost:
         """``rate``: FLOP/s; 0 times two steps here where they are small, and assumes one otherwise."""
-        vocab_size = self.data.vocab_size
-        with contextlib.suppress(StoreError):
-            vocab_size = SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
-        costs, tokens = self.config.model.costs(vocab_size), self.config.steps * self.config.tokens_per_step
-        flops = costs.training_flops_per_token * tokens
-        if not rate and flops / self.config.steps <= MEASURED_FLOPS:
-            seconds = self.config.steps * seconds_per_step(self.config, vocab_size, 1)
+        vocab_size, steps = self.vocab_size(), self.config.steps
+        per_step, parameters = self.flops_per_step(vocab_size), self.config.model.costs(vocab_size).parameters
+        if not rate and per_step <= MEASURED_FLOPS:
+            seconds = steps * seconds_per_step(self.config, vocab_size, 1)
         else:
-            seconds = flops / (rate or ASSUMED_RATE)
-        return Cost(costs.parameters, tokens, flops, 16 * costs.parameters, seconds)
+            seconds = steps * per_step / (rate or ASSUMED_RATE)
+        return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 16 * parameters, seconds)
+
+    def vocab_size(self) -> int:
+        """The store's; before there is one, what its tokenizer will have."""
+        with contextlib.suppress(StoreError):
+            return SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
+        return self.data.vocab_size
+
+    def flops_per_step(self, vocab_size: int) -> float:
+        return self.config.model.costs(vocab_size).training_flops_per_token * self.config.tokens_per_step
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
