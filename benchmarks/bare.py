@@ -52,4 +52,5 @@ def run(main: Callable[[list[str]], int]) -> None:
     try:
         sys.exit(main(sys.argv[1:]))
     except ValueError as error:  # a user's
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
+from data_prep.errors import UserError
 from data_prep.lanes import TrainingLanes, read_batch
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
@@ -45,6 +46,10 @@ class BenchConfig:
     """Runs, by their names; their lanes and segments are taken."""
     rounds: int = 12
     """Rounds; the first two do not count."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 3:
+            raise UserError(f"--rounds is {self.rounds}, and the first two do not count: give 3 or more")
 
 
 class Memory:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.gpu_models import BenchConfig
 from pipelines.training.utilisation import synchronize
@@ -33,17 +34,22 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Ten
     return out.unflatten(0, q.shape[:2])
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Tensor:
-    window = q.shape[-2]
+@cache
+def block_mask(window: int, device: torch.device) -> BlockMask:
+    """Made once for a shape, as a model would."""
 
     def seen(lane: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         distance = row + window - column
         return (distance >= 1) & (distance <= window)
 
+    return create_block_mask(seen, None, None, window, 2 * window, device=device)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Tensor:
     def biased(score: Tensor, lane: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return score + bias_HWZ[head, row, column]
 
-    mask = create_block_mask(seen, None, None, window, 2 * window, device=q.device)
+    mask = block_mask(q.shape[-2], q.device)
     folded = (each.flatten(0, 1) for each in (q, k, v))
     attend = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
     return attend(*folded, score_mod=biased, block_mask=mask, scale=1.0).unflatten(0, q.shape[:2])  # pyrefly: ignore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import resource
 import sysconfig
 import time
 import warnings
@@ -16,6 +15,7 @@ from torch.profiler import profile as torch_profile
 
 from benchmarks.gpu_attention import WAYS, timed
 from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
+from benchmarks.machine import resident
 from pipelines.training.utilisation import matrix_rate, synchronize
 from recur_models.decoding import begin, read
 
@@ -177,20 +177,18 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
         reading, token_B1 = begin(stepper, lanes=1), torch.zeros(1, 1, dtype=torch.int64, device=device)
         for stretch in range(STRETCHES):
             synchronize(device)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(device)
             began, count = time.perf_counter(), max(1, config.tokens // STRETCHES)
             for _ in range(count):
                 logits_B1V, reading = read(stepper, reading, token_B1, keep=1)
                 token_B1 = logits_B1V.argmax(-1)
             synchronize(device)
             rate = count / (time.perf_counter() - began)
-            held = (
-                torch.cuda.max_memory_allocated(device)
-                if cuda
-                else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            )
+            held = torch.cuda.max_memory_allocated(device) if cuda else resident()
             say(
-                f"{name}: tokens {stretch * count:,} to {(stretch + 1) * count:,}: {rate:,.0f} tokens/s, at most "
-                f"{held / 2**20:,.1f} MiB",
+                f"{name}: tokens {stretch * count:,} to {(stretch + 1) * count:,}: {rate:,.0f} tokens/s, "
+                f"{'at most ' * cuda}{held / 2**20:,.1f} MiB",
                 {"model": name, "tokens": (stretch + 1) * count, "tokens_per_second": rate, "bytes": held},
             )
     return True

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 import torch
 
 from benchmarks import machine
@@ -80,10 +79,6 @@ class Stretch:
     """Bytes at the end."""
 
 
-def resident() -> int:
-    return psutil.Process().memory_info().rss
-
-
 def stretches(tokens: Iterable[object], length: int) -> Iterator[Stretch]:
     """Time the tokens as they come."""
     seconds: list[float] = []
@@ -92,7 +87,7 @@ def stretches(tokens: Iterable[object], length: int) -> Iterator[Stretch]:
         now = time.perf_counter()
         seconds.append(now - began)
         if len(seconds) == length:
-            yield Stretch(statistics.median(seconds) * 1e3, resident())
+            yield Stretch(statistics.median(seconds) * 1e3, machine.resident())
             seconds = []
             now = time.perf_counter()
         began = now
@@ -111,7 +106,7 @@ class Watch:
         if self._began:
             self._seconds.append(now - self._began)
         if len(self._seconds) == self._length:
-            self.found.append(Stretch(statistics.median(self._seconds) * 1e3, resident()))
+            self.found.append(Stretch(statistics.median(self._seconds) * 1e3, machine.resident()))
             self._seconds = []
         self._began = time.perf_counter()
 
@@ -159,7 +154,7 @@ def read_prompt(trained: Trained, count: int) -> bool:
     def note(*_: object) -> None:
         nonlocal began
         now = time.perf_counter()
-        passes.append(Stretch((now - began) * 1e3 / TOKENS_AT_ONCE, resident()))
+        passes.append(Stretch((now - began) * 1e3 / TOKENS_AT_ONCE, machine.resident()))
         began = time.perf_counter()
 
     hook = trained.model.register_forward_hook(note)

@@ -22,6 +22,12 @@ def describe() -> str:
     return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
 
 
+def resident(field: str = "VmRSS") -> int:
+    """Bytes of this process: `VmRSS` now, `VmHWM` at most."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) * 1024
+
+
 def matrix_rate(size: int = 2048, repeats: int = 7) -> float:
     """FLOP/s of a float32 product of two size² matrices: the median of some repeats."""
     a, b = torch.randn(size, size), torch.randn(size, size)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
@@ -35,20 +34,14 @@ class BenchConfig:
     """Of benchmarks/contenders.py."""
 
 
-def resident(field: str) -> float:
-    """MiB of this process: `VmRSS` now, `VmHWM` at most."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 def weigh(size: Size, model: str, recompute: str, length: int) -> None:
     """Print the MiB that two steps take at most, in this process."""
-    before = resident("VmRSS")
+    before = machine.resident()
     config = model_configs(size).get(model)
     contender = Contender(config, length, recompute) if config else Peer(SIZES[size], length)  # pyrefly: ignore
     contender.step()
     contender.step()
-    print(resident("VmHWM") - before)
+    print((machine.resident("VmHWM") - before) / 2**20)
 
 
 def main(argv: list[str]) -> None:

@@ -11,6 +11,7 @@ terminal, and as Markdown and JSON into a folder and into MLflow.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import first_writable
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
+from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
 
@@ -71,9 +73,18 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
             f"{config.new_tokens}: the longest has {lengths.max(initial=0):,}; ask for less with --blocks or --new-tokens"
         )
     drawn = np.random.default_rng(config.seed)
-    there_are = int((most[documents] - least + 1).sum())
-    order = np.resize(drawn.permutation(documents), min(config.places, there_are))
-    return sorted({(int(i), int(drawn.integers(least, most[i], endpoint=True)) * block) for i in order})
+    there_are = {int(i): int(most[i]) - least + 1 for i in drawn.permutation(documents)}
+    wanted, chosen = min(config.places, sum(there_are.values())), set[tuple[int, int]]()
+    for document in cycle(there_are):
+        if len(chosen) == wanted:
+            break
+        if not there_are[document]:
+            continue
+        there_are[document] -= 1
+        before = len(chosen)
+        while len(chosen) == before:
+            chosen.add((document, int(drawn.integers(least, most[document], endpoint=True)) * block))
+    return sorted(chosen)
 
 
 def passages_of(
@@ -136,6 +147,8 @@ def main(argv: list[str]) -> None:
     target.publish(*(path.name for path in paths))
     track(config, checkpoint, RunPlace(reports).folder.parent, paths)
     print(f"  report    {cli.shown(target.folder / 'continuations.md')}")
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
 
 
 def track(config: ContinuationsConfig, checkpoint: Checkpoint, root: Path, paths: list[Path]) -> None:

@@ -32,7 +32,6 @@ from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
-from pipelines.inference.trained import config_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
@@ -79,8 +78,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     from pipelines.training.shares import Reading
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
-    data, costs = meta["config"]["data"], subject.model.costs(meta["vocab_size"])
-    trained = config_of(checkpoint).block  # as many blocks as in training, where these are others
+    costs = subject.model.costs(meta["vocab_size"])
     with torch.device("meta"):
         model = subject.model.build(meta["vocab_size"])
     clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
@@ -95,8 +93,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         store,
         ways,
         where=Clearing(config.clear_every, config.clear_at),
-        lanes=config.lanes or data["lanes"],
-        segment_length=config.segment_length or data["segment_length"] // trained * subject.model.block,
+        lanes=config.lanes or subject.trained_data["lanes"],
+        segment_length=config.segment_length or subject.segment_length,
         shares=max(workers, 1),
         folder=folder,
     )

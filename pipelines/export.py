@@ -11,6 +11,7 @@ trust_remote_code=True (`lm_eval --model hf`: benchmarks/harness.py).
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> None:
     if not isinstance(
         tokenizer_of(checkpoint, config.store), SymbolsTokenizer
     ):  # which predicts labels and continues nothing
-        print(f"  continue a text    python -m pipelines.generate {config.output} --prompt Once")
+        print(f"  continue a text    python -m pipelines.generate {shlex.quote(str(config.output))} --prompt Once")
 
 
 if __name__ == "__main__":

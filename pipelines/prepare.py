@@ -11,6 +11,7 @@ same command goes on where it was killed, and the bytes are the same whatever th
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,9 +193,11 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         for split in splits:
             for remark in corpus.remarks(split, scans[split].documents):
                 console.print(f"{split}: {remark}")
-    store = "" if config.store == PrepareConfig.store else f" --data.store {without_credentials(config.store)}"
+    store = (
+        "" if config.store == PrepareConfig.store else f" --data.store {shlex.quote(without_credentials(config.store))}"
+    )
     console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
-    console.print(f"Look: python -m pipelines.inspect {cli.shown(str(config.place / splits[0]))}")
+    console.print(f"Look: python -m pipelines.inspect {shlex.quote(cli.shown(str(config.place / splits[0])))}")
     return manifests
 
 

@@ -125,8 +125,7 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
         )
 
     def reading(subject: Subject) -> Pass:
-        data = subject.checkpoint.meta["config"]["data"]
-        sizes = (config.lanes or data["lanes"], config.segment_length or data["segment_length"])
+        sizes = (config.lanes or subject.trained_data["lanes"], config.segment_length or subject.segment_length)
         return Pass(subject.name, subject, "nothing", *sizes, config.clear_every, config.clear_at)
 
     *others, carried = map(reading, subjects)

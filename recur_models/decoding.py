@@ -95,7 +95,7 @@ def read(
     Args:
         tokens_BT: int64.
         mask_BT: 0 (or False) at padding: on whichever side it is, it is as if it were not there.
-        keep: how many of the last columns' logits are wanted; 0 means all.
+        keep: how many of the last columns' logits are wanted; 0, or more than there are, means all.
 
     Returns:
         Logits [B, keep, V], in a padded column those of the latest token before it (zeros where there is none); and the
@@ -103,7 +103,7 @@ def read(
     """
     tokens_BT, source_BT = compact(tokens_BT, mask_BT)
     length_B = (source_BT[:, -1] + 1).cpu()
-    keep = keep or tokens_BT.shape[1]
+    keep = min(keep or tokens_BT.shape[1], tokens_BT.shape[1])
     slots: Tensor | None = None
     done_B = torch.zeros_like(length_B)
     while (left_B := length_B - done_B).any():

@@ -124,6 +124,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
                     f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
                     f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
                 )
+        model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
         return (model, info) if output_loading_info else model
 
     @can_return_tuple
@@ -158,8 +159,11 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
             )
         mask_BT = None
         if attention_mask is not None:
-            if attention_mask.dim() != 2 or attention_mask.shape[1] < input_ids.shape[1]:
-                raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}: it must be [lanes, tokens]")
+            lanes, length = input_ids.shape
+            if attention_mask.dim() != 2 or len(attention_mask) != lanes or attention_mask.shape[1] < length:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}: for these tokens it must be {(lanes, length)}"
+                )
             mask_BT = attention_mask[:, -input_ids.shape[1] :].bool()
             mask_BT = None if mask_BT.all() else mask_BT
         if use_cache is None:

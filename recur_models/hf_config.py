@@ -77,10 +77,14 @@ class ThroughlineConfig(PreTrainedConfig):
 
     def build(self) -> RecurrentModel:
         """The model, freshly initialised. Raises ValueError where the name or a field is unknown to this version."""
+        return self.model_config().build(self.vocab_size)
+
+    def model_config(self) -> ModelConfig:
+        """The model's own. Raises ValueError as `build`."""
         from recur_models import model_from_json
 
         if self.model is None:
             raise ValueError(
                 "this ThroughlineConfig names no model: make it with ThroughlineConfig.of(config, vocab_size)"
             )
-        return model_from_json(self.model).build(self.vocab_size)
+        return model_from_json(self.model)

@@ -130,7 +130,9 @@ class LSTM(RecurrentModel):
 
     def watched(self) -> list[Watched]:
         def change(before: Tensor, after: Tensor) -> Tensor:
-            return (after - before).float().square().mean().sqrt() / after.float().square().mean().sqrt()
+            was = before.float().square().mean()
+            moved = (after - before).float().square().mean()
+            return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
 
         return [Watched("state_change", layer.before, change, layer.after) for layer in self.layers]
 

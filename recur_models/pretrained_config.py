@@ -157,9 +157,12 @@ class RecurrentDecoderConfig(DecoderConfig):
         sizes = self.sized()
         recurrence = Recurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
         model = begun(Decoder(self, vocab_size, recurrence, self.inserted))
+        self.freeze(model)
+        return model
+
+    def freeze(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(self.trained == "all" or name.startswith("recurrence."))
-        return model
 
     def costs(self, vocab_size: int) -> Costs:
         """Counted as if all were trained."""

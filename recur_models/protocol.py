@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,10 @@ class ModelConfig(ABC):
         model.load_state_dict(weights)
         return model
 
+    def freeze(self, model: nn.Module) -> None:
+        """Say which of the model's parameters are trained; by default all."""
+        model.requires_grad_()
+
     @abstractmethod
     def costs(self, vocab_size: int) -> Costs:
         """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
@@ -108,14 +114,31 @@ class ModelConfig(ABC):
         return cls(**given)
 
 
+def is_not(value: Any, kind: Any) -> str:
+    """What a field of this kind needs where the value is none; empty where it is one, and of kinds that are not looked at."""
+    if get_origin(kind) is Literal:
+        return "" if value in get_args(kind) else " or ".join(map(str, get_args(kind)))
+    if kind is int:
+        return "" if isinstance(value, Integral) and not isinstance(value, bool) else "a whole number"
+    if kind is float:
+        return "" if isinstance(value, Real) and math.isfinite(value) else "a number"
+    if get_origin(kind) is tuple:
+        whole = isinstance(value, tuple) and not any(is_not(each, get_args(kind)[0]) for each in value)
+        return "" if whole else "a list, such as [1, 2]"
+    return ""
+
+
 def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
-    """Raises ValueError, naming the field, unless all integers of a config are at least 1, those ``from_0`` at least 0, and its
-    ``dropout`` is below 1.
+    """Raises ValueError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
+    ``from_0`` at least 0, and its ``dropout`` is below 1.
     """
-    for name, value in vars(config).items():
-        least = 0 if name in from_0 else 1
-        if type(value) is int and value < least:
-            raise ValueError(f"model.{name} is {value}: it must be at least {least}")
+    kinds = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, kind, least = getattr(config, field.name), kinds[field.name], 0 if field.name in from_0 else 1
+        if needed := is_not(value, kind):
+            raise ValueError(f"model.{field.name} is {value!r}: it must be {needed}")
+        if kind is int and value < least:
+            raise ValueError(f"model.{field.name} is {value}: it must be at least {least}")
     if not 0 <= (rate := vars(config)["dropout"]) < 1:
         raise ValueError(f"model.dropout is {rate}: it must be at least 0 and below 1")
 
@@ -130,7 +153,7 @@ class RecurrentModel(nn.Module, ABC):
     layers: nn.ModuleList
     """What is compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
-    """Set it before a forward pass; it changes memory and time, and no figure."""
+    """Set it before a forward pass; it changes memory and time, and no figure but for what dropout draws block by block."""
     one_graph: bool = False
     """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
 
@@ -279,13 +302,18 @@ def begin_segment(
     """
     lanes, length = tokens_BT.shape
     blocks, rest = divmod(length, model.block)
+    if not length:
+        raise ValueError(f"there is nothing to read: a segment has at least one block, of {model.block} tokens")
     if rest:
         raise ValueError(f"a segment of {length} tokens is not a multiple of the block of {model.block}: pad or cut it")
     if fresh_BK is None:
         fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
         fresh_BK[:, 0] = state is None
-    if fresh_BK.shape != (lanes, blocks):
-        raise ValueError(f"fresh has shape {tuple(fresh_BK.shape)}, but {lanes} lanes of {blocks} blocks are read")
+    if fresh_BK.shape != (lanes, blocks) or fresh_BK.dtype != torch.bool:
+        given = f"{tuple(fresh_BK.shape)} of {str(fresh_BK.dtype).removeprefix('torch.')}"
+        raise ValueError(
+            f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give a bool for each"
+        )
     state, expected = model.initial_state(lanes) if state is None else state, model.initial_state(0)
     if state.keys() != expected.keys():
         odd = sorted(state.keys() ^ expected.keys())[0]

@@ -69,7 +69,7 @@ def _sorted(params: Mapping[str, np.ndarray]) -> tuple[dict[int, dict[str, np.nd
             layers.setdefault(int(found[1]), {})[found[2]] = value
         else:
             others[name] = value
-    if not layers:
+    if 0 not in layers:
         raise ValueError("these parameters are not a transformer-sequential model: no '…layers.0.…' among the names")
     return layers, others
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -97,6 +97,16 @@ class Subject:
     """The run's, or what was asked for in the place of its windows."""
     changed: Mapping[str, int]
     """What is another than in the run."""
+
+    @property
+    def trained_data(self) -> Mapping[str, Any]:
+        """Lanes and segments of the training."""
+        return self.checkpoint.meta["config"]["data"]
+
+    @property
+    def segment_length(self) -> int:
+        """As many blocks as in training, where these are others."""
+        return self.trained_data["segment_length"] // config_of(self.checkpoint).block * self.model.block
 
 
 def subjects_of(config: SubjectsConfig) -> list[Subject]:

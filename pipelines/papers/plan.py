@@ -108,7 +108,8 @@ class Plan:
         if not compared or len(compared) < len(self.table.tokens):
             return []
         folders, backend = [str(training.folder) for training in compared], compared[0].config.tracking.backend
-        words = (*folders, "--output", str(folder / "tokens"), "--tracking.backend", backend)
+        split, output = self.table.columns[0].split, str(folder / "tokens")
+        words = (*folders, "--split", split, "--output", output, "--tracking.backend", backend)
         return [Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))]
 
     def results(self, command: str) -> Results:

@@ -36,7 +36,7 @@ class Ordering(NamedTuple):
     holds: list[tuple[str, str]]
     fails: list[tuple[str, str]]
     undecided: list[tuple[str, str]]
-    """Closer than the larger standard deviation of their seeds."""
+    """No further apart than the larger standard deviation of their seeds."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Results:
             if better.paper[column.name] == worse.paper[column.name]:
                 continue
             ours, theirs = self.ours(better, column), self.ours(worse, column)
-            spread = max(map(stdev, (ours, theirs))) if min(len(ours), len(theirs)) > 1 else 0.0
+            spread = max((stdev(values) for values in (ours, theirs) if len(values) > 1), default=0.0)
             gap = mean(theirs) - mean(ours)
-            where = found.undecided if abs(gap) < spread else found.holds if gap > 0 else found.fails
+            where = found.undecided if abs(gap) <= spread else found.holds if gap > 0 else found.fails
             where.append((better.label, worse.label))
         return found
 
@@ -92,9 +92,15 @@ class Results:
                 said += [f"{name}, {what}: {'; '.join(named)}{more}"] if some else []
         return said
 
+    def lacking(self) -> list[str]:
+        """Which figures are not of all seeds, in a sentence."""
+        cells = [(row, column, len(self.ours(row, column))) for column in self.table.columns for row in self.table.rows]
+        few = [f"{row.label} ({column.name}) of {count}" for row, column, count in cells if 0 < count < len(self.seeds)]
+        return [f"not of all {len(self.seeds)} seeds: {'; '.join(few)}"] if few else []
+
     def sentences(self) -> list[str]:
         """What a reader has to know beside the figures."""
-        return [*filter(None, [self.table.note.get(self.scale)]), *self.facts, *self.remarks()]
+        return [*filter(None, [self.table.note.get(self.scale)]), *self.facts, *self.lacking(), *self.remarks()]
 
     def text(self, row: Row, column: Column) -> tuple[str, str]:
         """The paper's figure and ours, as they are written."""

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from data_prep.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
-from pipelines.reports.evaluation_figures import plot_cumulative
+from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
@@ -218,9 +218,9 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     all of them have been evaluated on one text."""
     what, spots = spots_of(comparison)
     path = folder / "frontier.png"
-    found = [kept_evaluation(run.folder) if run.folder else None for run in comparison.runs]
+    found = [kept_evaluation(run.folder, run.thing, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]
-    whole = len(evaluations) == len(found) and len({evaluation.split for evaluation in evaluations}) == 1
+    whole = len(evaluations) == len(found) and of_one_text(evaluations)
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),

@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from data_prep.manifest import write_atomically
-from pipelines.reports.evaluation_figures import is_labelled, plot_cumulative, plot_errors, plot_worth
+from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import write_csv
 from pipelines.reports.frontier import Spot, differ, plot_frontier
 from pipelines.reports.seeds import over_seeds, seeds_table
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
-
-if TYPE_CHECKING:
-    pass
 
 OF_TEXT = ("bits_per_byte", "bits_per_character", "word_perplexity", "states_cleared", "all_cleared")
 """Columns that labels have nothing for."""
@@ -68,7 +65,9 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
-    """The rows for a terminal; of evaluations on the same split, the best figures are bold."""
+    """The rows for a terminal; of evaluations on the same split, the best figures are bold: by token, where their tokens are the
+    same.
+    """
     splits = {e.split for e in evaluations}
     rows = evaluation_rows(evaluations, unigram)
     for row in rows:
@@ -107,7 +106,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     known = {key for row in rows for key, value in row.items() if value is not None}
     columns = {key: column for key, column in columns.items() if key in known or key not in OF_SOME}
     one = len(splits) == 1
-    best = ("bits_per_token", "bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
+    best = ("bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
+    best += ("bits_per_token",) if best and of_one_text(evaluations) else ()
     title = splits.pop() if one else None
     return table(
         rows,
@@ -143,8 +143,9 @@ def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every figure, by position too), table.csv, cumulative.png, worth.png where something stands beside the
-    best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns their paths.
+    """Write report.json (every figure, by position too), table.csv, cumulative.png of one text's tokens, worth.png where something
+    stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
+    their paths.
     """
     rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
     seeds = over_seeds(evaluations, rows, list(SEEDS))
@@ -154,14 +155,15 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
         "seeds": seeds,
         "evaluations": [asdict(e) for e in evaluations],
     }
-    table, plot = write_csv(rows, folder / "table.csv"), plot_cumulative(evaluations, folder / "cumulative.png")
+    table, one = write_csv(rows, folder / "table.csv"), of_one_text(evaluations)
     write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if one else []
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
     worth = [made] if (made := plot_worth(evaluations, folder / "worth.png")) else []
     what, spots = spots_of(evaluations)
     path = folder / "frontier.png"
     costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
-    return [report, table, plot, *worth, *errors, *costs]
+    return [report, table, *cumulative, *worth, *errors, *costs]
 
 
 def read_report(folder: Path) -> list[Evaluation]:
@@ -173,19 +175,26 @@ def read_report(folder: Path) -> list[Evaluation]:
     return read
 
 
-def kept_evaluation(run: Path, split: str = "test") -> Evaluation | None:
-    """The newest that a report beside a run has of it, over the windows of its training; None where there is none."""
+def kept_evaluation(run: Path, thing: str, seed: int | None, split: str = "test") -> Evaluation | None:
+    """The newest that a report beside a run has of it, over the windows of its training; None where there is none.
+
+    Args:
+        thing, seed: of the training, as its config has them: another may have had the run's name.
+    """
     reports = [path for path in run.parent.glob("reports/*/report.json") if run.name in path.parent.name]
     for path in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
             for found in read_report(path.parent):
-                if found.name == run.name and found.split.endswith(f"/{split}"):
+                of_it = (found.name, found.thing, found.seed) == (run.name, thing, seed)
+                if of_it and found.split.endswith(f"/{split}"):
                     return found
     return None
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
-    """What each costs and gives, of evaluations on one split: word perplexity where it is known, else perplexity per token."""
+    """What each costs and gives, of evaluations on one split: word perplexity where it is known, else perplexity per token, of one
+    text's tokens.
+    """
     scores = [e.carried for e in evaluations]
     by_word = all(math.isfinite(score.word_perplexity) for score in scores)
     values = [score.word_perplexity if by_word else 2**score.bits_per_token for score in scores]
@@ -194,5 +203,5 @@ def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
         for e, value in zip(evaluations, values, strict=True)
         if e.flops_per_token is not None
     ]
-    alike = len({e.split for e in evaluations}) == 1
+    alike = len({e.split for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
     return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

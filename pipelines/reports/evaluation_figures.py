@@ -31,6 +31,11 @@ def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
     return any(e.carried.errors is not None for e in evaluations)
 
 
+def of_one_text(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether their tokens are the same, so that figures by token can be set beside each other."""
+    return len({e.store_fingerprint for e in evaluations}) == 1
+
+
 def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
     tokens in the bucket [P] (of its tokens, the mean). Of a labelled split: labels alone, NaN before the first of them.
@@ -89,7 +94,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
             (f"{e.name}, all of its State cleared", ":", e.cleared_all),
         ]
         lines += [(label, number, style, score) for label, style, score in passes if score is not None]
-    if not lines or len({e.store_fingerprint for e in evaluations}) > 1 or is_labelled(evaluations):
+    if not lines or not of_one_text(evaluations) or is_labelled(evaluations):
         return None
     ends_P, bits_P, _ = by_position(best.carried)
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
@@ -126,11 +131,7 @@ def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
 def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
     """What is drawn as one, by its name in the legend: several seeds of one thing on one text, or an evaluation by itself."""
-    several = {
-        name: places
-        for name, places in groups(evaluations).items()
-        if len({(evaluations[p].store_fingerprint, evaluations[p].carried.bucket) for p in places}) == 1
-    }
+    several = groups(evaluations)
     grouped = {place for places in several.values() for place in places}
     alone = [place for place in range(len(evaluations)) if place not in grouped]
     names = [evaluations[place].name for place in alone]

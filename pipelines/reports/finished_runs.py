@@ -60,6 +60,11 @@ class FinishedRun:
     folder: Path | None = None
     """On this machine."""
 
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """The same of runs that differ in the seed alone; empty where that is not known."""
+        return (self.thing, self.tokenizer, self.text) if self.thing else ()
+
     def curve(self, key: str) -> list[Point]:
         """The figure's points, in seconds since the run's first record, its pauses left out."""
         longest = longest_gap([record.time / 1e3 for record in self.records])
@@ -128,7 +133,7 @@ def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:
 
 
 def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
-    keys = (TOKEN, BYTE, TRAIN, WORTH, ERROR, TRAIN_ERROR, TOKENS, *(metric.name for metric in further()))
+    keys = (TOKEN, BYTE, TRAIN, WORTH, CLEARED, ERROR, TRAIN_ERROR, TOKENS, *(metric.name for metric in further()))
     run = read_run(config, root, run_id, keys)
     if not run.children:
         return [run_of_mlflow(run)]

@@ -74,7 +74,9 @@ KINDS = (
         "comparison",
         "comparison.csv",
         "comparison.png",
-        lambda path: _figures(path, "run", "best_error_rate", "best_bits_per_token", "best_bits_per_byte", "best_loss"),
+        lambda path: _figures(
+            path, "run", "best_error_rate", "best_bits_per_token", "best_bits_per_byte", "best_train_bits_per_token"
+        ),
     ),
     Kind("tokens", "words.csv", "tokens.html", lambda path: f"{len(_rows(path))} words of the largest gains"),
     Kind("continuations", "continuations.md", "continuations.md", lambda _: ""),

@@ -18,31 +18,41 @@ from pipelines.terminal.tables import plain_table
 
 
 class Seeded(Protocol):
-    """What has a name, a seed, and a mark of all that decides it but the seed."""
+    """What has a name, a seed, and marks of all that decides its figures but the seed."""
 
     @property
     def name(self) -> str: ...
     @property
     def seed(self) -> int | None: ...
     @property
-    def thing(self) -> str: ...
+    def alike(self) -> tuple[object, ...]:
+        """Empty where they are not known."""
+        ...
 
 
 def groups(items: Sequence[Seeded]) -> dict[str, list[int]]:
-    """By a name for it, the places of several seeds of one thing."""
-    found: dict[str, list[int]] = {}
+    """By a name for it, the places of several seeds of one thing. None where a seed stands twice: which of the two belongs to the
+    others nobody knows.
+    """
+    found: dict[tuple[object, ...], list[int]] = {}
     for place, item in enumerate(items):
-        if item.thing:
-            found.setdefault(item.thing, []).append(place)
-    several = [places for places in found.values() if len({items[place].seed for place in places}) > 1]
-    return {_name([items[place].name for place in places]): places for places in several}
+        if item.alike:
+            found.setdefault(item.alike, []).append(place)
+    several = [places for places in found.values() if len({items[place].seed for place in places}) == len(places) > 1]
+    all_names = [[items[place].name for place in places] for places in several]
+    common = [_common(names) for names in all_names]
+    made = {}
+    for places, names, name in zip(several, all_names, common, strict=True):
+        told = name if common.count(name) == 1 else f"{names[0]} and others"
+        made[f"{told}, {len(names)} seeds"] = places
+    return made
 
 
-def _name(names: list[str]) -> str:
-    """What the names begin with in common; the first of them where that is nothing."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    common = re.sub(r"[-_.@ ]*(seed|s)?[-_.@ ]*$", "", "".join(letters[0] for letters in alike))
-    return f"{common or names[0]}, {len(names)} seeds"
+def _common(names: list[str]) -> str:
+    """What the names begin with in common, the word "seed" left out; the first of them where that is nothing."""
+    letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(each[0] for each in letters)
+    return re.sub(r"(^|[-_.@ ]+)((seed|s)[-_.@ ]*\d*)?[-_.@ ]*$", "", common) or names[0]
 
 
 def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:

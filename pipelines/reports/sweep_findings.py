@@ -5,6 +5,7 @@ status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from rich.console import Console
@@ -32,8 +33,8 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         )
     print(
         f"  again   {sweep.winner['command']}\n"
-        f"  or      python -m pipelines.train {cli.shown((place / 'best.json').recorded)}\n"
-        f"  test    python -m pipelines.evaluate {cli.shown((place / f'trials/{best.id}').recorded)}\n"
+        f"  or      python -m pipelines.train {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
+        f"  test    python -m pipelines.evaluate {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}\n"
         f"  look    make ui"
     )
     return 0

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import COLOURS, save_figure, write_csv
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
-from pipelines.reports.words import Words, around, by_distance, rare, top, where
+from pipelines.reports.words import Words, around, by_distance, pieces_of, rare, top, where
 
 STEPS = (0.25, 1.0, 2.0, 4.0)
 """Nats of difference from which a token's colour is one stronger."""
@@ -202,11 +202,17 @@ def coloured(comparison: TokenComparison) -> str:
     """The shown document's text in spans of one colour, as HTML."""
     ids = comparison.tokens(comparison.shown)[: comparison.shown_tokens]
     first, second = (column[: comparison.shown_tokens] for column in comparison.both(comparison.shown))
-    gain = first - second
-    level = np.searchsorted(STEPS, np.abs(gain), "right") * np.sign(gain).astype(int)
+    written, gains, held = list[str](), list[float](), 0.0
+    for text, gain in zip(pieces_of(comparison.write, ids.tolist()), (first - second).tolist(), strict=True):
+        held += gain
+        if text is not None:  # of a character of several tokens, what all of them gain
+            written.append(text)
+            gains.append(held)
+            held = 0.0
+    level = np.searchsorted(STEPS, np.abs(gains), "right") * np.sign(gains).astype(int)
     parts = []
-    for colour, group in groupby(zip(level.tolist(), ids.tolist(), strict=True), lambda pair: pair[0]):
-        text = html.escape(comparison.write([token for _, token in group]), quote=False)
+    for colour, group in groupby(zip(level.tolist(), written, strict=True), lambda pair: pair[0]):
+        text = html.escape("".join(text for _, text in group), quote=False)
         parts.append(f'<span class="{"b" if colour > 0 else "w"}{abs(colour)}">{text}</span>' if colour else text)
     return "".join(parts)
 
@@ -265,7 +271,8 @@ def _distance_table(comparison: TokenComparison) -> str:
     for row in comparison.distance_rows:
         span = f"{row['from']:,} to {row['to']:,}" if row["from"] else "not before"
         means = "".join(
-            f"<td>{mean:.3f} ± {error:.3f}</td>" for mean, error in zip(row["nats"], row["errors"], strict=True)
+            f'<td data-v="{mean}">{mean:.3f} ± {error:.3f}</td>'
+            for mean, error in zip(row["nats"], row["errors"], strict=True)
         )
         rows.append(
             f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'

@@ -3,9 +3,9 @@
     words = words_of(tokenizer, tokens, [nats_a, nats_b])     # of one document
     rows = top(words, count=20)                               # where b costs least against a
 
-A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is theirs. A name is a word with a
-capital letter whose small form stands nowhere in the document more often (block-recurrent paper, section 4.6: what long context is
-used for). Letters: T tokens · N words · M models.
+A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is theirs. A character of several
+tokens is written by the last of them. A name is a word with a capital letter whose small form stands nowhere in the document more
+often (block-recurrent paper, section 4.6: what long context is used for). Letters: T tokens · N words · M models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from data_prep.tokenizers import Tokenizer
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """How a token reads that is a part of a letter's bytes."""
-WORD = re.compile(rf"[\w{UNKNOWN}]+")
+BYTES = 4
+"""Of a character, at most, and so of the tokens that have a part of it."""
+WORD = re.compile(r"\w+")
 AROUND = 80
 """Characters of text on each side of a word that is shown."""
 
@@ -66,6 +68,24 @@ def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     return lambda ids: tokenizer.decode([*anchor, *ids]).removeprefix(before)
 
 
+def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str | None]:
+    """What each token writes; None of one with a part of a character, which the next one that is not None writes."""
+    known: dict[tuple[int, ...], str] = {}
+    pieces: list[str | None] = []
+    held: tuple[int, ...] = ()
+    for token in tokens:
+        held = (*held, token)
+        text = known[held] if held in known else known.setdefault(held, write(held))
+        if UNKNOWN in text and len(held) < BYTES:
+            pieces.append(None)
+        else:  # bytes that are no character are written as one that says so
+            pieces.append(text)
+            held = ()
+    if held:
+        pieces[-1] = known[held]
+    return pieces
+
+
 def words_of(
     write: Callable[[Sequence[int]], str], tokens_T: np.ndarray, nats_MT: Sequence[np.ndarray], document: int = 0
 ) -> Words:
@@ -75,10 +95,12 @@ def words_of(
         write: `writing_of` its tokenizer.
         nats_MT: of each model, float [T].
     """
-    pieces = {token: write([token]) for token in np.unique(tokens_T).tolist()}
-    written = [pieces[token] for token in tokens_T.tolist()]
-    ends_T = np.cumsum([len(text) for text in written])
-    found = list(WORD.finditer("".join(written)))
+    pieces = pieces_of(write, tokens_T.tolist())
+    ends_T = np.cumsum([len(text or "") for text in pieces])
+    for number in range(len(pieces) - 2, -1, -1):
+        if pieces[number] is None:
+            ends_T[number] = ends_T[number + 1]
+    found = list(WORD.finditer("".join(text or "" for text in pieces)))
     starts_N = np.array([match.start() for match in found], np.int64)
     stops_N = np.array([match.end() for match in found], np.int64)
     # The tokens whose last character lies in the word: a blank before it belongs to its first token.
@@ -86,9 +108,6 @@ def words_of(
     kept = last_N > first_N  # not where a token holds a word and more
     texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
     first_N, last_N = first_N[kept], last_N[kept]
-    for number, text in enumerate(texts):
-        if UNKNOWN in text:
-            texts[number] = write(tokens_T[first_N[number] : last_N[number]].tolist()).strip() or text
     sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
     seen: dict[str, int] = {}
     before = []

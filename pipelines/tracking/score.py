@@ -90,6 +90,11 @@ class Evaluation:
     """The same of trainings and readings that differ in the seed alone."""
 
     @property
+    def alike(self) -> tuple[object, ...]:
+        """The same of those that differ in the training's seed alone; empty where it is not known."""
+        return (self.thing, self.step, self.store_fingerprint, self.carried.bucket) if self.thing else ()
+
+    @property
     def bits_per_character(self) -> float:
         """NaN where they are not known."""
         return self.carried.nats / math.log(2) / self.characters if self.characters else math.nan

@@ -154,9 +154,10 @@ def test_places_are_block_starts_with_room_before_and_behind() -> None:
     for document, start in places:
         assert start % 8 == 0 and 16 <= start <= lengths[document] + 1 - 10
     assert {start for document, start in places if document == 3} == {16}
-    assert set(choose_places(lengths, 8, replace(config, places=10**15))) <= {
+    assert set(choose_places(lengths, 8, replace(config, places=10**15))) == {
         (document, start) for document, length in enumerate(lengths) for start in range(16, length - 8, 8)
     }
+    assert all(len(choose_places(np.array([130]), 8, replace(config, places=8, seed=seed))) == 8 for seed in range(4))
 
 
 def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_model: Callable[..., Path]) -> None:

@@ -106,6 +106,10 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     )
     assert found.holds == [("a", "b"), ("a", "c")] and found.fails == [("a", "d"), ("b", "d")]
     assert found.undecided == [("b", "c")]  # c and d are equal in the paper
+    few = results({"a": (3.0, 3.1, 2.9), "b": (3.01,), "c": (2.5,), "d": (2.5,)})
+    found = few.ordering(Column("bits", "bits_per_token"))
+    assert ("a", "b") in found.undecided and ("b", "c") in found.fails  # b's one seed has no spread
+    assert "not of all 2 seeds: b (bits) of 1; c (bits) of 1; d (bits) of 1" in few.sentences()
     text = results({"a": (1.5,), "b": (1.0,)}).markdown()
     assert "| a | 1.000 | 1.500 |" in text and "| c | 3.000 | – |" in text
     assert "of 1 pairs of rows that the paper puts apart, 0 are in its order here" in text and "not: a below b" in text
@@ -202,6 +206,11 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
     (job,) = asked.comparing(tmp_path / "here")
     models = [json.loads((Path(word) / "config.json").read_text())["model"]["name"] for word in job.words[:2]]
     assert job.module == "tokens" and models == ["slide", "rec"]
+    validation = replace(
+        asked, table=replace(asked.table, columns=(replace(asked.table.columns[0], split="validation"),))
+    )
+    (of_validation,) = validation.comparing(tmp_path / "here")
+    assert "--split test" in " ".join(job.words) and "--split validation" in " ".join(of_validation.words)
     monkeypatch.setattr(plan, "run", fails)
     where = ["--root", str(tmp_path / "one"), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
     assert paper.main(["mine", "table-1", *where]) == 1

@@ -16,8 +16,17 @@ from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.reports.evaluation import evaluation_rows, evaluation_table, read_report, seeds_of, write_report
+from pipelines.reports.evaluation import (
+    evaluation_rows,
+    evaluation_table,
+    kept_evaluation,
+    read_report,
+    seeds_of,
+    spots_of,
+    write_report,
+)
 from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth
+from pipelines.reports.seeds import groups
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
 
@@ -156,6 +165,38 @@ SEEDS = [
     replace(SLIDE, name=f"slide-seed-{seed}", seed=seed, thing="one", carried=score(6.0, bits, 3.0))
     for seed, bits in enumerate((4.0, 4.5, 5.0))
 ]
+
+
+def test_other_steps_texts_and_doubles_are_no_seeds_of_one_thing() -> None:
+    later = [replace(e, step=900, name=f"late-{e.seed}") for e in SEEDS]
+    assert groups([*SEEDS, *later]) == {"slide, 3 seeds": [0, 1, 2], "late, 3 seeds": [3, 4, 5]}
+    elsewhere = [SEEDS[0], replace(SEEDS[1], store_fingerprint="e" * 32)]
+    assert groups(elsewhere) == {} and groups([*SEEDS, SEEDS[0]]) == {}
+    named = [replace(e, name=name) for e, name in zip([*SEEDS[:2], *later[:2]], ("x1", "x2", "x3", "x4"), strict=True)]
+    assert groups(named) == {"x1 and others, 2 seeds": [0, 1], "x3 and others, 2 seeds": [2, 3]}
+    for names, told in ((("lanes1", "lanes2"), "lanes"), (("s-seed-1", "s-seed-12"), "s"), (("7", "8"), "7")):
+        pair = [replace(e, name=name) for e, name in zip(SEEDS, names, strict=False)]
+        assert list(groups(pair)) == [f"{told}, 2 seeds"]
+
+
+def test_figures_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path: Path) -> None:
+    other = replace(SLIDE, store_fingerprint="e" * 32, flops_per_token=2.0)
+    bold = "\x1b[1m"
+    assert (
+        printed(evaluation_table([REC, SLIDE])).count(bold) == printed(evaluation_table([REC, other])).count(bold) + 1
+    )
+    names = {path.name for path in write_report([replace(REC, flops_per_token=1.0), other], tmp_path)}
+    assert "cumulative.png" not in names and spots_of([REC, other])[0] == "perplexity per word"
+    wordless = [replace(e, flops_per_token=1.0, carried=replace(e.carried, words=0)) for e in (REC, other)]
+    assert spots_of(wordless) == ("perplexity per token", [])
+
+
+def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path: Path) -> None:
+    kept = replace(REC, name="mine", thing="one", seed=0)
+    write_report([kept], tmp_path / "reports" / "mine")
+    found = kept_evaluation(tmp_path / "mine", "one", 0)
+    assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
+    assert kept_evaluation(tmp_path / "mine", "two", 0) is None and kept_evaluation(tmp_path / "mine", "one", 1) is None
 
 
 def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:

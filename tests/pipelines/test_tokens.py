@@ -21,7 +21,7 @@ from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.token_page import TokenComparison, distances, top_rows
-from pipelines.reports.words import Words, by_distance, rare, where, words_of, writing_of
+from pipelines.reports.words import Words, by_distance, pieces_of, rare, where, words_of, writing_of
 from pipelines.tokens import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -54,6 +54,17 @@ def test_a_word_of_several_pieces_ends_in_its_last() -> None:
 
 def test_letters_beyond_ascii_stay_in_their_words() -> None:
     assert words("café naïve über").text_N.tolist() == ["café", "naïve", "über"]
+
+
+def test_a_character_of_several_tokens_is_written_once_by_the_last_of_them() -> None:
+    text = "“Hello” said Anna—who. Hello Anna’s été"
+    found = words(text, np.arange(float(len(text.encode()))))
+    assert found.text_N.tolist() == ["Hello", "said", "Anna", "who", "Hello", "Anna", "s", "été"]
+    assert found.before_N[4] == text.encode().index(b"Hello", 10) - 3 == found.offset_N[4] - found.offset_N[0]
+    assert found.tokens_N.tolist()[-1] == 5 and found.nats_MN[0, -1] == sum(range(len(text.encode()))[-5:])
+    pieces = pieces_of(WRITE, BytesTokenizer().encode(text).tolist())
+    assert "".join(piece or "" for piece in pieces) == text and pieces[:4] == [None, None, "“", "H"]
+    assert pieces_of(WRITE, BytesTokenizer().encode("é").tolist()[:1]) == ["\N{REPLACEMENT CHARACTER}"]
 
 
 def test_where_a_word_stood_is_told_by_window_and_segment() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recur_models import ModelConfig, RecConfig, RecurrentModel, SlideConfig
+from recur_models import LSTMConfig, ModelConfig, RecConfig, RecurrentModel, SlideConfig
+from recur_models.gates import FixedGate
 from recur_models.health import Health, watch
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
@@ -84,3 +85,30 @@ def test_watching_changes_nothing() -> None:
         with watch(model):
             watched, _ = model(tokens(2, 8))
         assert torch.equal(watched, model(tokens(2, 8))[0])
+
+
+def test_a_slow_gate_moves_its_states_under_bfloat16_too() -> None:
+    torch.manual_seed(0)
+    gate, moved = FixedGate(4, 8, "meliad", False), {}
+    torch.nn.init.constant_(gate.bias, 6.5)  # g = 0.9985, which bfloat16 rounds to 1
+    h_BSN = torch.randn(1, 2, 4)
+    for enabled in (False, True):
+        states_BSD = torch.zeros(1, 2, 8)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for _ in range(2000):
+                states_BSD = gate(states_BSD, h_BSN)
+        assert states_BSD.dtype == torch.float32
+        moved[enabled] = states_BSD
+    torch.testing.assert_close(moved[True], moved[False], rtol=0.02, atol=0.02)
+    assert moved[True].abs().max() > 0.1
+
+
+def test_the_change_of_an_lstms_states_is_against_those_before() -> None:
+    model = LSTMConfig(layers=1, d_model=8, window=4, dropout=0.0).build(7)
+    state = {name: torch.full_like(tensor, 10.0) for name, tensor in model.initial_state(1).items()}
+    text = tokens(1, 4) % 7
+    with torch.no_grad(), watch(model) as health:
+        after = model(text, state)[1]
+    ((name, before),) = state.items()
+    change = (after[name] - before).square().mean().sqrt() / before.square().mean().sqrt()
+    assert health.figures()["state_change"] == pytest.approx(change.item(), rel=1e-5)

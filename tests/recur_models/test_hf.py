@@ -13,7 +13,7 @@ import torch
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from recur_models import ModelConfig
+from recur_models import GPT2RecConfig, ModelConfig
 from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
@@ -213,6 +213,7 @@ def slide() -> Any:
         ({"past_key_values": object()}, "past_key_values is a object"),
         ({"attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask has shape"),
         ({"attention_mask": torch.ones(2, 3)}, "attention_mask has shape"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]]), "use_cache": False}, "attention_mask has shape"),
         ({"attention_mask": torch.zeros(2, 5)}, "every token is masked"),
     ],
 )
@@ -277,3 +278,22 @@ print(type(model) is type(again), type(again).__module__)
     assert done.stdout.strip() == "True recur_models.hf", done.stderr
     first, second = ({path.name for path in (tmp_path / name).iterdir()} for name in ("first", "second"))
     assert first == second
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [False, True])
+def test_more_logits_to_keep_than_there_are_are_all(slide: Any, masked: bool) -> None:
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]]) if masked else None
+    kept = [
+        slide(text(2, 3), attention_mask=mask, logits_to_keep=5, use_cache=cached).logits for cached in (False, True)
+    ]
+    assert kept[0].shape == kept[1].shape == (2, 3, VOCAB)
+    torch.testing.assert_close(kept[0][1], kept[1][1])
+
+
+def test_what_is_frozen_is_frozen_when_it_is_opened_again(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "mlp_dim": 8, "positions": 8, "window": 8}
+    wrap(GPT2RecConfig(**sizes, trained="recurrence")).save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    trained = [name for name, parameter in opened.named_parameters() if parameter.requires_grad]
+    assert trained and all(name.startswith("model.recurrence.") for name in trained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -285,6 +286,10 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
         model(tokens(2, 2 * model.block + 1))
     with pytest.raises(ValueError, match="fresh has shape"):
         model(tokens(2, 2 * model.block), None, torch.zeros(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"fresh has shape .* of int64"):
+        model(tokens(2, 2 * model.block), None, torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="nothing to read"):
+        model(tokens(2, 0), None, torch.zeros(2, 0, dtype=torch.bool))
     with pytest.raises(ValueError, match="State is of another model"):
         model(tokens(2, model.block), {**model.initial_state(2), "layers.7.keys": torch.zeros(2)})
     if model.initial_state(1):
@@ -298,6 +303,13 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
         ({"layers": 0}, "model.layers is 0"),
         ({"dropout": 1.0}, "model.dropout is 1.0"),
         ({"states": 0}, "model.states is 0"),
+        ({"layers": 12.5}, "model.layers is 12.5: it must be a whole number"),
+        ({"layers": "4"}, "model.layers is '4'"),
+        ({"dropout": None}, "model.dropout is None: it must be a number"),
+        ({"dropout": math.nan}, "model.dropout is nan"),
+        ({"cell": "tripple"}, "model.cell is 'tripple': it must be dual or single or skip"),
+        ({"gate": "gru"}, "model.gate is 'gru'"),
+        ({"recurrent_layers": 2}, "model.recurrent_layers is 2: it must be a list"),
         ({"recurrent_layers": (4,)}, "names layer 4"),
         ({"recurrent_layers": ()}, "one or more different layers"),
     ],
