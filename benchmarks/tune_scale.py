@@ -18,6 +18,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import psutil
@@ -106,7 +107,8 @@ def main(argv: list[str]) -> None:
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
         kind = Sleeps if config.kind == "sleep" else Trial
-        grid = tuner.fit(memory, Stop(sweep.folder), lambda run: run, lambda: at_once, False, kind)
+        room: Any = SimpleNamespace(at_once=lambda: at_once, use_gpu=False)
+        grid = tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()

@@ -13,7 +13,9 @@ import urllib.parse
 _USER = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*)://([^\s/?#'"]*|[^\s/?#'"@:\[]*:(?!\d*/)[^\s?#'"]*)@""")
 """A URI up to the end of its user part; also where a password has a slash, which should have been written %2F."""
 _QUERY = re.compile(r"""\?([^\s?#'"]+)""")
-_SECRET = re.compile(r"secret|password|passwd|pwd|credential|token|key|auth|signature|^sig$|^sas$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|password|passwd|pwd|credential|token|key|auth|signature|odbc_connect|^sig$|^sas$", re.IGNORECASE
+)
 
 
 def without_credentials(value: object) -> str:

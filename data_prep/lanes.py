@@ -186,7 +186,7 @@ class TrainingLanes:
         return self.tokens_before(step) / self.tokens_per_epoch
 
     def cursor(self, step: int) -> np.ndarray:
-        """int64 [lanes]: the tokens that each lane has read before this step. Differs as soon as the schedule does."""
+        """int64 [lanes]: the tokens that each lane has read before this step. Equal cursors do not make equal schedules."""
         self._recall(step)
         if step > 0:
             self._extend(step - 1)

@@ -88,6 +88,10 @@ class Place:
         if uri.scheme == "file":
             return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
         bare = text.partition("?")[0]
+        if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:
+            raise PlaceError(
+                f"the URI {uri.scheme}://… has a question mark in a key or password: write %3F, or give it in the environment"
+            )
         if "@" not in uri.netloc and (public := without_credentials(bare)) != bare:
             raise PlaceError(
                 f"{public} has a key or password with a slash in it: write %2F, or give it in the environment"

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import psutil
 
 from data_prep.errors import UserError
+from pipelines.checkpoints.run_file import presets_with
 from pipelines.cluster import ray_session, readiness
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -28,7 +29,9 @@ def main(argv: list[str]) -> int:
     if HERE in argv or not argv:
         complaints, otherwise = taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free"
     else:
-        config = cli.parse_preset(PRESETS, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+        config = cli.parse_preset(
+            presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]
+        ).located()
         ray_session.start(num_cpus=config.workers[-1] or 1)
         nodes = ray_session.nodes()
         print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)

@@ -179,32 +179,34 @@ def main(argv: list[str]) -> int:
         if done.get(stage.name) and done[stage.name] == stage.fingerprint():
             print(f"{title}: done before, and nothing has changed since", flush=True)
             continue
-        status = attempt(stage, title, config.retries)
+        status, asked = attempt(stage, title, config.retries)
+        if not status:
+            done[stage.name] = stage.fingerprint()
+            record.parent.make_folder()
+            record.write_atomically(json.dumps(done, indent=1).encode())
+            status = STOPPED_STATUS if asked and planned[number:] else 0  # it has ended well all the same
         if status:
             later = ", ".join(stage.name for stage in planned[number:])
             print(f"{title}: {ended(status)}" + (f"; not begun: {later}" if later else ""), file=sys.stderr, flush=True)
             return status
-        done[stage.name] = stage.fingerprint()
-        record.parent.make_folder()
-        record.write_atomically(json.dumps(done, indent=1).encode())
     print(f"{name}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}")
     return 0
 
 
-def attempt(stage: Stage, title: str, retries: int) -> int:
-    """Run a stage, again where it failed; its last exit status."""
+def attempt(stage: Stage, title: str, retries: int) -> tuple[int, bool]:
+    """Run a stage, again where it failed; its last exit status, and whether it was asked to stop."""
     words = shlex.join(map(without_credentials, stage.words))
     while True:
         print(f"{title}: python -m pipelines.{stage.module} {words}", flush=True)
-        status = call(stage)
+        status, asked = call(stage)
         if status in (0, *FINAL) or not retries:
-            return status
+            return status, asked
         retries -= 1
         print(f"{title}: {ended(status)}; trying again", file=sys.stderr, flush=True)
 
 
-def call(stage: Stage) -> int:
-    """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
+def call(stage: Stage) -> tuple[int, bool]:
+    """Run a stage's command, with our own modules, and pass on to it what asks to stop; its exit status, and whether any did."""
     command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
     asked = []
@@ -218,7 +220,7 @@ def call(stage: Stage) -> int:
     with asking_signals_to(pass_on):
         status = process.wait()
     status = 128 - status if status < 0 else status
-    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
+    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status, bool(asked)
 
 
 def ended(status: int) -> str:

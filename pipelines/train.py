@@ -66,11 +66,14 @@ def main(argv: list[str]) -> int:
     run, place = open_run(config), RunPlace.of(config)
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        place.fetch(*RECORDS)
-        tracker = start_tracker(config, run, run.resume.step)  # sends what an MLflow that was silent then has not got
-        register_best(config, tracker)
-        tracker.finish()
-        place.publish(*RECORDS)
+        with hold(place.folder, "another training run"):
+            place.fetch(*RECORDS)
+            tracker = start_tracker(
+                config, run, run.resume.step
+            )  # sends what an MLflow that was silent then has not got
+            register_best(config, tracker)
+            tracker.finish()
+            place.publish(*RECORDS)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
@@ -123,6 +126,8 @@ def start(config: TrainConfig, run: Run) -> None:
 def train_here(config: TrainConfig, stop: Stop) -> None:
     """Train in this process, or in those that torchrun has started."""
     use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
+    if config.use_gpu == "yes" and not use_gpu:
+        raise UserError("use_gpu is yes, and there is no GPU that torch can use: choose --use-gpu auto, or mend CUDA")
     if int(os.environ.get("WORLD_SIZE", "1")) > config.data.lanes:
         raise UserError(
             f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"

@@ -9,9 +9,6 @@
 `python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The
 sweep's folder, `<root>/<run>`, is described in pipelines/sweeps/sweep.py: it is all that a resume needs.
 
-Ray Tune draws, decides (tune_spaces) and runs the trials (pipelines/sweeps/tuner.py): its actors take one trial after another, a
-trial that is stopped saves first, and all that is decided is in the sweep's folder before it is done.
-
 Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: the same
 command goes on.
 """

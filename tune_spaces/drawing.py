@@ -10,19 +10,19 @@ All return flat values, joint keys taken apart: ``{"model.gate": "fixed", "model
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import math
 import random
 import zlib
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
 import numpy as np
 from ray import tune
 from ray.tune import search
-from ray.tune.search.sample import Categorical, Float
+from ray.tune.search.sample import Categorical, Float, Integer
 
 from tune_spaces.named import make
 
@@ -35,12 +35,23 @@ SEARCHERS = {
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Take joint keys apart; three significant digits are enough for a number with decimals."""
+    """Take joint keys apart."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         fields = key.split(",")
         flat |= dict(zip(fields, value if len(fields) > 1 else (value,), strict=True))
-    return {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in flat.items()}
+    return flat
+
+
+def rounded(domain: Any, value: Any) -> Any:
+    """A number that was chosen in a range: of one with decimals three significant digits are enough, a whole one is whole. What was
+    listed is as it was written.
+    """
+    if isinstance(domain, Categorical):
+        return value
+    if isinstance(domain, Integer):
+        return int(value)
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def fields(domains: Mapping[str, Any]) -> list[str]:
@@ -50,12 +61,9 @@ def fields(domains: Mapping[str, Any]) -> list[str]:
 
 def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
     """The draw of this number, each key from a stream of its own."""
-    return expand(
-        {
-            key: domain.sample(random_state=random.Random(f"{seed}/{index}/{key}").getrandbits(32))
-            for key, domain in domains.items()
-        }
-    )
+    streams = {key: random.Random(f"{seed}/{index}/{key}").getrandbits(32) for key in domains}
+    sampled = {key: domain.sample(random_state=streams[key]) for key, domain in domains.items()}
+    return expand({key: rounded(domains[key], value) for key, value in sampled.items()})
 
 
 def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
@@ -67,11 +75,14 @@ def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
 def _points(domain: Any, points: int) -> list[Any]:
     if isinstance(domain, Categorical):
         return list(domain.categories)
-    assert isinstance(domain, Float) and domain.lower is not None and domain.upper is not None
-    if points == 1:
-        return [math.sqrt(domain.lower * domain.upper)]
-    ratio = domain.upper / domain.lower
-    return [domain.lower * ratio ** (i / (points - 1)) for i in range(points)]
+    if not isinstance(domain, Float | Integer) or not math.isfinite(domain.lower) or not math.isfinite(domain.upper):
+        raise ValueError(
+            "--search grid takes lists, and ranges with two ends: draw from this space with --search random"
+        )
+    low, high = domain.lower, domain.upper - isinstance(domain, Integer)  # whose upper end is left out
+    shares = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
+    found = [low * (high / low) ** share if low > 0 else low + (high - low) * share for share in shares]
+    return list(dict.fromkeys(rounded(domain, value) for value in found))
 
 
 @contextlib.contextmanager
@@ -95,41 +106,29 @@ class Searcher:
     """
 
     def __init__(self, name: str, domains: Mapping[str, Any], seed: int) -> None:
-        self._domains = domains
-        self._seed = seed
-        space = {
-            key: tune.choice([str(i) for i in range(len(domain))]) if isinstance(domain, Categorical) else domain
-            for key, domain in domains.items()
-        }
+        self._domains, self._seed = domains, seed
+        self._labels = {key: list(map(str, range(len(d)))) for key, d in domains.items() if isinstance(d, Categorical)}
+        space = {**domains, **{key: tune.choice(labels) for key, labels in self._labels.items()}}
         path, needs = SEARCHERS.get(name, (name, ""))
-        try:
-            for module in needs.split():
-                importlib.import_module(module)
-        except ImportError:
+        if not all(map(find_spec, needs.split())):
             raise ValueError(
                 f"--search {name} needs packages that are not installed: pip install {needs}, or --search random"
-            ) from None
+            )
         seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each names it otherwise
         for talker in ("optuna", "hpbandster", "ray.tune.search"):
             logging.getLogger(talker).setLevel(logging.ERROR)
         self._drawn = set[str]()
         """The trials that it has suggested: it knows no others."""
-        self._search: Any = make(path, space=space, metric=METRIC, mode="min", **seeds)
-        if not isinstance(self._search, search.Searcher):
-            raise ValueError(
-                f"{name} is no searcher of Ray Tune's: choose {' or '.join(SEARCHERS)}, or --search random"
-            )
+        instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
+        self._search = make(path, search.Searcher, instead, space=space, metric=METRIC, mode="min", **seeds)
 
     def suggest(self, trial: str) -> dict[str, Any]:
         self._drawn.add(trial)
         with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
             values = self._search.suggest(trial)
-        return expand(
-            {
-                key: domain.categories[int(values[key])] if isinstance(domain, Categorical) else float(values[key])
-                for key, domain in self._domains.items()
-            }
-        )
+        chosen = {key: self._domains[key].categories[int(values[key])] for key in self._labels}
+        numbers = {key: rounded(self._domains[key], float(values[key])) for key in self._domains.keys() - chosen.keys()}
+        return expand({key: (chosen | numbers)[key] for key in self._domains})
 
     def result(self, trial: str, time: int, value: float) -> None:
         if trial in self._drawn:

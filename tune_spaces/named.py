@@ -34,14 +34,19 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
         raise _cannot(text, error) from None
 
 
-def make(text: str, **offered: Any) -> Any:
-    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be."""
+def make(text: str, base: type = object, instead: str = "", **offered: Any) -> Any:
+    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be, or where it
+    is none of the base's; ``instead`` says what to choose.
+    """
     kind, given = kind_of(text)
     try:
         taken = inspect.signature(kind).parameters
-        return kind(**{key: value for key, value in offered.items() if key in taken} | given)
+        made = kind(**{key: value for key, value in offered.items() if key in taken} | given)
     except (ValueError, TypeError, ImportError, AttributeError, AssertionError, RuntimeError, TuneError) as error:
         raise _cannot(text, error) from None
+    if not isinstance(made, base):
+        raise ValueError(f"{text} is no {base.__name__.lower()} of Ray Tune's: {instead}")
+    return made
 
 
 def _cannot(text: str, error: Exception) -> ValueError:

@@ -52,7 +52,6 @@ def states(values: Values) -> Domains:
 
 
 def window(values: Values) -> Domains:
-    """Those that divide the segment."""
     length = values["data.segment_length"]
     windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
     return {"model.window": tune.choice([size for size in windows if length % size == 0 and length >= 2 * size])}
@@ -72,12 +71,9 @@ def optimizer(values: Values) -> Domains:
 
 def schedule(values: Values) -> Domains:
     """`final` only where it counts: for the cosine."""
-    final, warmup = values["schedule.final"], values["schedule.warmup"]
+    final, warmups = values["schedule.final"], _around(values["schedule.warmup"], (0.5, 1, 2))
     shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
-    return {
-        "schedule.name,schedule.final": tune.choice(shapes),
-        "schedule.warmup": tune.choice(_around(warmup, (0.5, 1, 2))),
-    }
+    return {"schedule.name,schedule.final": tune.choice(shapes), "schedule.warmup": tune.choice(warmups)}
 
 
 def segment(values: Values) -> Domains:
@@ -89,7 +85,6 @@ def segment(values: Values) -> Domains:
 
 
 def size(values: Values) -> Domains:
-    """Width, heads and MLP together: half, the same, double."""
     fields = ("model.d_model", "model.heads", "model.mlp_dim")
     sizes = [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]
     return {",".join(fields): tune.choice(list(dict.fromkeys(sizes)))}

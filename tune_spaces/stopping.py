@@ -31,8 +31,8 @@ from ray.tune.schedulers import (
 from ray.tune.search.sample import Float
 from ray.tune.stopper import Stopper
 
-from tune_spaces.drawing import expand, seeded
-from tune_spaces.named import is_path, kind_of, make
+from tune_spaces.drawing import expand, rounded, seeded
+from tune_spaces.named import kind_of, make
 
 SCHEDULERS = {
     "asha": "ray.tune.schedulers:ASHAScheduler",
@@ -41,6 +41,7 @@ SCHEDULERS = {
     "none": "ray.tune.schedulers:FIFOScheduler",
 }
 """By our names."""
+STOPPERS = {"none": "ray.tune.stopper:NoopStopper", "plateau": "ray.tune.stopper:TrialPlateauStopper"}
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 """These change what a trial takes, or repeat another sweep's changes: they cannot be fed with results."""
 COMPARING = (AsyncHyperBandScheduler, MedianStoppingRule)
@@ -119,13 +120,13 @@ class Rule:
         """Decided since they were last taken out."""
         self.stopped: list[str] = []
         """Trials that were stopped by another one's result, since they were last taken out."""
-        self._least, self._seed = least, seed
+        self._least, self._seed, self._domains = least, seed, ranges
         self._trials: dict[str, Trial] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._values: dict[str, dict[str, Any]] = {}
         self._kept: set[str] = set()
-        self._left: set[str] = set()
-        """Trials that it has stopped, and tells nothing more of."""
+        self.left: set[str] = set()
+        """Trials that it has stopped, and wants to hear no more of."""
 
     def add(self, name: str, values: Mapping[str, Any] | None = None, kept: bool = False) -> None:
         """A trial that is known from now on; ``kept``: it stays as it is."""
@@ -138,11 +139,11 @@ class Rule:
 
     def change(self, name: str, values: Mapping[str, Any]) -> None:
         """Its values are these, whatever was decided, and it has a checkpoint of its own by name."""
-        trial, self._values[name] = self._trials[name], dict(values)
+        trial: Any = self._trials[name]
+        self._values[name] = dict(values)
         trial.set_config(dict(values))
-        own: Any = SimpleNamespace(checkpoint=SimpleNamespace(path=name), metrics={})
-        manager: Any = trial.run_metadata.checkpoint_manager
-        manager.register_checkpoint(own)
+        own = SimpleNamespace(checkpoint=SimpleNamespace(path=name), metrics={})
+        trial.run_metadata.checkpoint_manager.register_checkpoint(own)
 
     def begin(self, name: str) -> None:
         """It is being trained."""
@@ -157,13 +158,9 @@ class Rule:
         """Whether it is to stand where it is until it is chosen."""
         return self._trials[name].status == Trial.PAUSED
 
-    def left(self, name: str) -> bool:
-        """Whether the scheduler wants to hear no more of it."""
-        return name in self._left
-
     def result(self, name: str, tokens: int, value: float, last: bool = False) -> bool:
         """Whether to stop it."""
-        if name in self._left or (last and not isinstance(self._rule, COMPARING)):
+        if name in self.left or (last and not isinstance(self._rule, COMPARING)):
             return False
         trial = self._trials[name]
         trial.set_status(Trial.RUNNING)
@@ -173,7 +170,7 @@ class Rule:
         if decision in (TrialScheduler.PAUSE, TrialScheduler.NOOP):
             trial.set_status(Trial.PAUSED)
         if decision == TrialScheduler.STOP and not isinstance(self._rule, COMPARING):
-            self._left.add(name)
+            self.left.add(name)
         return decision == TrialScheduler.STOP
 
     def _tell(self, trial: Trial) -> str:
@@ -184,7 +181,8 @@ class Rule:
             if other.checkpoint is None or (source := other.checkpoint.path) == name:
                 continue
             before = self._values[name]
-            values = before if name in self._kept else expand(other.config)
+            changed = {key: rounded(self._domains.get(key), value) for key, value in other.config.items()}
+            values = before if name in self._kept else expand(changed)
             self.change(name, values)
             if name not in self._kept:
                 self.exploits.append(Exploit(name, source, values, before))
@@ -193,14 +191,12 @@ class Rule:
     def end(self, name: str) -> None:
         """It is over."""
         trial = self._trials[name]
-        if trial.is_finished() or isinstance(self._rule, COMPARING):
-            trial.set_status(Trial.TERMINATED)
-            return
+        told = trial.is_finished() or isinstance(self._rule, COMPARING)
         trial.set_status(Trial.TERMINATED)
+        if told:
+            return
         self._rule.on_trial_remove(self, trial)
-        waiting = [
-            other for other in self._trials.values() if other.status == Trial.PAUSED and other.trial_id in self._told
-        ]
+        waiting = [trial for name, trial in self._trials.items() if name in self._told and self.waits(name)]
         if waiting and isinstance(self._rule, PopulationBasedTraining):  # they may have waited for this one alone
             self._tell(waiting[0])
 
@@ -226,7 +222,7 @@ class Rule:
 
     def stop_trial(self, trial: Trial) -> None:
         name = trial.trial_id
-        self._left.add(name)
+        self.left.add(name)
         self.stopped.append(name)
         trial.set_status(Trial.PENDING if name in self._kept else Trial.TERMINATED)
         self._rule.on_trial_remove(self, trial)
@@ -242,18 +238,14 @@ class Plateau:
     """When a trial has come to rest: Tune's TrialPlateauStopper, or any other stopper by its import path; none never."""
 
     def __init__(self, name: str) -> None:
-        path = "ray.tune.stopper:TrialPlateauStopper" if name == "plateau" else name
-        self._stopper: Any = make(path, metric="value", mode="min") if is_path(path) else None
-        if self._stopper is not None and not isinstance(self._stopper, Stopper):
-            raise ValueError(
-                f"{name} is no stopper of Ray Tune's: choose plateau, or write ray.tune.stopper:Name(field=value, …)"
-            )
+        instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
+        self._stopper = make(STOPPERS.get(name, name), Stopper, instead, metric="value", mode="min")
 
     def result(self, trial: str, tokens: int, value: float) -> bool:
         """Whether to stop it."""
         told = {"tokens": tokens, "value": value, "training_iteration": tokens}
-        return self._stopper is not None and bool(self._stopper(trial, told))
+        return bool(self._stopper(trial, told))
 
     def over(self) -> bool:
         """Whether to stop them all."""
-        return self._stopper is not None and bool(self._stopper.stop_all())
+        return bool(self._stopper.stop_all())

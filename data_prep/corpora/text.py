@@ -30,6 +30,10 @@ class Text:
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """Larger files are left out, and counted."""
 
+    def __post_init__(self) -> None:
+        if not self.pattern:
+            raise CorpusError("pattern is empty: write which file names count as documents, such as *.txt")
+
     def options(self) -> dict[str, Any]:
         return {}
 

@@ -13,6 +13,14 @@ from typing import Literal
 from data_prep.errors import UserError
 
 
+def check_least(group: str, config: object, leasts: Mapping[str, float]) -> None:
+    """Raises UserError where a field is less than this, or no number."""
+    for name, least in leasts.items():
+        if not getattr(config, name) >= least:
+            where = f"{group}.{name}" if group else name
+            raise UserError(f"{where} is {getattr(config, name)}: it must be at least {least}")
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which segment store is read, and how it is laid out in lanes."""
@@ -47,6 +55,11 @@ class OptimConfig:
     clip: float = 1.0
     """Largest global norm of the gradient; 0 leaves it alone."""
 
+    def __post_init__(self) -> None:
+        check_least("optim", self, {"lr": 0, "weight_decay": 0, "clip": 0})
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas is {self.betas}: each must be at least 0 and below 1")
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -59,6 +72,9 @@ class ScheduleConfig:
     """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
     final: float = 0.1
     """Cosine: share of the peak rate that is left at the last step."""
+
+    def __post_init__(self) -> None:
+        check_least("schedule", self, {"warmup": 0, "final": 0})
 
 
 @dataclass(frozen=True)
@@ -77,9 +93,7 @@ class CheckpointConfig:
     """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("keep_best", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"checkpoint.{name} is {getattr(self, name)}: it must be at least {least}")
+        check_least("checkpoint", self, {"every": 1, "keep": 1, "keep_every": 0, "keep_best": 0})
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,12 @@ class TrackingConfig:
         if re.match(r"sqlite:///(?!/)", self.uri):
             raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
+            )
+        database = re.match(r"(?!https?:)[\w+.-]+://[^:/@]*:([^@]*)@", self.uri)
+        if database and re.search(r"""[?#/'"\s]""", database[1]):
+            raise UserError(
+                "the password in tracking.uri has a sign that would cut it short where it is taken out of what is recorded: write "
+                "%3F for ?, %23 for #, %2F for /, %27 for '"
             )
         if self.experiment and not self.experiment.strip():
             raise UserError("tracking.experiment is blank: name an MLflow experiment")
@@ -153,5 +173,10 @@ class PlacementConfig:
 
     def fits(self, resources: Mapping[str, float], use_gpu: bool) -> int:
         """How many workers a machine holds that has so much."""
-        fits = int(min(resources.get(name, 0) / amount for name, amount in self.worker(use_gpu).items()) + 1e-9)
+        fits = times(resources, self.worker(use_gpu))
         return min(fits, 1) if self.strategy == "strict-spread" else fits
+
+
+def times(resources: Mapping[str, float], taken: Mapping[str, float]) -> int:
+    """How often resources hold what is taken; 0.3 CPUs hold 0.1 three times."""
+    return int(min(resources.get(name, 0) / amount for name, amount in taken.items()) + 1e-9)

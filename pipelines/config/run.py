@@ -17,7 +17,7 @@ import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
-from data_prep.places import Place
+from data_prep.places import Place, is_uri
 from pipelines.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -25,6 +25,7 @@ from pipelines.config.parts import (
     PlacementConfig,
     ScheduleConfig,
     TrackingConfig,
+    check_least,
 )
 
 Recompute = Literal["nothing", "layer", "block"]
@@ -104,9 +105,8 @@ class TrainConfig:
     """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        never = {"validate_every": 0, "validate_tokens": 0, "max_failures": 0, "hang_seconds": 0}
+        check_least("", self, {"steps": 1, "log_every": 1, **never})
         if self.micro_lanes < 0:
             raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:
@@ -132,12 +132,22 @@ class TrainConfig:
             )
 
     def located(self) -> TrainConfig:
-        """The same run with whole paths, and with what the environment says: workers have their own of both."""
+        """The same run with whole paths, and with what the environment says: workers have their own of both. Raises UserError for
+        places that cannot be.
+        """
+        if {"", ".", ".."} & set(self.run.split("/")):
+            raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
         store = Place.parse(self.data.store).text
         root, cache = Place.parse(self.root).text, self.data.cache
         if cache not in ("", "none"):
             cache = str(Path(cache).expanduser().absolute())
         data = dataclasses.replace(self.data, store=store, cache=cache)
+        own = self.tracking.backend == "mlflow" and not self.tracking.located().uri and not is_uri(root)
+        if own and (odd := set(root) & set("?#%")):
+            raise UserError(
+                f"root is {root}, and MLflow's own file cannot be below a folder with {odd.pop()} in its name: choose another "
+                "--root, name a server by --tracking.uri, or add --tracking.backend none"
+            )
         return dataclasses.replace(self, root=root, data=data, tracking=self.tracking.located())
 
     @property
@@ -203,9 +213,14 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     values["model"] = config.model.to_json()
     values["tracking"]["uri"] = without_credentials(config.tracking.uri)
-    values["data"]["store"] = without_credentials(config.data.store)
-    values["root"] = without_credentials(config.root)
+    values["data"]["store"] = public(config.data.store)
+    values["root"] = public(config.root)
     return values
+
+
+def public(place: str) -> str:
+    """A place without credentials; a folder's name is its own."""
+    return without_credentials(place) if is_uri(place) else place
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

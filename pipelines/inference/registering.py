@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,18 +22,13 @@ from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig, TrainConfig
+from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 
-
-@contextmanager
-def _as_a_warning() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, SafetensorError) as error:
-        print(f"warning: the best checkpoint is not registered in MLflow: {error}", file=sys.stderr, flush=True)
+UNREGISTERED = "the best checkpoint is not registered in MLflow"
 
 
-@_as_a_warning()
+@as_a_warning(UNREGISTERED, SafetensorError)
 def register_best(config: TrainConfig, tracker: Tracker) -> None:
     """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
@@ -49,7 +41,7 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
         _register(checkpoint, tracker, run.folder / ".exported", config.run)
 
 
-@_as_a_warning()
+@as_a_warning(UNREGISTERED, SafetensorError)
 def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None:
     """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
     folder = sweep.folder

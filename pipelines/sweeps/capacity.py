@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from data_prep.errors import UserError
 from pipelines.cluster import ray_session
+from pipelines.config.parts import times
 from pipelines.sweeps.command import SweepConfig
 
 COUNT_SECONDS = 5.0
@@ -20,78 +21,68 @@ COUNT_SECONDS = 5.0
 class Room:
     """What the Ray session has for a sweep's trials, counted again as machines come and go."""
 
-    def __init__(self, config: SweepConfig, use_gpu: bool) -> None:
-        self._config, self.use_gpu = config, use_gpu
-        self._worker = config.train.placement.worker(use_gpu)
-        self._counted, self._at_once = 0.0, 0
+    def __init__(self, config: SweepConfig) -> None:
+        self._config, run, machines = config, config.train, ray_session.free_resources()
+        self.use_gpu = run.uses_gpu(sum(there.get("GPU", 0) for _, there in machines))
+        self._worker = run.placement.worker(self.use_gpu)
+        self._count()
 
     @classmethod
     def of(cls, config: SweepConfig) -> Room:
         """Count it, and say what there is. Raises UserError where not even one trial fits."""
-        machines = total_resources()
-        room = cls(config, config.train.uses_gpu(sum(machine.get("GPU", 0) for machine in machines)))
-        most, has = room._count(machines)
-        workers, worker, placement = config.train.workers[0], room._worker, config.train.placement
-        each = f"{workers} worker{'s' if workers > 1 else ''}"
-        if most < 1:
-            apart = ", no two on one machine" if placement.strategy == "strict-spread" else ""
-            where = f" on {len(machines)} machines" if len(machines) > 1 else ""
+        room, workers = cls(config), config.train.workers[0]
+        each, has = f"{workers} worker{'s' if workers > 1 else ''}", room._has
+        if room._most < 1:
+            apart = ", no two on one machine" if config.train.placement.strategy == "strict-spread" else ""
+            where = f" on {room._machines} machines" if room._machines > 1 else ""
             raise UserError(
-                f"a trial takes {told({name: workers * amount for name, amount in worker.items()})} for its {each}{apart}, and "
-                f"there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers or "
-                "--placement.cpus"
+                f"a trial takes {told({name: workers * amount for name, amount in room._worker.items()})} for its {each}{apart}, "
+                f"and there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers "
+                "or --placement.cpus"
             )
         print(
-            f"  at once {trials(room._at_once)} of {each} of {told(worker)} each: {told(has)} hold {most}", flush=True
+            f"  at once {room._trials()} of {each} of {told(room._worker)} each: {told(has)} hold {room._most}",
+            flush=True,
         )
         return room
 
     def at_once(self) -> int:
         """How many trials fit at once. Where machines have gone and none does, one, which waits for them."""
         if time.monotonic() - self._counted > COUNT_SECONDS:
-            before, (_, has) = self._at_once, self._count(total_resources())
+            before = self._at_once
+            self._count()
             if self._at_once != before:
                 what = "come" if self._at_once > before else "gone"
-                print(f"machines have {what}: {told(has)}, at once {trials(self._at_once)}", flush=True)
+                print(f"machines have {what}: {told(self._has)}, at once {self._trials()}", flush=True)
         return self._at_once
 
-    def _count(self, machines: Sequence[Mapping[str, float]]) -> tuple[int, dict[str, float]]:
-        """How many trials they hold, and what they have of what a worker takes."""
+    def _count(self) -> None:
+        """How many trials the machines hold, and what they have of what a worker takes."""
         config, workers = self._config, self._config.train.workers[0]
+        machines = [there for _, there in ray_session.free_resources()]
         most = trials_at_once(machines, self._worker, workers, apart=config.train.placement.strategy == "strict-spread")
-        has = {name: sum(machine.get(name, 0) for machine in machines) for name in self._worker}
+        self._has = {name: sum(machine.get(name, 0) for machine in machines) for name in self._worker}
         if config.num_cpus:
-            has["CPU"] = min(has["CPU"], config.num_cpus)
-            most = min(most, whole(has["CPU"] / (workers * self._worker["CPU"])))
-        self._counted, self._at_once = time.monotonic(), max(min(most, config.concurrent or most), 1)
-        return most, has
+            self._has["CPU"] = min(self._has["CPU"], config.num_cpus)
+            most = min(most, times(self._has, {"CPU": workers * self._worker["CPU"]}))
+        self._most, self._machines, self._counted = most, len(machines), time.monotonic()
+        self._at_once = max(min(most, config.concurrent or most), 1)
 
-
-def trials(count: int) -> str:
-    return f"{count} trial{'s' if count > 1 else ''}"
-
-
-def total_resources() -> list[dict[str, float]]:
-    """Of each machine that is alive, in use or free."""
-    return [there for _, there in ray_session.free_resources()]
+    def _trials(self) -> str:
+        return f"{self._at_once} trial{'s' if self._at_once > 1 else ''}"
 
 
 def trials_at_once(
     machines: Sequence[Mapping[str, float]], worker: Mapping[str, float], workers: int, apart: bool
 ) -> int:
     """How many trials of so many workers machines hold, by what a worker takes; ``apart``: no two of a trial on one machine."""
-    fits = [min(whole(machine.get(name, 0) / amount) for name, amount in worker.items()) for machine in machines]
+    fits = [times(machine, worker) for machine in machines]
     if not apart:
         return sum(fits) // workers
     most = 0
     while sum(min(number, most + 1) for number in fits) >= (most + 1) * workers:
         most += 1
     return most
-
-
-def whole(number: float) -> int:
-    """The integer below, where 0.3 / 0.1 is 3."""
-    return int(number + 1e-9)
 
 
 def told(resources: Mapping[str, float]) -> str:

@@ -19,26 +19,18 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place
 from data_prep.store import SegmentStore
-from pipelines.config.run import CHANGEABLE_ON_RESUME, TrainConfig, flatten, to_json
+from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
 from tune_spaces import SPACES, Plateau, Rule, Searcher
 from tune_spaces.drawing import SEARCHERS, fields
 from tune_spaces.named import is_path
-from tune_spaces.stopping import SCHEDULERS, changes_values
+from tune_spaces.stopping import SCHEDULERS, STOPPERS, changes_values
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
-NAMES = {
-    "search": ("random", "grid", *SEARCHERS),
-    "scheduler": tuple(SCHEDULERS),
-    "stop": ("none", "plateau"),
-}
+NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
 """Of fields that take an import path too."""
-CHANGEABLE_OF_RUN = tuple(
-    name for name in CHANGEABLE_ON_RESUME if name not in ("data.store", "validate_every", "validate_tokens")
-)
-"""Fields of its run that may differ when a sweep is resumed."""
 PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
 
@@ -127,6 +119,11 @@ class SweepConfig:
         return Rule(self.scheduler, least, self.whole, self.reduction, every, domains, self.train.seed)
 
 
+def changes_learning(field: str) -> bool:
+    """Whether another value of a run's field makes another sweep of it, and a trial learn otherwise."""
+    return not may_change(field) or field in ("data.store", "validate_every", "validate_tokens")
+
+
 def read_command(argv: Sequence[str]) -> SweepConfig:
     """The command line as a sweep. Raises UserError."""
     if argv and argv[0] in ("-h", "--help"):
@@ -144,17 +141,13 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
-    metric: Any = (
-        "validation/bits_per_byte" if "data.store" in space or space == "rec-table-5" else "validation/bits_per_token"
-    )
-    search: Any = "grid" if space.startswith("rec-table") else "random"
-    default = SweepConfig(space, replace(PRESETS[preset], run=""), preset, metric=metric, search=search)
+    unit = "byte" if "data.store" in space or space == "rec-table-5" else "token"
+    search, run = "grid" if space.startswith("rec-table") else "random", replace(PRESETS[preset], run="")
+    default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
     name = config.train.run or f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"}))
-    numbers = config.train.workers
-    if numbers[0] < 2 or len(numbers) > 1:  # a trial's workers are its own throughout
-        config = replace(config, train=replace(config.train, num_workers=max(1, numbers[0])))
-    return replace(config, train=replace(config.train, run=name).located())
+    workers = max(1, config.train.workers[0])  # a trial's are its own throughout
+    return replace(config, train=replace(config.train, run=name, num_workers=workers).located())
 
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
@@ -179,18 +172,19 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         raise UserError(
             f"{config.preset} has no states, so that {config.metric} is never logged: choose another --metric"
         )
-    first = (every or run.log_every) * run.tokens_per_step
+    often, steps = ("validate", every) if config.metric.startswith("validation/") else ("log", run.log_every)
+    first = steps * run.tokens_per_step
     if 0 < config.tokens < first:
         raise UserError(
             f"a budget of {config.tokens:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
-            "--tokens, or lower --validate-every"
+            f"--tokens, or lower --{often}-every"
         )
     if config.rung_tokens >= config.whole:
         raise UserError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
     for name in fields(domains):
-        if any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE_OF_RUN):
+        if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
         if name == "steps" and config.equal != "steps":
             raise UserError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from pipelines.sweeps.sweep import Sweep, Trial
 from tune_spaces import Searcher, draw, expand, grid
 
@@ -33,11 +33,10 @@ def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] |
     if baseline is not None:
         add(sweep, dict(baseline), baseline=True)
     if config.search == "grid":
-        combinations = [values for values in grid(domains, config.points) if values != baseline]
-        fitting = [values for values in combinations if fits(sweep, values)]
-        for values in fitting:
-            add(sweep, values)
-        if left_out := len(combinations) - len(fitting):
+        with given_by_user(ValueError):
+            combinations = [values for values in grid(domains, config.points) if values != baseline]
+        added = [add(sweep, values) for values in combinations if fits(sweep, values)]
+        if left_out := len(combinations) - len(added):
             print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
     elif config.search == "random":
         for index in range(config.samples - len(sweep.trials)):
@@ -57,15 +56,15 @@ def new_draw(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, 
 
 def suggest(sweep: Sweep, searcher: Searcher) -> Trial:
     """Add the trial that a searcher suggests; each draw is a line of results.jsonl. Raises UserError where none fits."""
-    name = number = f"{len(sweep.trials):03d}"
+    number = f"{len(sweep.trials):03d}"
     for attempt in range(MOST_DRAWS):
+        name = f"{number}.{attempt}" if attempt else number
         values = searcher.suggest(name)
-        if fits(sweep, values):
-            sweep.note(event="draw", name=name, trial=number, values=values)
+        fitting = fits(sweep, values)
+        sweep.note(event="draw", name=name, trial=number if fitting else None, values=values)
+        if fitting:
             return add(sweep, values)
-        sweep.note(event="draw", name=name, trial=None, values=values, fits=False)
         searcher.complete(name, 0, None)
-        name = f"{number}.{attempt + 1}"
     raise UserError(f"--search {sweep.config.search} suggests nothing that fits the preset: vary something else")
 
 

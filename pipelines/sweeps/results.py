@@ -48,12 +48,10 @@ def _as_tunes(place: Place, metric: str, trial: TrialResult) -> Any:
     ours.status = {"failed": "ERROR", "pending": "PENDING", "running": "PAUSED"}.get(trial.status, "TERMINATED")
     said = {"config": ours.config, "trial_id": trial.id, "status": trial.status, "reason": trial.reason}
     ours.get_pickled_error, ours.get_error = lambda: None, lambda: TuneError(trial.reason)
-    ours.results = []
-    for number, point in enumerate(trial.points, start=1):
-        ours.results.append(
-            {metric: point.value, "step": point.step, "tokens": point.tokens, "training_iteration": number}
-        )
-        ours.update_last_result({**ours.results[-1], **said})
+    ours.results = [{metric: point.value, "step": point.step, "tokens": point.tokens} for point in trial.points]
+    for number, result in enumerate(ours.results, start=1):
+        result["training_iteration"] = number
+        ours.update_last_result({**result, **said})
     for name in RunPlace(place).checkpoint_names()[:1]:
         checkpoint = tune.Checkpoint((place / f"checkpoints/{name}").path, place.filesystem)
         saved: Any = SimpleNamespace(checkpoint=checkpoint, metrics=ours.last_result)

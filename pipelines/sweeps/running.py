@@ -29,7 +29,7 @@ from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
 from pipelines.sweeps.tracking import SweepTracking
-from pipelines.sweeps.tuner import fit
+from pipelines.sweeps.tuner import Recorded, fit
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import combine
@@ -80,18 +80,17 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str
     stop = Stop(sweep.run.place)
     stop.clear()
     tracking = SweepTracking(sweep, command)
-    scheduler.on_end = tracking.end
-    scheduler.restore()
-    tracking.again()
-    over = sum(trial.over for trial in sweep.trials.values())
-    count = config.samples if config.suggested else len(sweep.trials)
-    begun = f", of which {over} are over" if over else ""
-    print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
-    status = "FAILED"
+    scheduler.on_end, status = tracking.end, "FAILED"
     try:
+        scheduler.restore()
+        tracking.again()
+        over = sum(trial.over for trial in sweep.trials.values())
+        count = config.samples if config.suggested else len(sweep.trials)
+        begun = f", of which {over} are over" if over else ""
+        print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
         if scheduler.waiting():
             with stop.on_signals():
-                fit(scheduler, stop, tracking.below, room.at_once, room.use_gpu)
+                fit(Recorded(scheduler, stop, tracking.below, room))
             scheduler.budget.keep()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
@@ -111,12 +110,9 @@ def write_best(sweep: Sweep, best: Trial) -> None:
     run = replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=())
     preset = best.values.get("preset", sweep.config.preset)
     changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))
-    values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {})}
-    values |= {
-        "metric": sweep.config.metric,
-        "command": shlex.join(["python", "-m", "pipelines.train", preset, *changed]),
-    }
-    sweep.write("best.json", values | {"exploited": best.exploited, "config": as_preset(run)})
+    values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {}), "metric": sweep.config.metric}
+    command = shlex.join(["python", "-m", "pipelines.train", preset, *changed])
+    sweep.write("best.json", {**values, "command": command, "exploited": best.exploited, "config": as_preset(run)})
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:

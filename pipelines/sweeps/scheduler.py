@@ -23,9 +23,8 @@ from pipelines.config.run import TrainConfig
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Population
 from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial, first_values
-from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail
-from pipelines.training.stopping import BUCKET_SECONDS, Stop
+from pipelines.training.stopping import Stop
 from tune_spaces import Exploit, Plateau, Searcher
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
@@ -51,13 +50,14 @@ class SweepScheduler:
         self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
         self._plateau = Plateau(config.stop)
         self._rule = config.rule(domains)
-        self._runs: dict[str, tuple[dict[str, Any], TrainConfig]] = {}
+        self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._seen: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._population = Population(sweep, self._rule, self._seen)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
-        self._looked: dict[str, float] = {}
+        self._asked = set[str]()
+        """Trials that were told to save and leave."""
         self._busy: dict[str, float] = {}
         """Trials that are being trained, and since when."""
         self.budget = Budget(sweep)
@@ -68,38 +68,34 @@ class SweepScheduler:
     def restore(self) -> None:
         """Go on from the sweep's folder."""
         decided: dict[str, str] = {}
-        events = list(self.sweep.events())
-        drawn = {event["trial"] for event in events if event["event"] == "draw"}
-        values = {trial.id: trial.values for trial in self.sweep.trials.values()} | first_values(events)
-        for trial in self.sweep.trials.values():
+        events, trials = list(self.sweep.events()), self.sweep.trials
+        drawn, first = {event["trial"] for event in events if event["event"] == "draw"}, first_values(events)
+        for trial in trials.values():
             if trial.id not in drawn:
-                self._rule.add(trial.id, values[trial.id], kept=trial.baseline)
+                self._rule.add(trial.id, first.get(trial.id, trial.values), kept=trial.baseline)
         for event in events:
-            if event["event"] == "draw" and self._searcher:
+            kind, trial = event["event"], trials.get(event.get("trial", ""), Trial("", {}))
+            if kind == "draw" and self._searcher:
                 self._searcher.suggest(event["name"])
-                if event["trial"] is None:
+                if event["trial"]:
+                    self._rule.add(trial.id, event["values"])
+                else:
                     self._searcher.complete(event["name"], 0, None)
-                    continue
-                self._rule.add(event["trial"], event["values"])
-            elif event["event"] == "begin" and not event.get("behind"):
+            elif kind == "begin" and not event.get("behind"):
                 self._rule.choose(event.get("held", ()))  # which may decide something too
-                self._rule.begin(event["trial"])
-            elif event["event"] == "result":
-                trial = self.sweep.trials[event["trial"]]
-                self._come(trial, event["step"])
-                self._decide(trial, event["step"], event["tokens"], event["value"])
-                self._score(trial, event["step"], event["tokens"], event["value"])
+                self._rule.begin(trial.id)
+            elif kind == "result":
+                self._hear(trial, event["step"], event["value"])
                 if event["decision"] == "stop":
                     decided[trial.id] = event["reason"]
-            elif event["event"] == "end":
-                trial = self.sweep.trials[event["trial"]]
+            elif kind == "end":
                 trial.status, trial.reason = event["status"], event["reason"]
                 decided.pop(trial.id, None)
                 self._complete(trial)
-            elif event["event"] == "generation":
+            elif kind == "generation":
                 self._population.go_on([Exploit(**each) for each in event["exploits"]], event["step"])
             decided |= self._stopped_by_others()
-        for trial in self.sweep.trials.values():
+        for trial in trials.values():
             if trial.id in decided:  # killed between the decision and its execution
                 self._end(trial, "stopped", decided[trial.id])
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
@@ -149,7 +145,7 @@ class SweepScheduler:
         allowed = islice(self.sweep.trials.values(), self.sweep.config.trials or None)
         free = {trial.id: trial for trial in allowed if not trial.over and trial.id not in self._busy}
         for trial in free.values():
-            if self._behind(trial) or self._rule.left(trial.id):
+            if self._behind(trial) or trial.id in self._rule.left:
                 return trial
         trials, concerned = self.sweep.trials.values(), self._population.concerned
         others = [t.id for t in trials if not t.over and (t.id not in free or t in concerned)]
@@ -164,11 +160,9 @@ class SweepScheduler:
 
     def _behind(self, trial: Trial) -> bool:
         """Whether it was killed before it had saved the step at which it is to wait."""
-        return self._rule.waits(trial.id) and trial.last is not None and self._reached(trial) < trial.last.step
-
-    def _reached(self, trial: Trial) -> int:
-        """The newest step of the trial that is saved."""
-        return self.sweep.run_place(trial).newest_step()
+        if not self._rule.waits(trial.id) or trial.last is None:
+            return False
+        return self.sweep.run_place(trial).newest_step() < trial.last.step
 
     def start(self, trial: Trial) -> Job:
         """Have a trial trained, for the first time or again."""
@@ -176,7 +170,9 @@ class SweepScheduler:
             self._rule.begin(trial.id)
         held = [name for name in sorted(self._busy) if self._rule.waits(name)]
         trial.status, trial.recorded = "running", False
+        self._runs.pop(trial.id, None)  # its values may be others since
         self._stop(trial).clear()
+        self._asked.discard(trial.id)
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
         self._busy[trial.id] = time.monotonic()
@@ -184,23 +180,16 @@ class SweepScheduler:
         return Job(trial, self._run(trial))
 
     def _run(self, trial: Trial) -> TrainConfig:
-        values, run = self._runs.get(trial.id, (None, None))
-        if run is None or values is not trial.values:
-            run = self.sweep.run_of(trial)
-            self._runs[trial.id] = trial.values, run
-        return run
+        if trial.id not in self._runs:
+            self._runs[trial.id] = self.sweep.run_of(trial)
+        return self._runs[trial.id]
 
     # Listening
 
-    def watch(self, trial: Trial) -> None:
+    def watch(self, trial: Trial, last: bool = False) -> None:
         """Read how far the trial has come; have it stopped when the budget is spent."""
-        now = time.monotonic()
-        if not self.sweep.run.is_local and now - self._looked.get(trial.id, 0.0) < BUCKET_SECONDS:
-            return
-        self._looked[trial.id], before = now, trial.steps
-        for record in filter(None, map(parse_record, self._tails[trial.id].lines())):
-            self._come(trial, record.step)
-        if trial.steps > before:
+        if records := self._tails[trial.id].records(last):
+            self._come(trial, max(record.step for record in records))
             self.sweep.save(trial, SAVE_SECONDS)
         if not trial.reason and (spent := self.out_of_budget()):
             trial.reason = spent
@@ -216,39 +205,44 @@ class SweepScheduler:
         """A figure of the trial. Whether it is to stop for that; a figure that was told before decides nothing anew."""
         if step in self._seen[trial.id]:
             return False
-        run = self._run(trial)
-        tokens = step * run.tokens_per_step
-        self._come(trial, step)
-        name = self._decide(trial, step, tokens, value)
+        name, run = self._hear(trial, step, value), self._run(trial)
         stop = bool(name) and not trial.baseline and step < run.steps
-        reason = self._why(name, step, tokens, value) if stop else ""
+        reason = self._why(name, trial) if stop else ""
         decision = "stop" if stop else "wait" if self._rule.waits(trial.id) else "continue"
-        told = dict(trial=trial.id, step=step, tokens=tokens, value=value, decision=decision, reason=reason)
-        self.sweep.note(event="result", **told, time=time.time())
-        self._score(trial, step, tokens, value)
+        told = dict(trial=trial.id, step=step, tokens=step * run.tokens_per_step, value=value)
+        self.sweep.note(event="result", **told, decision=decision, reason=reason, time=time.time())
         self.sweep.save(trial, SAVE_SECONDS)
         if stop and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason
         self._heed()
         return stop
 
-    def _decide(self, trial: Trial, step: int, tokens: int, value: float) -> str:
-        """What stops the trial at this figure, by its name; empty for nothing."""
-        bad = self._rule.result(trial.id, tokens, value, last=step >= self._run(trial).steps)
+    def _hear(self, trial: Trial, step: int, value: float) -> str:
+        """Take in a figure of the trial. What stops it there, by its name; empty for nothing."""
+        config, run = self.sweep.config, self._run(trial)
+        tokens = step * run.tokens_per_step
+        self._come(trial, step)
+        bad = self._rule.result(trial.id, tokens, value, last=step >= run.steps)
         flat = self._plateau.result(trial.id, tokens, value)
-        return self.sweep.config.scheduler if bad else self.sweep.config.stop if flat else ""
+        self._seen[trial.id][step] = value
+        trial.last = Figure(step, value)
+        if trial.best is None or value < trial.best.value:
+            trial.best = trial.last
+        if self._searcher:
+            self._searcher.result(trial.id, tokens, value)
+        return config.scheduler if bad else config.stop if flat else ""
 
-    def _why(self, name: str, step: int, tokens: int, value: float) -> str:
-        best = min((t.best.value for t in self.sweep.trials.values() if t.best), default=value)
-        return f"{name} stopped it at step {step} ({tokens:,} tokens): {value:.3f}, and the best trial had {best:.3f}"
+    def _why(self, name: str, trial: Trial) -> str:
+        assert trial.last
+        best = min(other.best.value for other in self.sweep.trials.values() if other.best)
+        at = f"step {trial.last.step} ({trial.last.step * self._run(trial).tokens_per_step:,} tokens)"
+        return f"{name} stopped it at {at}: {trial.last.value:.3f}, and the best trial had {best:.3f}"
 
     def _stopped_by_others(self) -> dict[str, str]:
         """Trials that the scheduler has stopped where they waited, and why."""
         found = [trial for trial in map(self.sweep.trials.__getitem__, self._rule.stopped) if not trial.baseline]
         self._rule.stopped.clear()
-        return {
-            t.id: self._why(self.sweep.config.scheduler, t.last.step, t.tokens, t.last.value) for t in found if t.last
-        }
+        return {trial.id: self._why(self.sweep.config.scheduler, trial) for trial in found if trial.last}
 
     def _heed(self) -> None:
         """End those; one that holds its actor saves first."""
@@ -259,19 +253,11 @@ class SweepScheduler:
             elif not trial.over:
                 self._end(trial, "stopped", reason)
 
-    def _score(self, trial: Trial, step: int, tokens: int, value: float) -> None:
-        self._seen[trial.id][step] = value
-        trial.last = Figure(step, value)
-        if trial.best is None or value < trial.best.value:
-            trial.best = trial.last
-        if self._searcher:
-            self._searcher.result(trial.id, tokens, value)
-
     # Ending
 
     def ended(self, trial: Trial, outcome: Outcome, said: str = "") -> None:
         """The trial's workers have let go of it."""
-        self.watch(trial)
+        self.watch(trial, last=True)
         trial.seconds += time.monotonic() - self._busy.pop(trial.id)
         asked = self._stop(trial).asked()
         self._stop(trial).clear()
@@ -290,7 +276,7 @@ class SweepScheduler:
         self._population.take_over(self._moves)
 
     def _died(self, trial: Trial, said: str) -> None:
-        step, (before, count) = self._reached(trial), self._failures.get(trial.id, (-1, 0))
+        step, (before, count) = self.sweep.run_place(trial).newest_step(), self._failures.get(trial.id, (-1, 0))
         count = count + 1 if step == before else 1
         self._failures[trial.id] = (step, count)
         if count > self._run(trial).max_failures:
@@ -320,5 +306,6 @@ class SweepScheduler:
     def interrupt(self) -> None:
         """The sweep was asked to stop: its trials save and leave."""
         self._interrupted = True
-        for name in self._busy:
+        for name in self._busy.keys() - self._asked:
             self._stop(self.sweep.trials[name]).ask()
+            self._asked.add(name)

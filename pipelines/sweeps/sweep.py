@@ -13,9 +13,9 @@ again puts both where they were.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +32,9 @@ from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import LATER, TrainConfig, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import fetch_sweep, value_of
-from pipelines.sweeps.command import CHANGEABLE_OF_RUN, SweepConfig
+from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
+from pipelines.tracking.metrics_file import opened_at_end
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
@@ -118,14 +119,11 @@ class Sweep:
 
     def flops_per_token(self, run: TrainConfig) -> float:
         """Of training, needed."""
-        return run.model.costs(self._vocab_size(run)).training_flops_per_token
-
-    def _vocab_size(self, run: TrainConfig) -> int:
-        key = (run.data.store, run.data.corpus)
-        if key not in self._vocab_sizes:
+        where = (run.data.store, run.data.corpus)
+        if where not in self._vocab_sizes:
             split = "validation" if run.validate_every else "train"
-            self._vocab_sizes[key] = SegmentStore.open(run.data.store, run.data.corpus, split).vocab_size
-        return self._vocab_sizes[key]
+            self._vocab_sizes[where] = SegmentStore.open(*where, split).vocab_size
+        return run.model.costs(self._vocab_sizes[where]).training_flops_per_token
 
     # Files
 
@@ -142,10 +140,14 @@ class Sweep:
         try:
             saved = json.loads(path.read_text("utf-8"))
             theirs = {**LATER, "stop": "none", **saved["identity"]}
+            kind = self.config.train.model
+            model = {key.removeprefix("model."): value for key, value in theirs.items() if key.startswith("model.")}
+            if model.get("name") == kind.name:  # as this version says what an earlier one wrote
+                theirs |= flatten({"model": kind.from_json(model).to_json()})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
+        for key in ours | theirs:
             if ours.get(key) != theirs.get(key):
                 raise UserError(
                     f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
@@ -156,19 +158,18 @@ class Sweep:
 
     def _identity(self) -> dict[str, Any]:
         """What makes another sweep of it where it differs."""
-        run = flatten(to_json(self.config.train))
-        fixed = [key for key in run if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE_OF_RUN)]
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
-        return {name: getattr(self.config, name) for name in names} | {key: run[key] for key in fixed}
+        run = flatten(to_json(self.config.train))
+        fixed = {key: value for key, value in run.items() if changes_learning(key)}
+        return {name: getattr(self.config, name) for name in names} | fixed
 
     def begin(self, command: str, baseline: dict[str, Any]) -> None:
         """Write the sweep down with its trials, at once."""
-        config = self.config
-        values = {"name": config.train.run, "space": config.space, "preset": config.preset, "seed": config.train.seed}
-        values |= {name: getattr(config, name) for name in ("samples", "search", "scheduler", "metric")}
-        values |= {"mode": "min", "fields": self.fields, "command": command, "baseline": baseline}
+        names = ("space", "preset", "samples", "search", "scheduler", "metric")
+        values = {"name": self.config.train.run, **{name: getattr(self.config, name) for name in names}}
+        values |= {"seed": self.config.train.seed, "mode": "min", "fields": self.fields, "command": command}
         plan = [{"id": t.id, "values": t.values, "baseline": t.baseline} for t in self.trials.values()]
-        self.write("sweep.json", {**values, "plan": plan, "identity": self._identity()})
+        self.write("sweep.json", values | {"baseline": baseline, "plan": plan, "identity": self._identity()})
 
     @property
     def shown(self) -> str:
@@ -213,46 +214,35 @@ class Sweep:
 
     def note(self, **event: Any) -> None:
         """One more line of results.jsonl."""
-        data = json.dumps(event).encode() + b"\n"
-        descriptor = os.open(self.folder / "results.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            size = os.fstat(descriptor).st_size
-            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" + data if torn else data)
-        finally:
-            os.close(descriptor)
+        with open(opened_at_end(self.folder / "results.jsonl"), "ab", buffering=0) as file:
+            file.write(json.dumps(event).encode() + b"\n")
         self.publish("results.jsonl")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The whole lines of results.jsonl."""
         path = self.folder / "results.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            try:
+            with contextlib.suppress(ValueError):  # torn by a kill, and written again after it
                 yield json.loads(line)
-            except ValueError:
-                continue  # torn by a kill, and written again after it
 
     def _load_trials(self, plan: list[dict[str, Any]] | None) -> None:
         """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl, but
         for where a population's trial stands: then, and without a plan, as earlier versions left a sweep, UserError.
         """
-        known = {each["id"]: Trial(**each) for each in plan or ()}
-        events = list(self.events())
-        for event in events:
-            if event["event"] == "draw" and event["trial"]:
-                known[event["trial"]] = Trial(event["trial"], event["values"])
+        events, known = list(self.events()), {each["id"]: Trial(**each) for each in plan or ()}
+        drawn = [event for event in events if event["event"] == "draw" and event["trial"]]
+        known |= {event["trial"]: Trial(event["trial"], event["values"]) for event in drawn}
         lost = set(known)
         for path in (self.folder / "trials").glob("*/trial.json"):
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
                 trial.best, trial.last = self._figure(trial.best), self._figure(trial.last)
+                known[trial.id] = trial
+                lost.discard(trial.id)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if path.parent.name not in known:
                     raise UserError(f"{path} is damaged ({error}): choose another --run") from None
                 print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
-            else:
-                known[trial.id] = trial
-                lost.discard(trial.id)
         if copies := lost & first_values(events).keys():
             path = self.folder / "trials" / min(copies) / "trial.json"
             raise UserError(
@@ -275,23 +265,17 @@ class Budget:
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep, self._began = sweep, time.monotonic()
-        try:
-            self._before = float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            self._before = 0.0
-
-    def seconds(self) -> float:
-        """Taken so far, by all starts."""
-        return self._before + time.monotonic() - self._began
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as if all starts had been this one
+            self._began -= float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
 
     def keep(self) -> None:
-        """Write them down."""
-        self._sweep.write("budget.json", {"seconds": self.seconds()})
+        """Write down the seconds that all starts have taken so far."""
+        self._sweep.write("budget.json", {"seconds": time.monotonic() - self._began})
 
     def spent(self) -> str:
         """Why no more is trained; empty while there is some left."""
         config = self._sweep.config
-        if config.seconds and self.seconds() >= config.seconds:
+        if config.seconds and time.monotonic() - self._began >= config.seconds:
             return f"{BUDGET} of {config.seconds:g} s is spent"
         if config.tokens and sum(trial.tokens for trial in self._sweep.trials.values()) >= config.tokens:
             return f"{BUDGET} of {config.tokens:,} tokens is spent"
@@ -301,7 +285,7 @@ class Budget:
 def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What trials that have gone on from others began with."""
     found: dict[str, dict[str, Any]] = {}
-    for each in (each for event in events if event["event"] == "generation" for each in event["exploits"]):
+    for each in (each for event in events for each in event.get("exploits", ())):
         if each.get("before"):  # earlier versions did not write it
             found.setdefault(each["trial"], each["before"])
     return found

@@ -8,7 +8,6 @@ tracking.close("FINISHED")
 
 from __future__ import annotations
 
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,19 +20,18 @@ from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.sweeps.sweep import Sweep, Trial
-from pipelines.terminal.cli import sentence
+from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 from pipelines.training.worker import Run, start_tracker
 
 LAST_STEP = 1 << 60
+STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PARENT_SECONDS = 60.0
 """How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
 
 
 class SweepTracking:
-    """The sweep's run in MLflow, and of its trials what their own processes could not say: why they were stopped, or what a worker
-    that was killed had not yet sent.
-    """
+    """The sweep's run, and of its trials what their own processes could not say: why they were stopped, say."""
 
     def __init__(self, sweep: Sweep, command: str) -> None:
         config = sweep.config
@@ -77,19 +75,12 @@ class SweepTracking:
         self._pool.submit(self._tell, trial)
 
     def _tell(self, trial: Trial) -> None:
-        try:
+        with as_a_warning(f"MLflow was not told how trial {trial.id} ended"):  # the store is gone, the disk full
             self._record(trial)
-        except (ValueError, OSError) as error:  # the store is gone, the disk full: the sweep goes on
-            print(
-                f"warning: MLflow was not told how trial {trial.id} ended: {sentence(error)}",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def _record(self, trial: Trial) -> None:
         if self._silent or trial.recorded or not trial.over:
             return
-        statuses: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
         self._sweep.run.fetch(f"trials/{trial.id}/metrics.jsonl")  # of a bucket
         run = self.below(self._sweep.run_of(trial))
         RunPlace.of(run).fetch(*RECORDS)
@@ -106,7 +97,7 @@ class SweepTracking:
         for key, value in tags.items():
             if value:
                 tracker.set_tag(key, value)
-        trial.recorded = tracker.finish(statuses[trial.status])
+        trial.recorded = tracker.finish(STATUSES[trial.status])
         RunPlace.of(run).publish(*RECORDS)
         self._silent = not trial.recorded
         self._sweep.save(trial)
@@ -114,11 +105,9 @@ class SweepTracking:
 
     def _report(self, final: bool) -> None:
         """The table and charts of the trials, into the sweep's folder and its run. They cost no sweep its end."""
-        try:
+        with as_a_warning("no report of the sweep"):
             for path in report_sweep(self._sweep.folder, self._tracker, final=final):
                 self._sweep.run.publish(f"report/{path.name}")
-        except (ValueError, OSError) as error:
-            print(f"warning: no report of the sweep: {sentence(error)}", file=sys.stderr, flush=True)
 
     def close(self, status: Any) -> None:
         self._pool.shutdown()

@@ -33,11 +33,10 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.scheduler import Outcome
 from pipelines.terminal import cli
-from pipelines.tracking.metrics_file import parse_record
 from pipelines.training.progress import Tail, messages_into_log
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
-from pipelines.training.world import World
+from pipelines.training.world import World, join
 
 LOOK_SECONDS = 0.5
 """How often a trial looks whether its other ranks still live."""
@@ -82,8 +81,9 @@ class Trial(tune.Trainable):
         with socket.socket() as free:
             free.bind(("", 0))
             address = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
-        joined = [peer.join.remote(address, rank, size, device) for rank, peer in enumerate(self._peers, start=1)]
-        join(address, 0, size, device)
+        where = {"init_method": address, "world_size": size}
+        joined = [peer.join.remote(device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
+        join(device, rank=0, **where)
         ray.get(joined)
 
     def step(self) -> dict[str, Any]:
@@ -91,10 +91,8 @@ class Trial(tune.Trainable):
         self._loop.go_on()
         try:
             while (result := self._loop.result(LOOK_SECONDS)) is None:
-                for ended in (
-                    ray.wait(self._others, num_returns=len(self._others), timeout=0)[0] if self._others else ()
-                ):
-                    ray.get(ended)
+                if self._others:
+                    ray.get(ray.wait(self._others, num_returns=len(self._others), timeout=0)[0])
         except UserError as error:
             self._disband()
             return ended_as("failed", cli.sentence(getattr(error, "cause", error)))
@@ -103,8 +101,7 @@ class Trial(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the step at hand and leave; what Tune keeps of it is where it stands."""
         self._loop.leave()
-        if self._others:
-            ray.get(self._others)
+        ray.get(self._others)
         place = RunPlace.of(self._run)
         pointer = {"run": place.place.recorded, "step": place.newest_step()}
         Path(checkpoint_dir, "pointer.json").write_text(json.dumps(pointer))
@@ -128,20 +125,14 @@ class Trial(tune.Trainable):
 class TrialRank:
     """One of the other ranks: an actor that trains what the first one does."""
 
-    def join(self, address: str, rank: int, size: int, device: torch.device) -> None:
+    def join(self, device: torch.device, **where: Any) -> None:
         logging.disable(logging.INFO)
         self._device = device
-        join(address, rank, size, device)
+        join(device, **where)
 
     def train(self, config: TrainConfig) -> None:
         free_memory()
         train_trial(config, World.current(self._device), lambda: False)
-
-
-def join(address: str, rank: int, size: int, device: torch.device) -> None:
-    """Join the process group of a trial's ranks."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size)
 
 
 def free_memory() -> None:
@@ -219,7 +210,7 @@ class Figures:
     def new(self) -> list[tuple[int, float]]:
         """Steps and values since the last call."""
         found = []
-        for record in filter(None, map(parse_record, self._tail.lines())):
+        for record in self._tail.records():
             if self.metric in record.metrics and record.step > self._newest:
                 self._newest = record.step
                 found.append((record.step, record.metrics[self.metric]))

@@ -1,6 +1,6 @@
 """Runs a sweep's trials on Ray Tune: Tune's Tuner holds actors, resources and failures, and asks the sweep's own memory what to do.
 
-    grid = fit(memory, stop, tracking.below, at_once=lambda: 2, use_gpu=False)
+    grid = fit(Recorded(memory, stop, tracking.below, room))
 
 Tune's snapshots lag behind, and lack the scheduler: nothing is ever restored from them. What Tune asks, the scheduler of
 pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
@@ -24,6 +24,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.sweeps import sweep as sweeps
+from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.scheduler import Job, SweepScheduler
 from pipelines.sweeps.trial import Trial
 from pipelines.training.stopping import Stop
@@ -35,8 +36,6 @@ ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C saves first
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that fails has no figure
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each is told in a sentence
-    "TUNE_WARN_THRESHOLD_S": "10",
 }
 HOLD_SECONDS = 60.0
 """How long a trial that waits for others keeps its actor, and no longer."""
@@ -46,21 +45,11 @@ KEEP_SECONDS = 10.0
 """How often the seconds that the sweep has taken are written down."""
 
 
-def fit(
-    memory: SweepScheduler,
-    stop: Stop,
-    below: Callable[[TrainConfig], TrainConfig],
-    at_once: Callable[[], int],
-    use_gpu: bool,
-    trainable: type[tune.Trainable] = Trial,
-) -> tune.ResultGrid:
-    """Run what is left of a sweep: so many trials ``at_once``, which is asked again and again; ``below`` puts a trial's run below
-    the sweep's in MLflow.
-    """
-    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(at_once()))
-    config, notes = memory.sweep.config, memory.sweep.run.place / ".tune"
+def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> tune.ResultGrid:
+    """Run what is left of a sweep."""
+    config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
+    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(recorded.room.at_once()))
     notes.delete()
-    recorded = Recorded(memory, stop, below, at_once, use_gpu)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what has happened to a trial is told in our own words
     tuner = tune.Tuner(
         trainable,
@@ -95,18 +84,13 @@ class Unpickled:
 
 
 class Recorded(Unpickled, TrialScheduler, tune.Stopper):
-    """What Tune asks of a scheduler, and of a stopper, answered by the sweep's memory."""
+    """What Tune asks of a scheduler, and of a stopper, answered by the sweep's memory; ``below`` puts a run below the sweep's."""
 
     def __init__(
-        self,
-        memory: SweepScheduler,
-        stop: Stop,
-        below: Callable[[TrainConfig], TrainConfig],
-        at_once: Callable[[], int],
-        use_gpu: bool,
+        self, memory: SweepScheduler, stop: Stop, below: Callable[[TrainConfig], TrainConfig], room: Room
     ) -> None:
         super().__init__()
-        self._memory, self._stop, self._below, self._at_once, self._use_gpu = memory, stop, below, at_once, use_gpu
+        self._memory, self._stop, self._below, self.room, self.sweep = memory, stop, below, room, memory.sweep
         self._given: dict[str, Any] = {}
         """Tune's trials that are not over, by our names."""
         self._resumed: list[str] = []
@@ -120,7 +104,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
 
     def offer(self) -> dict[str, Any] | None:
         """The config of a trial to begin; None where there is none now."""
-        while self._live() + len(self._resumed) < self._at_once() and (job := self._memory.next()):
+        while self._live() + len(self._resumed) < self.room.at_once() and (job := self._memory.next()):
             config = self._config(job)
             if job.trial.id not in self._given:
                 return config
@@ -137,7 +121,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
         if job.trial.steps == 0:
             print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
-        return {"trial": job.trial.id, "run": run, "metric": self._memory.sweep.config.metric, "use_gpu": self._use_gpu}
+        return {"trial": job.trial.id, "run": run, "metric": self.sweep.config.metric, "use_gpu": self.room.use_gpu}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._given[trial.config["trial"]] = trial
@@ -147,7 +131,10 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._look(tune_controller)
             self._looked = time.monotonic()
-        self._resumed = [name for name in self._resumed if self._given[name].status == "PAUSED"]
+        waiting = {
+            name for name, given in self._given.items() if given.status == "PAUSED"
+        }  # asked to stop, one may be gone
+        self._resumed = [name for name in self._resumed if name in waiting]
         return self._given[self._resumed[0]] if self._resumed else None
 
     def _look(self, controller: Any) -> None:
@@ -156,7 +143,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         if asked := self._stop.asked():
             self._memory.interrupt()
         for name, trial in list(self._given.items()):
-            ours = self._memory.sweep.trials[name]
+            ours = self.sweep.trials[name]
             if trial.status == "PAUSED" and ours in self._memory.busy and name not in self._resumed:
                 self._ended(ours, "stopped")
             elif (trial.status in ("PENDING", "PAUSED") and ours.over) or (trial.status == "PENDING" and asked):
@@ -172,13 +159,13 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
     def _release(self) -> bool:
         """Whether those that wait are to save now: all have come, one is to end, others want their actors, or it takes long."""
         waited = time.monotonic() - min(self._held.values())
-        ended = any(self._memory.sweep.trials[name].reason for name in self._held)
+        ended = any(self.sweep.trials[name].reason for name in self._held)
         return len(self._held) == self._live() or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
 
     # What Tune tells
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        ours = self._memory.sweep.trials[trial.config["trial"]]
+        ours = self.sweep.trials[trial.config["trial"]]
         if self._hear(ours, result):
             return self.STOP
         if self._memory.stays(ours, result["step"]):
@@ -190,14 +177,14 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         return any([self._memory.result(ours, step, value) for step, value in result.get("figures", ())])
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        ours = self._memory.sweep.trials[trial.config["trial"]]
+        ours = self.sweep.trials[trial.config["trial"]]
         self._hear(ours, result)
         self._ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
         self._forget(trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """Tune starts it again, unless the memory has ended it."""
-        ours = self._memory.sweep.trials[trial.config["trial"]]
+        ours = self.sweep.trials[trial.config["trial"]]
         self._held.pop(ours.id, None)
         trial.run_metadata.pickled_error_filename = None  # never read
         self._ended(ours, "died", f"a worker died ({why(trial)})")
@@ -205,7 +192,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
             self._memory.start(ours)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        ours = self._memory.sweep.trials[trial.config["trial"]]
+        ours = self.sweep.trials[trial.config["trial"]]
         self._ended(ours, "stopped")
         self._forget(trial)
 
@@ -231,9 +218,6 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         """Nothing runs and nothing is left, though trials may wait."""
         return self.exhausted
 
-    def debug_string(self) -> str:
-        return "as results.jsonl has it"
-
 
 def why(trial: Any) -> str:
     """What ended a trial's worker, in a line."""
@@ -252,7 +236,3 @@ class Offered(Unpickled, Searcher):
         return self._recorded.offer() or (Searcher.FINISHED if self._recorded.exhausted else None)
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...
-
-    def save(self, checkpoint_path: str) -> None: ...
-
-    def restore(self, checkpoint_path: str) -> None: ...

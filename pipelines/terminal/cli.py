@@ -26,7 +26,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,9 @@ URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     try:
         home.enter()
         if (module := home.stale_module()) is not None:
@@ -90,6 +94,15 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory ({str(error) or 'on this machine'}): ask for fewer or smaller things at once"
     return without_credentials(" ".join(str(error).split())) or type(error).__name__
+
+
+@contextmanager
+def as_a_warning(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """What may fail without ending the command: a line says so."""
+    try:
+        yield
+    except (ValueError, OSError, *kinds) as error:
+        print(f"warning: {what}: {sentence(error)}", file=sys.stderr, flush=True)
 
 
 def parse(

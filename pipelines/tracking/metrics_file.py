@@ -63,17 +63,22 @@ def drop_after(path: Path, step: int) -> list[Record]:
     return kept
 
 
+def opened_at_end(path: Path) -> int:
+    """The descriptor of a file to which lines are appended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":  # else a torn line would spoil the next one too
+        os.write(descriptor, b"\n")
+    return descriptor
+
+
 class MetricsFile:
     """Appends records to the file."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        size = os.fstat(self._descriptor).st_size
+        self.path, self._descriptor = path, opened_at_end(path)
         self._pending = b""  # what a full disk did not take
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # else a torn line would spoil the next one too
-            os.write(self._descriptor, b"\n")
 
     def append(self, record: Record) -> None:
         """Write the record. What a full disk does not take is written with a later one."""

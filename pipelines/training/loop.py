@@ -15,10 +15,9 @@ from functools import partial
 
 import numpy as np
 import torch
-import xxhash
 
 from data_prep.errors import UserError, given_by_user
-from data_prep.lanes import IGNORE, Batch, TrainingLanes, read_batch
+from data_prep.lanes import IGNORE, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
@@ -26,12 +25,13 @@ from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_figures, validation_figures
 from pipelines.training.optim import build_optimizer, learning_rate
+from pipelines.training.restoring import digest_lanes, random_state, reads_on, restore_lanes, restore_optimizer
 from pipelines.training.scoring import has_states, predict, score_split, tensors
 from pipelines.training.stopping import Stopped
 from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
-from recur_models import RecurrentModel, State, detach
+from recur_models import RecurrentModel, detach
 from recur_models.compiling import compile_model
 from recur_models.health import PATIENCE, Health, watch
 from recur_models.protocol import of_all_lanes, of_lanes
@@ -83,7 +83,7 @@ def train(
     # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
     torch.manual_seed(config.seed)
     vocab_size = train_store.manifest.tokenizer.vocab_size
-    with given_by_user(ValueError):  # weights that a run is to begin with, say
+    with given_by_user(ValueError, RuntimeError):  # weights that a run is to begin with, say, or that fit no more
         built = config.model.restore(vocab_size, resume.weights()) if resume else config.model.build(vocab_size)
     model: RecurrentModel = built.to(world.device)
     model.recompute = config.recompute
@@ -113,7 +113,7 @@ def train(
                 flush=True,
             )
         restore_optimizer(optimizer, resume)
-        if resume.meta["cursor"] == schedule.cursor(first_step).tolist():
+        if reads_on(resume, config, schedule, train_store):
             state, read_B, sums = restore_lanes(resume, config, world, state, sums)
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
             print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
@@ -272,53 +272,6 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[s
     rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
     model, size = config.model, world.size
     return {name: fastest_tokens_per_second(model, vocab_size, rate, size) for name, rate in rates.items() if rate}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, resume: Checkpoint) -> None:
-    """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(resume.optimizer())
-    for group, ours in zip(optimizer.param_groups, settings, strict=True):
-        group.update(ours)
-
-
-def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The digest of each lane after one more segment. Runs that agree in it have read the same, whatever their workers."""
-    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
-    digests = []
-    for before, *arrays in rows:
-        digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
-        for array in arrays:
-            digest.update(array.tobytes())
-        digests.append(digest.intdigest() - (1 << 63))
-    return torch.tensor(digests, dtype=torch.int64)
-
-
-def random_state(world: World) -> dict[str, torch.Tensor]:
-    """The state of the generators that dropout draws from."""
-    states = {"rng/cpu": torch.get_rng_state()}
-    if world.device.type == "cuda":
-        states["rng/cuda"] = torch.cuda.get_rng_state(world.device)
-    return states
-
-
-def restore_lanes(
-    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
-) -> tuple[State, torch.Tensor, torch.Tensor]:
-    """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
-
-    State is in the dtype that it was carried in (under autocast bfloat16, where ``fresh`` is float32): what a gate makes of it is
-    rounded by that. With another number of processes than before, lanes move to their new owners; dropout then draws anew.
-    """
-    lanes, own = resume.lanes(*world.lanes(config.data.lanes))
-    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
-    if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
-        torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
-        return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
-    torch.set_rng_state(own["rng/cpu"])
-    if world.device.type == "cuda" and "rng/cuda" in own:
-        torch.cuda.set_rng_state(own["rng/cuda"], world.device)
-    return state, lanes["digest"], own["nats"].to(sums)
 
 
 def check_finite(value: float, step: int) -> None:

@@ -6,6 +6,7 @@ whether the loop runs in this process or on another machine.
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from data_prep.places import Place
 from pipelines.terminal.output import bar
 from pipelines.tracking.metrics import METRICS
-from pipelines.tracking.metrics_file import parse_record
+from pipelines.tracking.metrics_file import Record, parse_record
 
 POLL_SECONDS = 0.5
 BUCKET_SECONDS = 3.0
@@ -29,9 +30,26 @@ def messages_into_log(run_folder: Path, rank: int) -> Iterator[None]:
     """Send what this process prints to the end of its log in the run's folder, line by line."""
     path = run_folder / "logs" / f"worker-{rank}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-    with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+    log = Messages(open(path, "ab", buffering=0), encoding="utf-8", write_through=True)  # noqa: SIM115
+    with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield
+
+
+class Messages(io.TextIOWrapper):
+    """A file of messages. A full disk ends nothing that prints: the warning that it is full is such a message."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 @contextmanager
@@ -77,10 +95,18 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
 
 
 class Tail:
-    """The lines that are appended to a file."""
+    """The lines that are appended to a file; in a bucket it is looked at every few seconds, unless it is the ``last`` time."""
 
     def __init__(self, place: Place):
-        self.place, self.seen = place, 0
+        self.place, self.seen, self._looked = place, 0, 0.0
+
+    def records(self, last: bool = False) -> list[Record]:
+        """The figures among the lines since the last call."""
+        now = time.monotonic()
+        if not (self.place.is_local or last) and now - self._looked < BUCKET_SECONDS:
+            return []
+        self._looked = now
+        return [record for line in self.lines() if (record := parse_record(line))]
 
     def lines(self) -> list[str]:
         """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,12 @@ class World:
         return said[0]
 
 
+def join(device: torch.device, **where: Any) -> None:
+    """Join a process group, by default the one that the environment describes; NCCL moves nothing but a GPU's tensors."""
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **where)
+
+
 def join_torchrun(device: torch.device) -> None:
-    """Join the process group that torchrun's environment describes, if it does; NCCL moves nothing but a GPU's tensors."""
+    """Join the process group that torchrun's environment describes, if it does."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        join(device)

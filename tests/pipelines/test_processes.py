@@ -22,7 +22,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.train import main
-from pipelines.training.loop import restore_lanes
+from pipelines.training.restoring import restore_lanes
 from pipelines.training.world import World
 
 pytestmark = pytest.mark.slow

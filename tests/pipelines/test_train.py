@@ -28,7 +28,7 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
-from pipelines.training.loop import restore_lanes
+from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
 from pipelines.training.world import World
 from recur_models import RecurrentModel, clear, model_from_json

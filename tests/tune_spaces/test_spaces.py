@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from ray import tune
 
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import flatten, to_json
@@ -158,3 +159,22 @@ def test_optuna_suggests_the_same_again_when_its_calls_are_repeated() -> None:
 def test_bohb_without_its_packages_says_what_to_install() -> None:
     with pytest.raises(ValueError, match="pip install hpbandster ConfigSpace"):
         Searcher("bohb", combine("lr", values("small-rec")), seed=0)
+
+
+def test_listed_values_are_as_they_were_written_and_drawn_ones_short() -> None:
+    domains = combine("optim.lr=0.0012345,0.0012349", values("demo-rec"))
+    assert [some["optim.lr"] for some in grid(domains, points=2)] == [0.0012345, 0.0012349]
+    assert draw(domains, seed=0, index=0)["optim.lr"] in (0.0012345, 0.0012349)
+    drawn = draw(combine("optim.lr=1e-4..1e-2", values("demo-rec")), seed=0, index=0)["optim.lr"]
+    assert drawn == float(f"{drawn:.3g}")
+
+
+def test_ranges_of_ones_own_are_drawn_suggested_and_laid_out() -> None:
+    domains = {"model.states": tune.randint(8, 65), "optim.clip": tune.uniform(0, 2)}
+    some = Searcher("optuna", domains, seed=0).suggest("001")
+    assert type(some["model.states"]) is int and some["optim.clip"] == float(f"{some['optim.clip']:.3g}")
+    assert grid({"optim.clip": domains["optim.clip"]}, points=3) == [{"optim.clip": value} for value in (0.0, 1.0, 2.0)]
+    whole = [each["model.states"] for each in grid({"model.states": domains["model.states"]}, points=3)]
+    assert whole[0] == 8 and whole[-1] == 64 and all(type(value) is int for value in whole)
+    with pytest.raises(ValueError, match="takes lists, and ranges with two ends"):
+        grid({"optim.clip": tune.randn()}, points=2)

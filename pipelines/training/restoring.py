@@ -1,0 +1,74 @@
+"""What a run that goes on takes from its checkpoint beside the weights: the optimizer's moments, the lanes' State, the digests of
+what they have read, and the generators.
+"""
+
+from __future__ import annotations
+
+import torch
+import xxhash
+
+from data_prep.errors import given_by_user
+from data_prep.lanes import Batch, TrainingLanes
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.config.run import LATER, TrainConfig, flatten
+from pipelines.training.world import World
+from recur_models import State
+
+
+def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
+    """Whether each lane goes on where it stood in its document. A change that --allow-change let through may have put it elsewhere,
+    and then it may have read as much as before by chance.
+    """
+    before = {**LATER, **flatten(resume.meta["config"])}
+    ordered = (before["seed"], before["data.order"], resume.meta["store"])
+    same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
+    return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, resume: Checkpoint) -> None:
+    """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    with given_by_user(ValueError):  # those of another optimizer
+        optimizer.load_state_dict(resume.optimizer())
+    for group, ours in zip(optimizer.param_groups, settings, strict=True):
+        group.update(ours)
+
+
+def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The digest of each lane after one more segment. Runs that agree in it have read the same, whatever their workers."""
+    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
+    digests = []
+    for before, *arrays in rows:
+        digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
+        for array in arrays:
+            digest.update(array.tobytes())
+        digests.append(digest.intdigest() - (1 << 63))
+    return torch.tensor(digests, dtype=torch.int64)
+
+
+def random_state(world: World) -> dict[str, torch.Tensor]:
+    """The state of the generators that dropout draws from."""
+    states = {"rng/cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(world.device)
+    return states
+
+
+def restore_lanes(
+    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
+) -> tuple[State, torch.Tensor, torch.Tensor]:
+    """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
+
+    State is in the dtype that it was carried in (under autocast bfloat16, where ``fresh`` is float32): what a gate makes of it is
+    rounded by that. With another number of processes than before, lanes move to their new owners; dropout then draws anew.
+    """
+    lanes, own = resume.lanes(*world.lanes(config.data.lanes))
+    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
+    if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
+        torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
+        return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
+    torch.set_rng_state(own["rng/cpu"])
+    if world.device.type == "cuda" and "rng/cuda" in own:
+        torch.cuda.set_rng_state(own["rng/cuda"], world.device)
+    return state, lanes["digest"], own["nats"].to(sums)
