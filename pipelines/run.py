@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
         if done.get(stage.name) and done[stage.name] == stage.fingerprint():
             print(f"{title}: done before, and nothing has changed since", flush=True)
             continue
-        status, asked = attempt(stage, title, config.retries)
+        status = attempt(stage, title, config.retries, asked := list[int]())
         if not status:
             done[stage.name] = stage.fingerprint()
             record.parent.make_folder()
@@ -193,23 +193,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def attempt(stage: Stage, title: str, retries: int) -> tuple[int, bool]:
-    """Run a stage, again where it failed; its last exit status, and whether it was asked to stop."""
+def attempt(stage: Stage, title: str, retries: int, asked: list[int] | None = None) -> int:
+    """Run a stage, again where it failed; its last exit status. ``asked`` takes the signals that came meanwhile."""
     words = shlex.join(map(without_credentials, stage.words))
     while True:
         print(f"{title}: python -m pipelines.{stage.module} {words}", flush=True)
-        status, asked = call(stage)
+        status = call(stage, [] if asked is None else asked)
         if status in (0, *FINAL) or not retries:
-            return status, asked
+            return status
         retries -= 1
         print(f"{title}: {ended(status)}; trying again", file=sys.stderr, flush=True)
 
 
-def call(stage: Stage) -> tuple[int, bool]:
-    """Run a stage's command, with our own modules, and pass on to it what asks to stop; its exit status, and whether any did."""
+def call(stage: Stage, asked: list[int]) -> int:
+    """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
     command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
-    asked = []
 
     def pass_on(number: int, frame: object) -> None:
         """SIGTERM; Ctrl-C it has had from the terminal. This process lives until that one has ended."""
@@ -220,7 +219,7 @@ def call(stage: Stage) -> tuple[int, bool]:
     with asking_signals_to(pass_on):
         status = process.wait()
     status = 128 - status if status < 0 else status
-    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status, bool(asked)
+    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
 
 
 def ended(status: int) -> str:

@@ -60,8 +60,8 @@ def restore_lanes(
 ) -> tuple[State, torch.Tensor, torch.Tensor]:
     """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
 
-    State is in the dtype that it was carried in (under autocast bfloat16, where ``fresh`` is float32): what a gate makes of it is
-    rounded by that. With another number of processes than before, lanes move to their new owners; dropout then draws anew.
+    State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
+    another number of processes than before, lanes move to their new owners; dropout then draws anew.
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}

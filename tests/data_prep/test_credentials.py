@@ -26,6 +26,7 @@ from data_prep.places import Place, PlaceError
             "https://b.s3.aws.com/k?X-Amz-Credential=a&X-Amz-Signature=b&X-Amz-Date=c",
             "https://b.s3.aws.com/k?X-Amz-Date=c",
         ),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3Dsecret", "mssql+pyodbc:///"),
         ("http://host:5000/@x", "http://host:5000/@x"),
         ("http://[::1]:5000/a?x=b@c", "http://[::1]:5000/a?x=b@c"),
         ("sqlite:////home/a:b@c/x.db", "sqlite:////home/a:b@c/x.db"),
@@ -37,7 +38,11 @@ def test_what_is_left(text: str, public: str) -> None:
 
 
 def test_a_place_that_cannot_be_opened_is_named_without_them() -> None:
-    for uri in ("s3://KEY:SEC/RET@bucket/x", "nothing://KEY:SECRET@host/x?secret_key=SECRET"):
+    for uri in (
+        "s3://KEY:SEC/RET@bucket/x",
+        "s3://KEY:SEC?RET@bucket/x",
+        "nothing://KEY:SECRET@host/x?secret_key=SECRET",
+    ):
         with pytest.raises(PlaceError) as caught:
             Place.parse(uri)
         assert "SEC" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -148,3 +149,21 @@ def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
     assert mark(place / "missing.json") == ""
     (tmp_path / "checkpoints").mkdir()
     assert mark(place / "checkpoints") == ""  # none in it
+
+
+def test_asked_to_stop_in_a_stage_that_still_ends_well_it_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+
+    def ends_well(stage: Stage, title: str, retries: int, asked: list[int]) -> int:
+        begun.append(stage.name)
+        asked.append(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr("pipelines.run.attempt", ends_well)
+    where = ["--root", str(tmp_path / "runs"), "--store", str(tmp_path / "store")]
+    assert main(["small-rec", *where]) == 75 and begun == ["prepare"]
+    assert "asked to stop" in capsys.readouterr().err
+    record = Place.parse(tmp_path / "runs/pipelines/small-rec.json")
+    assert "prepare" in json.loads(record.read_bytes())

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Pickle
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
+from pipelines.training.progress import messages_into_log
 from pipelines.training.world import World
 from tests.small_corpus import contents
 
@@ -375,3 +377,13 @@ def test_who_may_read_the_folder_may_read_its_files(tmp_path: Path) -> None:
     folder = trained.save(1)
     trained.saver.close()
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
+
+
+def test_messages_that_a_full_disk_does_not_take_end_nothing(tmp_path: Path) -> None:
+    for name, log in (("full", Path("/dev/full")), ("room", tmp_path / "log")):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs" / "worker-0.log").symlink_to(log)
+        with messages_into_log(tmp_path / name, 0):
+            for number in range(3):
+                print(f"warning {number}", file=sys.stderr, flush=True)
+    assert (tmp_path / "log").read_text() == "warning 0\nwarning 1\nwarning 2\n"

@@ -125,7 +125,10 @@ def test_lanes_in_groups_learn_what_all_at_once_learn_and_resume_bit_for_bit(tra
 def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: Train) -> None:
     found = Checkpoint.open(train("--precision", "bfloat16", "--steps", "5") / "checkpoints" / "step-00000005")
     saved, _ = found.lanes(0, 4)
-    assert {saved[name].dtype for name in saved if name.endswith(".states")} == {torch.bfloat16}
+    assert {saved[name].dtype for name in saved if name.endswith(".keys")} == {torch.bfloat16}
+    assert {saved[name].dtype for name in saved if name.endswith(".states")} == {
+        torch.float32
+    }  # a slow gate moves them too
     fresh, nats = load_model(found).initial_state(2), torch.zeros((), dtype=torch.float64)
     for rank in range(2):
         world = World(rank, 2, torch.device("cpu"))
@@ -368,6 +371,32 @@ class TestRefusals:
         train(*words, "store")
         assert "State begins anew" in capsys.readouterr().out
 
+    def test_another_optimizer_or_size_for_weights_that_do_not_fit(self, train: Train) -> None:
+        train("--steps", "10")
+        with pytest.raises(UserError, match="parameter group"):
+            train("--steps", "20", "--optim.name", "adafactor", "--allow-change", "optim.name", "steps")
+        with pytest.raises(UserError, match="state_dict"):
+            train("--steps", "20", "--model.layers", "3", "--allow-change", "model.layers", "steps")
+
+    def test_another_seed_begins_state_anew_though_each_lane_has_read_as_much(
+        self, train: Train, tmp_path: Path, make_config: Callable[..., object], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from pipelines.prepare import prepare
+
+        for number in range(8):  # so long that no lane comes to a second one
+            text = "".join(f"{number} and {i}\n" for i in range(400))
+            (tmp_path / "corpus" / "train" / f"long{number}.txt").write_text(text)
+        for path in (tmp_path / "corpus" / "train").glob("doc*"):
+            path.unlink()
+        prepare(make_config(store=(store := str(tmp_path / "long"))))  # pyrefly: ignore
+        words = ("--data.store", store, "--checkpoint.every", "2")
+        folder = train("--steps", "2", *words)
+        cursor = json.loads((folder / "checkpoints/step-00000002/checkpoint.json").read_text())["cursor"]
+        assert len(set(cursor)) == 1
+        capsys.readouterr()
+        train("--steps", "4", *words, "--seed", "7", "--allow-change", "seed", "steps")
+        assert "State begins anew" in capsys.readouterr().out
+
     def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
         from pipelines.prepare import prepare
 
@@ -387,6 +416,15 @@ class TestRefusals:
             (("--steps", "0"), "steps is 0"),
             (("--steps", "many"), "steps"),
             (("--model.stats", "4"), r"did you mean --model.states\?"),
+            (("--model.layers", "0"), "model.layers is 0: it must be at least 1"),
+            (("--optim.clip", "-1"), "optim.clip is -1.0: it must be at least 0"),
+            (("--optim.betas", "1.5", "0.9"), r"optim.betas is \(1.5, 0.9\): each must be"),
+            (("--validate-tokens", "-5"), "validate_tokens is -5: it must be at least 0"),
+            (("--hang-seconds", "-1"), "hang_seconds is -1.0: it must be at least 0"),
+            (("--run", ""), "run is '': it must be the name of a folder below --root"),
+            (("--run", "../x"), "run is '../x'"),
+            (("--use-gpu", "yes"), "use_gpu is yes, and there is no GPU that torch can use"),
+            (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a sign that would cut it short"),
         ],
     )
     def test_bad_words(self, train: Train, words: tuple[str, ...], message: str) -> None:
