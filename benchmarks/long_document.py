@@ -9,7 +9,6 @@ runs. The ids are compared: a unigram model's may differ on the whole, where sum
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from benchmarks.machine import resident
 from data_prep.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer, Training, tokenizer_from_spec
 from pipelines.terminal import cli
 
@@ -57,14 +57,14 @@ def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple
     encode = tokenizer.encode if way == "pieces" else whole(tokenizer)
     size = len(text.encode())
     encode(text[:10_000])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmHWM")
     ids, seconds = np.empty(0), float("inf")
     for _ in range(runs):
         del ids
         start = time.process_time()
         ids = encode(text)
         seconds = min(seconds, time.process_time() - start)
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    peak = resident("VmHWM") - before
     return size / 1e6 / seconds, peak / size, np.asarray(ids, dtype=np.int32)
 
 

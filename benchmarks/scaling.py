@@ -10,7 +10,6 @@ code that trains lays out a corpus of PG-19's size, whose documents' lengths are
 from __future__ import annotations
 
 import math
-import resource
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -208,7 +207,7 @@ def lanes(config: BenchConfig) -> None:
         ["fill of the epoch", f"{schedule.fill(steps):.3%}"],
         ["epochs begun by then", f"{schedule.epoch(steps):.3f}"],
         ["built anew, every lane is at the same place", f"{same}"],
-        ["peak resident memory of this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB"],
+        ["peak resident memory of this process", f"{machine.resident('VmHWM') / 1e6:,.0f} MB"],
     ]
     table(rows, header=False)
 

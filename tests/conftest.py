@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,10 +19,15 @@ from pipelines.prepare import PrepareConfig, commands
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 
+INTERPRETER = str(Path(__file__).with_name("interpreter"))
+gc.set_threshold(100_000, 50, 100)  # as that says of the processes that tests start
+if INTERPRETER not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (INTERPRETER, os.environ.get("PYTHONPATH", ""))))
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)  # the developer's own
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"  # the same in the processes that tests start
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the others are used already
 
 SHARED = ("ray_session", "server", "s3_endpoint")
 """Fixtures of the whole session that are dear to make."""
@@ -52,14 +58,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-@pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+@pytest.fixture
+def ray_session() -> None:
     """One local Ray session of 4 CPUs for all tests that need one; it never joins a session that runs already."""
-    session.start(num_cpus=4)
-    yield
-    import ray
+    session.start(num_cpus=4)  # does nothing where there is one
 
-    ray.shutdown()
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last of them it ends: it takes its share of a core also while nobody asks anything of it."""
+    if "ray_session" in getattr(item, "fixturenames", ()) and "ray_session" not in getattr(
+        nextitem, "fixturenames", ()
+    ):
+        import ray
+
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -262,7 +262,7 @@ def test_the_examples_of_contributing_are_whole_changes(tmp_path: Path) -> None:
     for diff in DIFFS:
         done = subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, capture_output=True, text=True)
         assert done.returncode == 0, f"{done.stderr}{diff[:200]}"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))}
     done = subprocess.run([sys.executable, "-c", ADDED], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,13 @@ MOST_LINES = 330
 OURS = {*PACKAGES, "benchmarks", "tests"}
 
 
-def modules(package: str) -> Iterator[tuple[str, Path]]:
-    for path in sorted((ROOT / package).rglob("*.py")):
-        yield ".".join(path.relative_to(ROOT).with_suffix("").parts), path
+@cache
+def modules(package: str) -> list[tuple[str, Path]]:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    return [(".".join(path.relative_to(ROOT).with_suffix("").parts), path) for path in paths]
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, anywhere in it."""
     names: set[str] = set()
@@ -35,6 +37,7 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+@cache
 def entries() -> set[str]:
     """The modules that are run as scripts."""
     return {

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from data_prep.corpora import CORPORA
-from pipelines import compare, evaluate, export, generate, prepare, train, tune
+from pipelines import compare, evaluate, export, generate, prepare, python_path, train, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
@@ -78,7 +78,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m` and these words, as they are typed."""
     return subprocess.run(
         [sys.executable, "-m", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": python_path(), **environment},
         capture_output=True,
         text=True,
     )
