@@ -117,7 +117,7 @@ def start(config: TrainConfig, run: Run) -> None:
             else:
                 from pipelines.cluster import elastic  # not before: it sets the environment of a local Ray session
 
-                elastic.train_on_ray(config, stop, register_best)
+                elastic.train_on_ray(config, stop, register_best, resume_step)
         finally:
             with contextlib.suppress(OSError):  # the next start clears it too, and what has happened here is to be told
                 stop.clear()

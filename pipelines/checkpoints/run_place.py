@@ -24,7 +24,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +176,20 @@ class RunPlace:
                 found.append(Checkpoint.open_unverified(folder) if local else Checkpoint(folder, read_meta(place)))
         return found
 
-    def newest_step(self) -> int:
-        """By the names of checkpoints; 0 where there is none."""
-        return max(map(step_of, self.checkpoint_names()), default=0)
+    def beyond(self, step: int) -> dict[str, int]:
+        """Checkpoints of later steps, by their names, and when they were written: damaged ones, where a run goes on from here."""
+        return {name: self._written(name) for name in self.checkpoint_names() if step_of(name) > step}
+
+    def newest_step(self, passed_over: Mapping[str, int] | None = None) -> int:
+        """By the names of checkpoints; 0 where there is none. Those that were ``passed_over`` count when they are made anew."""
+        old = passed_over or {}
+        names = [name for name in self.checkpoint_names() if name not in old or self._written(name) != old[name]]
+        return max(map(step_of, names), default=0)
+
+    def _written(self, name: str) -> int:
+        with contextlib.suppress(FileNotFoundError):  # being made anew
+            return (self.checkpoints / name).changed()
+        return 0
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.

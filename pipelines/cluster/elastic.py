@@ -1,7 +1,7 @@
 """Training on Ray Train workers that come and go: when one dies, or there is room for more, all begin again from the newest
 checkpoint, as many as there is room for.
 
-    train_on_ray(config, stop, on_trained)          # raises Stopped where it was asked to stop
+    train_on_ray(config, stop, on_trained, first_step)          # raises Stopped where it was asked to stop
 
 Ray Train's own `ScalingConfig(num_workers=(1, 4))` divides what machines *have* by what a worker takes, whatever else runs there
 and however workers are placed (Ray 2.60): after a death a run with strict-spread stood still for good, and a healthy one was ended
@@ -45,9 +45,11 @@ GROW_SECONDS = 15.0
 """How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
 
 
-def train_on_ray(config: TrainConfig, stop: Stop, on_trained: Callable[[TrainConfig, Tracker], None]) -> None:
-    """Train on Ray Train workers up to the last step. Raises Stopped and RayLost; a worker's error that is a user's, and any
-    other that came more than `max_failures` times in a row without a new checkpoint in between.
+def train_on_ray(
+    config: TrainConfig, stop: Stop, on_trained: Callable[[TrainConfig, Tracker], None], first_step: int
+) -> None:
+    """Train on Ray Train workers from the ``first_step`` up to the last. Raises Stopped and RayLost; a worker's error that is a
+    user's, and any other that came more than `max_failures` times in a row without a new checkpoint in between.
     """
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
@@ -57,13 +59,14 @@ def train_on_ray(config: TrainConfig, stop: Stop, on_trained: Callable[[TrainCon
         raise UserError("; and ".join(complaints))
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
     run, failures = RunPlace.of(config), 0
+    damaged = run.beyond(first_step)
     resize, scratch = Stop(run.place, RESIZE), scratch_of(config)
     scratch.delete()
     with stop.on_signals():  # after Ray's own
         for attempt in itertools.count():
             resize.clear()
-            before, error = run.newest_step(), train_once(config, use_gpu, attempt, stop, resize, on_trained)
-            newest = run.newest_step()
+            before, error = run.newest_step(damaged), train_once(config, use_gpu, attempt, stop, resize, on_trained)
+            newest = run.newest_step(damaged)
             if error is not None:
                 failures = 1 if newest > before else failures + 1
                 final = cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
@@ -80,7 +83,7 @@ def train_on_ray(config: TrainConfig, stop: Stop, on_trained: Callable[[TrainCon
     with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
         resize.clear()
         scratch.delete()
-    if (step := run.newest_step()) < config.steps:
+    if (step := run.newest_step(damaged)) < config.steps:
         raise Stopped(step)
 
 

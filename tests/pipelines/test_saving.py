@@ -387,3 +387,17 @@ def test_messages_that_a_full_disk_does_not_take_end_nothing(tmp_path: Path) -> 
             for number in range(3):
                 print(f"warning {number}", file=sys.stderr, flush=True)
     assert (tmp_path / "log").read_text() == "warning 0\nwarning 1\nwarning 2\n"
+
+
+def test_checkpoints_that_were_passed_over_count_when_they_are_made_anew(tmp_path: Path) -> None:
+    run = RunPlace(tmp_path)
+    for step in (10, 20, 30):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    damaged = run.beyond(10)
+    assert run.newest_step() == 30 and run.newest_step(damaged) == 10
+    again = tmp_path / "checkpoints" / "step-00000020"
+    again.rmdir()
+    assert run.newest_step(damaged) == 10
+    again.mkdir()
+    os.utime(again, ns=(1, 1))
+    assert run.newest_step(damaged) == 20
