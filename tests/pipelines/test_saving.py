@@ -390,7 +390,7 @@ def test_messages_that_a_full_disk_does_not_take_end_nothing(tmp_path: Path) -> 
 
 
 def test_checkpoints_that_were_passed_over_count_when_they_are_made_anew(tmp_path: Path) -> None:
-    run = RunPlace(tmp_path)
+    run = RunPlace.parse(tmp_path)
     for step in (10, 20, 30):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     damaged = run.beyond(10)
