@@ -68,9 +68,8 @@ def main(argv: list[str]) -> int:
     if run.resume and run.resume.step >= config.steps:
         with hold(place.folder, "another training run"):
             place.fetch(*RECORDS)
-            tracker = start_tracker(
-                config, run, run.resume.step
-            )  # sends what an MLflow that was silent then has not got
+            # Sends what an MLflow that was silent then has not got.
+            tracker = start_tracker(config, run, run.resume.step)
             register_best(config, tracker)
             tracker.finish()
             place.publish(*RECORDS)
