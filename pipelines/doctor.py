@@ -17,7 +17,7 @@ import tyro
 from safetensors import safe_open
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits, step_of
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.terminal import cli
@@ -45,13 +45,14 @@ def main(argv: list[str]) -> int:
         raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
     if find_run(config.run)[1]:
         raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
-    found, complaints, names = {}, [], run.checkpoint_names()
+    found, complaints, names, unsafe = {}, [], run.checkpoint_names(), -1
     for name in names:
         try:
             found[step_of(name)] = run.open_checkpoint(name)
         except CheckpointError as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
                 complaints.append(str(error))
+                unsafe = max(unsafe, step_of(name)) if isinstance(error, PickledError) else unsafe
     names = [name for name in names if step_of(name) in found or name in run.checkpoint_names()]
     rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
     first = next(iter(best(found)), None)
@@ -68,7 +69,8 @@ def main(argv: list[str]) -> int:
     if found:
         newest = found[max(found)]
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
-        print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
+        if unsafe < max(found):  # a pickle in its way ends a run
+            print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
     else:
         complaints += [f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"]
     for complaint in complaints:

@@ -68,7 +68,8 @@ def test_a_damaged_checkpoint_is_named(train: Train, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if line.startswith("step-00000020"))
     assert row.split()[1] == "damaged" and ".step-00000025.00000000.tmp  unfinished" in out
-    assert "would go on from step 15" in out and "wrong: " in out and str(newest) in out
+    assert "wrong: " in out and str(newest) in out
+    assert ("would go on from step 15" in out) == (how != "pickle")  # which `train` refuses to pass over
 
 
 def test_one_that_fits_neither_store_nor_code(
