@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from data_prep.errors import UserError
 from data_prep.lanes import TrainingLanes, read_batch
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
@@ -48,8 +47,7 @@ class BenchConfig:
     """Rounds; the first two do not count."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 3:
-            raise UserError(f"--rounds is {self.rounds}, and the first two do not count: give 3 or more")
+        machine.check_rounds(self.rounds)
 
 
 class Memory:

@@ -9,6 +9,8 @@ import time
 
 import torch
 
+from data_prep.errors import UserError
+
 
 def describe() -> str:
     """One line: processor, cores, threads, versions."""
@@ -26,6 +28,12 @@ def resident(field: str = "VmRSS") -> int:
     """Bytes of this process: `VmRSS` now, `VmHWM` at most."""
     with open("/proc/self/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) * 1024
+
+
+def check_rounds(rounds: int) -> None:
+    """Raises UserError for so few that nothing is left of them."""
+    if rounds < 3:
+        raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
 
 
 def matrix_rate(size: int = 2048, repeats: int = 7) -> float:

@@ -63,8 +63,7 @@ class BenchConfig:
             raise UserError(
                 f"--passes {' '.join(map(str, self.passes))}: a slope needs 1 and another, as in --passes 1 2 4"
             )
-        if self.rounds < 3:
-            raise UserError(f"--rounds is {self.rounds}, and the first two do not count: give 3 or more")
+        machine.check_rounds(self.rounds)
         if self.chunk < 1:
             raise UserError(f"--chunk is {self.chunk}: give 1 or more")
         # Half a segment is weighed too, and some contenders have blocks of 16.

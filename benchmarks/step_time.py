@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
-from data_prep.errors import UserError
 from pipelines.terminal import cli
 from recur_models.compiling import Compile
 
@@ -35,8 +34,7 @@ class BenchConfig:
     """torch.compile of our models, in the rounds that do not count."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 3:
-            raise UserError(f"--rounds is {self.rounds}, and the first two do not count: give 3 or more")
+        machine.check_rounds(self.rounds)
 
 
 def main(argv: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,11 +15,13 @@ from data_prep.corpora import CORPORA
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster import ray_session as session
 from pipelines.prepare import PrepareConfig, commands
+from tests.interpreter import sitecustomize
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 
-INTERPRETER = str(Path(__file__).with_name("interpreter"))
-gc.set_threshold(100_000, 50, 100)  # as that says of the processes that tests start
+INTERPRETER = str(
+    Path(sitecustomize.__file__).parent
+)  # of this process by its import, of those that tests start by their path
 if INTERPRETER not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (INTERPRETER, os.environ.get("PYTHONPATH", ""))))
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):

@@ -62,8 +62,7 @@ def fields(domains: Mapping[str, Any]) -> list[str]:
 def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
     """The draw of this number, each key from a stream of its own."""
     streams = {key: random.Random(f"{seed}/{index}/{key}").getrandbits(32) for key in domains}
-    sampled = {key: domain.sample(random_state=streams[key]) for key, domain in domains.items()}
-    return expand({key: rounded(domains[key], value) for key, value in sampled.items()})
+    return expand({k: rounded(domain, domain.sample(random_state=streams[k])) for k, domain in domains.items()})
 
 
 def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
@@ -126,9 +125,11 @@ class Searcher:
         self._drawn.add(trial)
         with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
             values = self._search.suggest(trial)
-        chosen = {key: self._domains[key].categories[int(values[key])] for key in self._labels}
-        numbers = {key: rounded(self._domains[key], float(values[key])) for key in self._domains.keys() - chosen.keys()}
-        return expand({key: (chosen | numbers)[key] for key in self._domains})
+        chosen = {
+            key: domain.categories[int(values[key])] if key in self._labels else rounded(domain, float(values[key]))
+            for key, domain in self._domains.items()
+        }
+        return expand(chosen)
 
     def result(self, trial: str, time: int, value: float) -> None:
         if trial in self._drawn:

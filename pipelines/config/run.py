@@ -105,8 +105,8 @@ class TrainConfig:
     """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
 
     def __post_init__(self) -> None:
-        never = {"validate_every": 0, "validate_tokens": 0, "max_failures": 0, "hang_seconds": 0}
-        check_least("", self, {"steps": 1, "log_every": 1, **never})
+        from_0 = dict.fromkeys(("validate_every", "validate_tokens", "max_failures", "hang_seconds"), 0)
+        check_least("", self, {"steps": 1, "log_every": 1, **from_0})
         if self.micro_lanes < 0:
             raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:
@@ -231,13 +231,17 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def as_now(model: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """A model's JSON as this version writes what an earlier one wrote, where it is of the config's kind. Raises UserError."""
+    if model.get("name") != config.model.name:
+        return model
+    with given_by_user(ValueError):
+        return config.model.from_json(model).to_json()
+
+
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
     """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
-    model = before["model"]
-    if model.get("name") == config.model.name:
-        with given_by_user(ValueError):
-            model = config.model.from_json(model).to_json()  # as this version says what an earlier one wrote
-    old, new = {**LATER, **flatten({**before, "model": model})}, flatten(to_json(config))
+    old, new = {**LATER, **flatten({**before, "model": as_now(before["model"], config)})}, flatten(to_json(config))
     for key in sorted(old.keys() | new.keys()):
         if may_change(key, config.allow_change):
             continue

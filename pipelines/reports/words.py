@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,19 +71,18 @@ def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str | None]:
     """What each token writes; None of one with a part of a character, which the next one that is not None writes."""
-    known: dict[tuple[int, ...], str] = {}
-    pieces: list[str | None] = []
+    text_of, pieces = cache(write), list[str | None]()
     held: tuple[int, ...] = ()
     for token in tokens:
         held = (*held, token)
-        text = known[held] if held in known else known.setdefault(held, write(held))
+        text = text_of(held)
         if UNKNOWN in text and len(held) < BYTES:
             pieces.append(None)
         else:  # bytes that are no character are written as one that says so
             pieces.append(text)
             held = ()
     if held:
-        pieces[-1] = known[held]
+        pieces[-1] = text_of(held)
     return pieces
 
 

@@ -29,7 +29,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import changes, with_fields
-from pipelines.config.run import LATER, TrainConfig, flatten, to_json
+from pipelines.config.run import LATER, TrainConfig, as_now, flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import fetch_sweep, value_of
 from pipelines.sweeps.command import SweepConfig, changes_learning
@@ -140,10 +140,8 @@ class Sweep:
         try:
             saved = json.loads(path.read_text("utf-8"))
             theirs = {**LATER, "stop": "none", **saved["identity"]}
-            kind = self.config.train.model
             model = {key.removeprefix("model."): value for key, value in theirs.items() if key.startswith("model.")}
-            if model.get("name") == kind.name:  # as this version says what an earlier one wrote
-                theirs |= flatten({"model": kind.from_json(model).to_json()})
+            theirs |= flatten({"model": as_now(model, self.config.train)})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()

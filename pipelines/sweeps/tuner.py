@@ -131,10 +131,8 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._look(tune_controller)
             self._looked = time.monotonic()
-        waiting = {
-            name for name, given in self._given.items() if given.status == "PAUSED"
-        }  # asked to stop, one may be gone
-        self._resumed = [name for name in self._resumed if name in waiting]
+        given = self._given  # asked to stop, one may be gone from it
+        self._resumed = [name for name in self._resumed if name in given and given[name].status == "PAUSED"]
         return self._given[self._resumed[0]] if self._resumed else None
 
     def _look(self, controller: Any) -> None:

@@ -78,7 +78,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
             finishing = stop.is_set()
             for line in messages.lines():
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
-            for record in filter(None, map(parse_record, metrics.lines())):
+            for record in metrics.records(last=finishing):
                 key = (record.step, tuple(record.metrics))
                 if record.step <= first_step or key in shown:
                     continue

@@ -126,9 +126,8 @@ def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: 
     found = Checkpoint.open(train("--precision", "bfloat16", "--steps", "5") / "checkpoints" / "step-00000005")
     saved, _ = found.lanes(0, 4)
     assert {saved[name].dtype for name in saved if name.endswith(".keys")} == {torch.bfloat16}
-    assert {saved[name].dtype for name in saved if name.endswith(".states")} == {
-        torch.float32
-    }  # a slow gate moves them too
+    # A slow gate moves these too.
+    assert {saved[name].dtype for name in saved if name.endswith(".states")} == {torch.float32}
     fresh, nats = load_model(found).initial_state(2), torch.zeros((), dtype=torch.float64)
     for rank in range(2):
         world = World(rank, 2, torch.device("cpu"))
