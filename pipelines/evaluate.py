@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +34,7 @@ from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
+from pipelines.reports.words import BYTES, UNKNOWN, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
@@ -47,6 +48,8 @@ NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
+CHUNK_TOKENS = 65_536
+"""Of a document that are looked at together, so that memory does not grow with its length."""
 PARTIAL = ".partial"
 """Folder, in that of the report, of what has been read of an evaluation that is not finished."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
@@ -126,11 +129,23 @@ def characters_of(store: SegmentStore) -> int:
     """Characters of the split's text; 0 where its tokenizer does not keep them all, or it is labelled."""
     if store.labelled or not store.manifest.tokenizer.lossless:
         return 0
-    decode = store.tokenizer().decode
-    return sum(
-        len(decode(store.tokens(document, 0, length).tolist()))
-        for document, length in enumerate(store.lengths.tolist())
-    )
+    tokenizer = store.tokenizer()
+    write = writing_of(tokenizer)
+    characters = 0
+    for document, length in enumerate(store.lengths.tolist()):
+        start = 0
+        while start < length:
+            ids = store.tokens(document, start, min(start + CHUNK_TOKENS, length)).tolist()
+            if start + len(ids) < length:  # not within a character
+                ids = ids[: len(ids) - split_character(write, ids)]
+            characters += len(write(ids) if start else tokenizer.decode(ids))
+            start += len(ids)
+    return characters
+
+
+def split_character(write: Callable[[Sequence[int]], str], ids: Sequence[int]) -> int:
+    """How many of the last ids begin a character that they do not end."""
+    return next((back for back in range(BYTES) if not write(ids[-BYTES : len(ids) - back]).endswith(UNKNOWN)), 0)
 
 
 def count(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
@@ -150,13 +165,21 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
     counts = np.ones(train.vocab_size)
     read = 0
     for document, length in enumerate(train.lengths.tolist()):
-        counts += np.bincount(train.tokens(document, 0, length), minlength=train.vocab_size)
+        for tokens in chunks_of(train, document):
+            counts += np.bincount(tokens, minlength=train.vocab_size)
         read += length
         if read >= UNIGRAM_TOKENS:
             break
     bits = -np.log2(counts / counts.sum())
-    total = sum(bits[test.tokens(document, 0, length)].sum() for document, length in enumerate(test.lengths.tolist()))
+    total = sum(bits[tokens].sum() for document in range(len(test.lengths)) for tokens in chunks_of(test, document))
     return float(total / test.manifest.totals.bytes)
+
+
+def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
+    """A document's tokens, some at a time."""
+    length = int(store.lengths[document])
+    for start in range(0, length, CHUNK_TOKENS):
+        yield store.tokens(document, start, min(start + CHUNK_TOKENS, length))
 
 
 def main(argv: list[str]) -> None:

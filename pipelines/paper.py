@@ -172,6 +172,7 @@ def main(argv: list[str]) -> int:
         logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
         raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
     paths = [*results.write(folder), *plan.pages(folder)]
+    print(results.title())
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")

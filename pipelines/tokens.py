@@ -29,8 +29,9 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.inference.trained import device, model_of
 from pipelines.reports.index import write_index
+from pipelines.reports.token_comparison import COLUMNS, TokenComparison, said_of_names
 from pipelines.reports.token_losses import WORKING, TokenLosses
-from pipelines.reports.token_page import COLUMNS, TokenComparison, said_of_names, write_pages
+from pipelines.reports.token_page import write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, printable
@@ -50,7 +51,9 @@ class TokensConfig(SubjectsConfig):
     page_tokens: int = 100_000
     """Tokens of its text on the page, at most."""
     words: int = 40
-    """Words in the table of the largest gains."""
+    """Words in the table of the largest gains; or"""
+    per_document: int = 0
+    """so many of each document, as the paper has four of each of five books."""
     common: int = 1000
     """The most frequent words of the split, which the study of distances leaves out."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -59,7 +62,7 @@ class TokensConfig(SubjectsConfig):
         super().__post_init__()
         if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
             raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
-        for name, least in (("page_tokens", 1), ("words", 1), ("common", 0), ("document", -1)):
+        for name, least in (("page_tokens", 1), ("words", 1), ("per_document", 0), ("common", 0), ("document", -1)):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
 
@@ -202,6 +205,7 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
         shown=chosen,
         shown_tokens=config.page_tokens,
         count=config.words,
+        of_each=config.per_document,
         common=config.common,
     )
 

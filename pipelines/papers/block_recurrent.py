@@ -78,6 +78,8 @@ TABLE_1 = Table(
     (
         Column("step time", "relative_time", form=".2f"),
         *(Column(corpus, "bits_per_token", of=corpus) for corpus in CORPORA),
+        Column("parameters", "parameters", form=",.0f"),
+        *(Column(f"{corpus}, states cleared", "states_cleared", of=corpus, form="+.3f") for corpus in CORPORA),
     ),
     tuple(map(row_of_table_1, MODELS)),
     base="Slide:13L",

@@ -20,7 +20,7 @@ from pipelines.papers.results import Results
 from pipelines.papers.tables import TIMES, Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
 from pipelines.reports.evaluation_figures import plot_cumulative
-from pipelines.tracking.score import Evaluation
+from pipelines.tracking.score import PUBLISHED_WORDS, Evaluation
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ class Plan:
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split
-            found = [training.evaluation({}, split) for training in self.first().values()]
+            trainings = {training.name: training for _, _, _, training in self.cells()}.values()  # of all seeds
+            found = [training.evaluation({}, split) for training in trainings]
             if evaluations := [evaluation for evaluation in found if evaluation]:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
         page = folder / "tokens" / "tokens.html"
@@ -157,16 +158,20 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         return training.ms_per_step()
     score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
-    totals, output = store.manifest.totals, 2 * training.config.model.costs(store.vocab_size).embedding_parameters
+    totals, cleared = store.manifest.totals, evaluation.cleared_states
+    published = math.isfinite(evaluation.published_word_perplexity)  # by which papers reckon
+    words = PUBLISHED_WORDS[evaluation.split][1] if published else totals.words
+    output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Figure, float | None] = {
         "bits_per_token": score.bits_per_token,
         "bits_per_byte": score.bits_per_byte,
         "perplexity": 2**score.bits_per_token,
-        "word_perplexity": score.word_perplexity,
+        "word_perplexity": evaluation.published_word_perplexity if published else score.word_perplexity,
         "error_percent": 100 * score.error_rate,
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
         "tokens": float(totals.tokens),
-        "tokens_per_word": totals.tokens / max(totals.words, 1),
+        "tokens_per_word": totals.tokens / max(words, 1),
+        "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
     return values[figure]

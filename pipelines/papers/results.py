@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
@@ -81,7 +81,12 @@ class Results:
     def remarks(self) -> list[str]:
         """What holds of the paper's order and what does not, in sentences."""
         said = []
-        for name, found in self.orderings().items():
+        orderings = self.orderings()
+        if orderings and len(self.seeds) == 1:
+            said.append(
+                "one seed: how far seeds differ is not known, and pairs that are close may lie the other way round"
+            )
+        for name, found in orderings.items():
             pairs = sum(map(len, found))
             said.append(
                 f"{name}: of {pairs} pairs of rows that the paper puts apart, {len(found.holds)} are in its order here"
@@ -111,23 +116,33 @@ class Results:
             f"{mean(ours):{column.form}}{spread}" if ours else "–",
         )
 
+    def in_paper(self, column: Column) -> bool:
+        """Whether the paper has figures for any of the rows."""
+        return any(column.name in row.paper for row in self.table.rows)
+
     def grid(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of text: of each column the paper's figures, then ours."""
-        headings = ["", *(f"{column.name}, {whose}" for column in self.table.columns for whose in ("paper", "ours"))]
-        rows = [
-            [row.label, *(text for column in self.table.columns for text in self.text(row, column))]
-            for row in self.table.rows
-        ]
+        """Headings and rows of text: of each column the paper's figures, where it has some, then ours."""
+        headings = [""]
+        for column in self.table.columns:
+            headings += [f"{column.name}, paper", f"{column.name}, ours"] if self.in_paper(column) else [column.name]
+        rows = []
+        for row in self.table.rows:
+            cells = [self.text(row, column)[not self.in_paper(column) :] for column in self.table.columns]
+            rows.append([row.label, *chain(*cells)])
         return headings, rows
+
+    def title(self) -> str:
+        """What it is, of what scale and seeds."""
+        seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
+        beside = " ± standard deviation" if len(self.seeds) > 1 else ""
+        return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
 
     def markdown(self) -> str:
         headings, rows = self.grid()
         rule = ["---", *["---:"] * (len(headings) - 1)]
         lines = [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
-        seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
-        beside = " ± standard deviation" if len(self.seeds) > 1 else ""
         parts = [
-            f"**{self.name}** ({self.table.about}), ours at scale `{self.scale}`, {seeds}{beside}: `{self.command}`",
+            f"**{self.title()}**: `{self.command}`",
             "\n".join(lines),
             "\n".join(f"- {sentence}" for sentence in self.sentences()),
         ]
@@ -165,14 +180,18 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def plot(self, path: Path) -> Path:
-        """The paper's figures above, ours below, a panel for each column but the x: over that, or row by row."""
+        """The paper's figures above, ours below, a panel for each column that it has but the x: over that, or row by row."""
         from matplotlib.figure import Figure  # a second to import
 
-        columns = [column for column in self.table.columns if column.name != self.table.x]
+        shown = [column for column in self.table.columns if self.in_paper(column)] or self.table.columns
+        columns = [column for column in shown if column.name != self.table.x]
         size = (
             (max(4.6 * len(columns), 6), 7.5)
             if self.table.x
-            else (2.6 * len(columns) + 2, 0.5 * len(self.table.rows) + 2)
+            else (
+                2.6 * len(columns) + 2,
+                max(0.5 * len(self.table.rows) + 2, 4.4),
+            )  # less, and no room is left for axes
         )
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(2, len(columns), squeeze=False, sharey=not self.table.x)

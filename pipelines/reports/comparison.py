@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ from rich.table import Table
 from data_prep.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
-from pipelines.reports.files import COLOURS, save_figure, write_csv
+from pipelines.reports.files import COLOURS, brief, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
 from pipelines.reports.seeds import groups, over_seeds, seeds_table
@@ -139,22 +139,31 @@ def seeds_of(comparison: Comparison) -> Table | None:
     return seeds_table(found, columns) if found else None
 
 
-def curves_of(comparison: Comparison) -> list[tuple[str, FinishedRun, list[Point], np.ndarray | None]]:
-    """What is drawn: a name, a run, its points, and how far a band goes on each side of them. Several seeds of one thing are their
-    mean and standard deviation, where they have the same points.
+class Curve(NamedTuple):
+    """What is drawn: a run or, of several seeds of one thing, the first; points, and how far a band goes on each side of them."""
+
+    run: FinishedRun
+    points: list[Point]
+    spread: np.ndarray | None
+
+
+def curves_of(comparison: Comparison, figure: str) -> dict[str, Curve]:
+    """By name, of the runs that have the figure. Several seeds of one thing are their mean and standard deviation, where they have
+    the same points.
     """
-    curves = [run.curve(comparison.metric) for run in comparison.runs]
-    made, drawn = [], set[int]()
+    curves = [run.curve(figure) for run in comparison.runs]
+    made, drawn = dict[str, Curve](), set[int]()
     for name, places in groups(comparison.runs).items():
-        if len({tuple(point.step for point in curves[place]) for place in places}) == 1:
+        steps = {tuple(point.step for point in curves[place]) for place in places}
+        if len(steps) == 1 and any(steps):
             values, times = ([[getattr(p, of) for p in curves[place]] for place in places] for of in ("value", "time"))
             mean, spread = np.mean(values, axis=0), np.std(values, axis=0, ddof=1)
             both = zip(curves[places[0]], mean.tolist(), np.mean(times, axis=0).tolist(), strict=True)
             points = [replace(point, value=value, time=time) for point, value, time in both]
-            made.append((name, comparison.runs[places[0]], points, spread))
+            made[name] = Curve(comparison.runs[places[0]], points, spread)
             drawn.update(places)
-    alone = ((place, run) for place, run in enumerate(comparison.runs) if place not in drawn)
-    return [*made, *((run.name, run, curves[place], None) for place, run in alone)]
+    alone = [place for place in range(len(curves)) if place not in drawn and curves[place]]
+    return made | {comparison.runs[place].name: Curve(comparison.runs[place], curves[place], None) for place in alone}
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
@@ -165,8 +174,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
     size, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
-    drawn = curves_of(comparison)
-    for number, (name, run, curve, spread) in enumerate(drawn):
+    drawn = curves_of(comparison, comparison.metric)
+    cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
+    for number, (name, (run, curve, spread)) in enumerate(drawn.items()):
         flops = run.flops_per_token
         bits = [point.value for point in curve]
         least, marker = bits.index(min(bits)), "o" if len(curve) <= 60 else ""
@@ -178,13 +188,15 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         )
         for axes, at in zip(panels, costs, strict=True):
             if at is not None:
-                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=name)
+                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=brief(name))
                 if spread is not None:
                     axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
-        if cleared := run.curve(CLEARED) if comparison.metric == TOKEN and spread is None else []:
-            at, bits = [point.tokens for point in cleared], [point.value for point in cleared]
-            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{name}, states cleared")
+        if without := cleared.get(name):
+            at, bits = [point.tokens for point in without.points], [point.value for point in without.points]
+            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{brief(name)}, states cleared")
+            if (wide := without.spread) is not None:
+                panels[0].fill_between(at, bits - wide, bits + wide, color=colour, alpha=0.1, linewidth=0)
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
     labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import COLOURS, save_figure
+from pipelines.reports.files import COLOURS, brief, save_figure
 from pipelines.reports.seeds import groups
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
@@ -82,36 +82,47 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
 
 def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
-    """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines as in
-    `plot_cumulative`, on whose scale a few percent are not to be seen. None where there is nothing to set beside the best.
+    """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
+    bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. None where nothing stands beside the best.
     """
-    best = min(evaluations, key=lambda e: e.carried.bits_per_token)
-    lines: list[tuple[str, int, str, Score]] = []
-    for number, e in enumerate(evaluations):
+    curves = {name: [evaluations[place] for place in places] for name, places in curves_of(evaluations).items()}
+    best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
+    lines: list[tuple[str, int, str, list[Score]]] = []
+    for number, (name, of) in enumerate(curves.items()):
         passes = [
-            (f"{e.name}", "-", e.carried if e is not best else None),
-            (f"{e.name}, its recurrent states cleared", "--", e.cleared_states),
-            (f"{e.name}, all of its State cleared", ":", e.cleared_all),
+            (brief(name), "-", [e.carried for e in of if name != best]),
+            (f"{brief(name)}, its recurrent states cleared", "--", [e.cleared_states for e in of]),
+            (f"{brief(name)}, all of its State cleared", ":", [e.cleared_all for e in of]),
         ]
-        lines += [(label, number, style, score) for label, style, score in passes if score is not None]
+        known = ((label, style, [score for score in scores if score is not None]) for label, style, scores in passes)
+        lines += [(label, number, style, scores) for label, style, scores in known if scores]
     if not lines or not of_one_text(evaluations) or is_labelled(evaluations):
         return None
-    ends_P, bits_P, _ = by_position(best.carried)
+    ends_P = by_position(curves[best][0].carried)[0]
+
+    def bits(scores: Sequence[Score]) -> np.ndarray:
+        """Of each seed, at the ends of the best one's buckets [seeds, P]."""
+        return np.stack([np.interp(ends_P, *by_position(score)[:2]) for score in scores])
+
+    bits_P = bits([e.carried for e in curves[best]]).mean(0)
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
-    for label, number, style, score in lines:
-        more_P = 100 * (np.interp(ends_P, *by_position(score)[:2]) / bits_P - 1)
-        label = f"{label}: {more_P[-1]:+.1f} %"
-        axes.plot(ends_P[shown], more_P[shown], style, color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=label)
-    colour = COLOURS[list(evaluations).index(best) % len(COLOURS)]
-    axes.axhline(0, color=colour, linewidth=1.8, label=f"{best.name}, State carried: {bits_P[-1]:.4f} bits per token")
+    for label, number, style, scores in lines:
+        more = 100 * (bits(scores) / bits_P - 1)[:, shown]
+        middle, colour = more.mean(0), COLOURS[number % len(COLOURS)]
+        axes.plot(ends_P[shown], middle, style, color=colour, linewidth=1.8, label=f"{label}: {middle[-1]:+.1f} %")
+        if len(scores) > 1:
+            spread = more.std(0, ddof=1)
+            axes.fill_between(ends_P[shown], middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    colour = COLOURS[list(curves).index(best) % len(COLOURS)]
+    axes.axhline(0, color=colour, linewidth=1.8, label=f"{brief(best)}, State carried: {bits_P[-1]:.4f} bits per token")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_formatter("{x:+.1f} %")
     axes.set_xlabel("position in the document (tokens)")
     axes.set_ylabel("more bits per token,\nmean up to the position")
-    axes.set_title(f"What State is worth on {best.split}: lower is better", fontsize=11)
+    axes.set_title(f"What State is worth on {evaluations[0].split}: lower is better", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9, framealpha=0.9)
     return save_figure(figure, path)
@@ -147,7 +158,7 @@ def _curves(
     handles, used = [], {}
     for number, (name, places) in enumerate(curves_of(evaluations).items()):
         of, colour = [evaluations[place] for place in places], COLOURS[number % len(COLOURS)]
-        label = f"{name}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
+        label = f"{brief(name)}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
         scores: list[tuple[str, Any, list[Score | None]]] = [
             ("State carried", "-", [e.carried for e in of]),

@@ -28,6 +28,12 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     return path
 
 
+def brief(name: str, letters: int = 44) -> str:
+    """As much of a name as a picture has room for: its beginning and its end."""
+    half = letters // 2
+    return name if len(name) <= letters else f"{name[: half - 1]}…{name[-half:]}"
+
+
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
     data = io.BytesIO()
     figure.savefig(data, dpi=dpi, format="png")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,6 +53,18 @@ def _figures(path: Path, name: str, *figures: str) -> str:
     return "; ".join(said)
 
 
+def _of_evaluation(path: Path) -> str:
+    rows = _rows(path)
+    text = ", ".join(dict.fromkeys(row["split"] for row in rows if row.get("split")))
+    return f"{text}: " * bool(text) + _figures(path, "name", "error_rate", "bits_per_byte", "bits_per_token")
+
+
+def _of_tokens(path: Path) -> str:
+    """Its title, and the text that it is of."""
+    found = re.search(r"<h1>(.*?)</h1>\s*<p>(.*?):", path.read_text("utf-8"), re.DOTALL)
+    return html.unescape(f"{found[2]}: {found[1]}") if found else ""
+
+
 def _of_table(path: Path) -> str:
     values = json.loads(path.read_bytes())
     found: list[dict[str, Any]] = list(values["orderings"].values())
@@ -64,12 +77,7 @@ def _of_table(path: Path) -> str:
 
 
 KINDS = (
-    Kind(
-        "evaluation",
-        "table.csv",
-        "cumulative.png",
-        lambda path: _figures(path, "name", "error_rate", "bits_per_byte", "bits_per_token"),
-    ),
+    Kind("evaluation", "table.csv", "cumulative.png", _of_evaluation),
     Kind(
         "comparison",
         "comparison.csv",
@@ -78,7 +86,7 @@ KINDS = (
             path, "run", "best_error_rate", "best_bits_per_token", "best_bits_per_byte", "best_train_bits_per_token"
         ),
     ),
-    Kind("tokens", "words.csv", "tokens.html", lambda path: f"{len(_rows(path))} words of the largest gains"),
+    Kind("tokens", "tokens.html", "tokens.html", _of_tokens),
     Kind("continuations", "continuations.md", "continuations.md", lambda _: ""),
     Kind("paper's table", "table.json", "table.png", _of_table),
     Kind("sweep", "trials.csv", "curves.png", lambda path: f"{len(_rows(path))} trials"),

@@ -106,14 +106,14 @@ def words_of(
     # The tokens whose last character lies in the word: a blank before it belongs to its first token.
     first_N, last_N = np.searchsorted(ends_T, starts_N, "right"), np.searchsorted(ends_T, stops_N, "right")
     kept = last_N > first_N  # not where a token holds a word and more
+    before, seen = list[int](), dict[str, int]()
+    for match, offset in zip(found, first_N.tolist(), strict=True):  # those that are not kept have stood there too
+        text = match.group()
+        before.append(max(offset - seen[text], 1) if text in seen else 0)
+        seen[text] = offset
     texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
     first_N, last_N = first_N[kept], last_N[kept]
     sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
-    seen: dict[str, int] = {}
-    before = []
-    for text, offset in zip(texts, first_N.tolist(), strict=True):
-        before.append(offset - seen[text] if text in seen else 0)
-        seen[text] = offset
     counts = Counter(texts)
     names = [text[0].isupper() and counts[text] > counts[text.lower()] for text in texts]
     return Words(
@@ -121,7 +121,7 @@ def words_of(
         np.full(len(texts), document, np.int32),
         first_N.astype(np.int64),
         (last_N - first_N).astype(np.int32),
-        np.array(before, np.int64),
+        np.array(before, np.int64)[kept],
         np.array(names, bool),
         sums_MT[:, last_N] - sums_MT[:, first_N],
     )

@@ -17,7 +17,7 @@ from PIL import Image
 from data_prep.errors import UserError
 from pipelines.compare import main
 from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
-from pipelines.reports.finished_runs import BYTE, TOKEN, TRAIN, FinishedRun
+from pipelines.reports.finished_runs import BYTE, CLEARED, TOKEN, TRAIN, FinishedRun
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
 from pipelines.reports.sweep_report import report_sweep
@@ -55,17 +55,27 @@ def test_a_figure_that_is_no_number_is_neither_the_best_nor_the_last() -> None:
         compare([run(token=[5.0]), run("b", token=[math.nan])])
 
 
+def with_cleared(record: Record, more: float) -> Record:
+    """The same with a figure for cleared states."""
+    return replace(record, metrics={**record.metrics, CLEARED: record.metrics[TOKEN] + more})
+
+
 def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
     seeds = [replace(run(f"a-s{n}", token=[5.0 + n, 4.0 + n]), seed=n, thing="one") for n in range(3)]
     comparison = compare([*seeds, run("b", token=[6.0])])
-    (name, _, points, spread), other = curves_of(comparison)
-    assert name == "a, 3 seeds" and [point.value for point in points] == [6.0, 5.0]
-    assert spread is not None and spread.tolist() == [1.0, 1.0] and other[0] == "b" and other[3] is None
+    drawn = curves_of(comparison, TOKEN)
+    (_, points, spread), other = drawn["a, 3 seeds"], drawn["b"]
+    assert len(drawn) == 2 and [point.value for point in points] == [6.0, 5.0]
+    assert spread is not None and spread.tolist() == [1.0, 1.0] and other.spread is None
+    assert curves_of(comparison, CLEARED) == {}  # none has it
+    cleared = [replace(seed, records=tuple(with_cleared(record, 0.5) for record in seed.records)) for seed in seeds]
+    points = curves_of(compare([*cleared, run("b", token=[6.0])]), CLEARED)["a, 3 seeds"].points
+    assert [point.value for point in points] == [6.5, 5.5]
     table = seeds_of(comparison)
     assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None
     longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, thing="one")
-    assert len(curves_of(compare([*seeds, longer]))) == 4  # not at the same steps
+    assert len(curves_of(compare([*seeds, longer]), TOKEN)) == 4  # not at the same steps
     assert write_comparison(comparison, tmp_path)[1].stat().st_size > 10_000
 
 

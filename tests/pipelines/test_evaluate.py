@@ -20,6 +20,7 @@ from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.inference.trained import find_checkpoint
+from pipelines.prepare import PrepareConfig, prepare
 from pipelines.tracking.metrics_file import read_records
 from recur_models import model_from_json
 from tests.small_corpus import contents
@@ -51,6 +52,23 @@ def naive_bits_per_byte(checkpoint: Checkpoint, store: SegmentStore) -> float:
             target = text[start : start + model.block]
             nats += float(F.cross_entropy(logits[0, : len(target)], target, reduction="sum"))
     return nats / math.log(2) / store.manifest.totals.bytes
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "sentencepiece:300"])
+def test_characters_and_unigram_are_the_same_however_much_is_looked_at_together(
+    tokenizer: str, make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tokenizer=tokenizer)
+    prepare(config)
+    train, test = (SegmentStore.open(config.store, "text", split) for split in ("train", "test"))
+    decode = test.tokenizer().decode
+    texts = [decode(test.tokens(document, 0, length).tolist()) for document, length in enumerate(test.lengths.tolist())]
+    assert any(not text.isascii() for text in texts)
+    whole = evaluate.unigram_bits_per_byte(train, test)
+    for size in (4, 5, 6, 7, 1_000_000):
+        monkeypatch.setattr(evaluate, "CHUNK_TOKENS", size)
+        assert evaluate.characters_of(test) == sum(map(len, texts))
+        assert evaluate.unigram_bits_per_byte(train, test) == pytest.approx(whole, rel=1e-12)
 
 
 def test_figures_table_and_files(

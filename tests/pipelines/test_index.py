@@ -35,10 +35,15 @@ class Page(HTMLParser):
 def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     root = tmp_path / "my <runs>"
     evaluation = root / "reports/a-vs-b"
-    write_csv([{"name": "a", "bits_per_byte": 2.0}, {"name": "b & c", "bits_per_byte": ""}], evaluation / "table.csv")
+    rows = [
+        {"name": "a", "split": "text/test", "bits_per_byte": 2.0},
+        {"name": "b & c", "split": "", "bits_per_byte": ""},
+    ]
+    write_csv(rows, evaluation / "table.csv")
     (evaluation / "cumulative.png").write_bytes(b"")
     write_csv([{"run": "a", "best_bits_per_token": 3.5}], root / "reports/compare-a/comparison.csv")
-    write_csv([{"word": "x"}], root / "reports/tokens-a/words.csv")
+    (root / "reports/tokens-a").mkdir()  # without a word of any gain
+    (root / "reports/tokens-a/tokens.html").write_text("<h1>b &lt; a</h1>\n<p>text/test: 9 tokens</p>")
     write_csv([{"trial": "000"}], root / "sweep/report/trials.csv")
     table = {
         "about": "Table 1",
@@ -59,7 +64,8 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     for said in (
         "Reports in my <runs>",
         "6, the newest",
-        "a 2.0000 bits per byte",
+        "text/test: a 2.0000 bits per byte",
+        "text/test: b < a",
         "a 3.5000 best bits per token",
         "1 trials",
     ):

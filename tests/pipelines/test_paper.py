@@ -113,6 +113,13 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     text = results({"a": (1.5,), "b": (1.0,)}).markdown()
     assert "| a | 1.000 | 1.500 |" in text and "| c | 3.000 | – |" in text
     assert "of 1 pairs of rows that the paper puts apart, 0 are in its order here" in text and "not: a below b" in text
+    one = replace(results({"a": (1.5,), "b": (1.0,)}), seeds=(0,))
+    assert any("one seed" in said for said in one.remarks()) and "one seed" not in text
+    worth = Column("cleared", "states_cleared", form="+.2f")  # of which the paper says nothing
+    both = replace(one, table=replace(one.table, columns=(*one.table.columns, worth)), cells={("a", "cleared"): (0.5,)})
+    headings, ((*first,), *_) = both.grid()
+    assert headings == ["", "bits, paper", "bits, ours", "cleared"] and first == ["a", "1.000", "–", "+0.50"]
+    assert both.title() == "mine (A table), ours at scale tiny, seed 0"
     assert "| 1.550 ± 0.071 |" in results({"a": (1.5, 1.6)}).markdown()
 
 

@@ -207,6 +207,7 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     write_report([REC, *SEEDS], tmp_path)
     (row,) = json.loads((tmp_path / "report.json").read_text())["seeds"]
     assert row["bits_per_byte"] == pytest.approx(96 / 40) and row["bits_per_byte_deviation"] == pytest.approx(4 / 40)
+    assert plot_worth([REC, *SEEDS], tmp_path / "worth.png") and colours(tmp_path / "worth.png") > 20
     assert curves_of([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
     assert curves_of([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
     other = replace(SEEDS[1], store_fingerprint="e" * 32)

@@ -190,5 +190,5 @@ def test_processes_share_the_work_and_an_error_in_one_is_told(reading: Reading, 
         over_processes(Counting(folder, "refused"), 5, 2, told.append)
     with pytest.raises(UserError, match=r"ended from outside \(status -9\).*the same command goes on"):
         over_processes(Counting(folder, "killed"), 5, 2, told.append)
-    reading = replace(reading, shares=2)
-    assert scores(reading, 2) == scores(replace(reading, folder=tmp_path / "alone"))
+    reading = replace(reading, shares=3)
+    assert scores(reading, 3) == scores(replace(reading, folder=tmp_path / "alone"))

@@ -19,12 +19,13 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
 from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.reports.token_comparison import TokenComparison, distances, positions, top_rows
 from pipelines.reports.token_losses import WORKING, TokenLosses
-from pipelines.reports.token_page import TokenComparison, distances, top_rows
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, where, words_of, writing_of
 from pipelines.tokens import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
+from tests.mlflow_server import Server
 
 WRITE = writing_of(BytesTokenizer())
 
@@ -41,6 +42,12 @@ def test_a_word_has_all_its_tokens_and_knows_where_it_stood_last() -> None:
     assert found.before_N.tolist() == [0, 0, 0, 0, 0, 20, 20, 17]
     assert found.name_N.tolist() == [False, False, False, True, False, False, False, True]
     assert found.nats_MN[0].tolist()[:2] == [0 + 1 + 2, 4 + 5 + 6]
+
+
+def test_a_word_that_shares_a_token_has_stood_there_too() -> None:
+    pieces = ["Anna.", " saw", " Anna", ".", "Anna saw"]
+    found = words_of(lambda ids: "".join(pieces[token] for token in ids), np.array([0, 1, 2, 3, 4, 2]), [np.ones(6)])
+    assert found.text_N.tolist() == ["saw", "Anna", "saw", "Anna"] and found.before_N.tolist() == [0, 2, 3, 1]
 
 
 def test_a_word_of_several_pieces_ends_in_its_last() -> None:
@@ -114,6 +121,9 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     assert {row["token"]: row["last_seen"] for row in rows} == {b: b - a for a, b in itertools.pairwise(places)}
     assert all(row["gain"] > 0 and row["text"][1] == "Zorblax" for row in rows)
     far = [row for row in distances(replace(comparison, common=5)) if row["from"]]
+    everywhere = positions(comparison)
+    sums = [row["gain"] * (row["to"] - row["from"]) for row in everywhere]
+    assert len(sums) == 100 and sum(sums) == pytest.approx(float((base - better)[: everywhere[-1]["to"]].sum()))
     assert [(row["from"], row["to"], row["words"]) for row in far] == [(4096, 8191, len(places) - 1)]
 
 
@@ -158,7 +168,7 @@ def test_what_is_damaged_or_of_another_key_is_not_there(trained: Path, store: Pa
 
 
 def test_two_runs_are_compared_on_one_page(
-    train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., Path], server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [train("--steps", "4", "--seed", seed, name=name) for seed, name in (("0", "first"), ("1", "second"))]
     words = [*map(str, runs), "--tracking.backend", "none"]
@@ -176,8 +186,18 @@ def test_two_runs_are_compared_on_one_page(
     main(words)
     assert "first: first.arrow is there already" in capsys.readouterr().out and losses.stat().st_mtime_ns == before
     losses.write_bytes(losses.read_bytes()[:-8])
+    tracked = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.experiment", "tokens")
     main(words)
     assert "first: first.arrow is there already" not in capsys.readouterr().out
+    assert not (folder / "documents.png").exists()  # of one document
+    each = tmp_path / "each"
+    main([*map(str, runs), "--split", "train", "--per-document", "2", "--output", str(each), *tracked])
+    (found,) = server.runs("tokens")
+    files = {file["path"] for file in server.call("artifacts/list", run_id=found["info"]["run_id"])["files"]}
+    assert {"tokens.html", "position.png", "documents.png", "distance.png", "words.csv", "positions.csv"} <= files
+    with open(each / "words.csv", newline="") as file:
+        documents = [row["document"] for row in csv.DictReader(file)]
+    assert 0 < max(map(documents.count, documents)) <= 2 < len(documents)
     assert json.loads((folder / "first.json").read_text())["xxh3"]
 
 

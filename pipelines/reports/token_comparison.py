@@ -1,0 +1,176 @@
+"""Two passes over one split, or more, token by token: where and at which words one model is better than the other.
+
+comparison.facts, comparison.rows, comparison.distance_rows      # the figures, the words of the largest gains, the distances
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipelines.reports.words import Words, around, by_distance, rare, top, where
+
+HUNDREDTHS = 100
+"""Places of a document, by each of which a mean is taken."""
+COLUMNS = ("document", "token", "word", "gain", "last_seen", "where", "name", "text", "from", "to", "words")
+"""What tables have beside a column for each model, which cannot be called so."""
+
+
+@dataclass(frozen=True)
+class TokenComparison:
+    """Two passes over one split, or more."""
+
+    names: tuple[str, ...]
+    """What is compared with first, and what is looked at last; between them what the study of distances has besides."""
+    split: str
+    titles: Sequence[str]
+    """Of the documents."""
+    tokens: Callable[[int], np.ndarray]
+    """Ids [T] of a document."""
+    nats: Callable[[int], Sequence[np.ndarray]]
+    """Of each pass, float32 [T]."""
+    write: Callable[[Sequence[int]], str]
+    words: Words
+    window: int
+    """Tokens that the models see without recurrence."""
+    segment: int
+    """Tokens after which State is cleared, or would be."""
+    cut: int
+    """The token before which it is cleared instead; 0 for none."""
+    shown: int
+    """The document whose text is on the page, and"""
+    shown_tokens: int
+    """how many tokens of it at most."""
+    count: int = 40
+    """Words in the table; or"""
+    of_each: int = 0
+    """so many of each document."""
+    common: int = 1000
+    """The most frequent words of the split, which the distances leave out."""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What is compared with, then what is looked at."""
+        return self.names[0], self.names[-1]
+
+    def both(self, document: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nats of these two."""
+        nats = self.nats(document)
+        return nats[0], nats[-1]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Its `summary`, for which all losses are read."""
+        return summary(self)
+
+    @cached_property
+    def best(self) -> Words:
+        """The words by which the last pass is better than the first, the most first."""
+        if not self.of_each:
+            return top(self.words, self.count)
+        documents = (self.words.at(self.words.document_N == number) for number in range(len(self.titles)))
+        return Words.join([top(words, self.of_each) for words in documents])
+
+    def gains(self, document: int) -> tuple[int, np.ndarray]:
+        """Nats by which the last pass is better, the mean of each hundredth of a document; and how many tokens that is."""
+        first, second = self.both(document)
+        size = max(len(first) // HUNDREDTHS, 1)
+        gain = first.astype(np.float64) - second
+        return size, gain[: len(gain) // size * size].reshape(-1, size).mean(1)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its `top_rows`."""
+        return top_rows(self)
+
+    @cached_property
+    def distance_rows(self) -> list[dict[str, Any]]:
+        """Its `distances`."""
+        return distances(self)
+
+    def place(self, before: int, offset: int) -> str:
+        """`where` a word stood last."""
+        begins = self.cut * (offset >= self.cut) if self.cut else offset // self.segment * self.segment
+        return where(before, self.window, begins, offset)
+
+
+def summary(comparison: TokenComparison) -> dict[str, Any]:
+    """The figures over all documents: bits per token of each pass, and shares among the top words."""
+    sums, tokens = np.zeros(len(comparison.names)), 0
+    for document in range(len(comparison.titles)):
+        nats = comparison.nats(document)
+        sums += [float(column.sum(dtype=np.float64)) for column in nats]
+        tokens += len(nats[0])
+    best = comparison.best  # fewer where fewer have a gain
+    places = [comparison.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
+    return {
+        "tokens": tokens,
+        "words": len(comparison.words),
+        "top": len(best),
+        "bits_per_token": (sums / math.log(2) / tokens).tolist(),
+        "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
+        "names_among_all": float(comparison.words.name_N.mean()) if len(comparison.words) else math.nan,
+        "top_places": {place: places.count(place) for place in sorted(set(places))},
+    }
+
+
+def said_of_names(comparison: TokenComparison, facts: Mapping[str, Any]) -> str:
+    """The share of names among the words with most gain, in a sentence."""
+    base, better = comparison.pair
+    if not facts["top"]:
+        return f"No word costs {better} less than {base}."
+    shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
+    return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most, {shares}"
+
+
+def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """One row for each of the words by which the last pass is better than the first, the most first."""
+    best, (base, better) = comparison.best, comparison.pair
+    rows = []
+    for number in range(len(best)):
+        document, offset, count = int(best.document_N[number]), int(best.offset_N[number]), int(best.tokens_N[number])
+        left, word, right = around(comparison.write, comparison.tokens(document), offset, count)
+        before = int(best.before_N[number])
+        first, *_, second = best.nats_MN[:, number].tolist()
+        rows.append(
+            {
+                "document": comparison.titles[document],
+                "token": offset,
+                "word": best.text_N[number],
+                "gain": first - second,
+                base: first,
+                better: second,
+                "last_seen": before,
+                "where": comparison.place(before, offset),
+                "name": bool(best.name_N[number]),
+                "text": (left, word, right),
+            }
+        )
+    return rows
+
+
+def positions(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """The same of all documents, a row for each hundredth."""
+    rows = []
+    for document, title in enumerate(comparison.titles):
+        size, means = comparison.gains(document)
+        rows += [
+            {"document": title, "from": size * number, "to": size * (number + 1), "gain": gain}
+            for number, gain in enumerate(means.tolist())
+        ]
+    return rows
+
+
+def distances(comparison: TokenComparison) -> list[dict[str, Any]]:
+    """What rare words cost, by how far back they stood last."""
+    return by_distance(comparison.words.at(rare(comparison.words, comparison.common)))
+
+
+def counted(count: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -1,0 +1,87 @@
+"""The pictures of a comparison token by token: over position, in one document and in several, and over distance."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pipelines.reports.files import COLOURS, brief, save_figure
+from pipelines.reports.token_comparison import TokenComparison
+from pipelines.terminal.tables import short
+
+PANELS = 12
+"""Documents in the picture of several, the longest."""
+
+
+def plot_position(comparison: TokenComparison, path: Path) -> Path:
+    """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
+    mean over a hundredth of it.
+    """
+    (first, second), (base, better) = comparison.both(comparison.shown), map(brief, comparison.pair)
+    gain = (first - second).astype(np.float64)
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(gain, color=COLOURS[0], linewidth=0.4, alpha=0.6)
+    size, bins = comparison.gains(comparison.shown)
+    axes.plot(
+        (np.arange(len(bins)) + 0.5) * size, bins, color=COLOURS[5], linewidth=1.6, label=f"mean of {size:,} tokens"
+    )
+    axes.axhline(0, color="0.3", linewidth=0.8)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("position in the document, tokens")
+    axes.set_ylabel(f"nats, {base}\nless {better}")
+    axes.set_title(
+        f"{brief(comparison.titles[comparison.shown])}: above 0, {better} predicts better",
+        fontsize=11,
+        parse_math=False,
+    )
+    axes.legend(fontsize=9)
+    return save_figure(figure, path, dpi=110)
+
+
+def plot_documents(comparison: TokenComparison, path: Path) -> Path:
+    """The difference over position in each of the longest documents, those of Figures 4 and 5 side by side."""
+    lengths = [len(comparison.tokens(document)) for document in range(len(comparison.titles))]
+    chosen = sorted(np.argsort(lengths, kind="stable")[::-1][:PANELS].tolist())
+    figure = Figure(figsize=(9, 1.7 * math.ceil(len(chosen) / 3) + 0.6), layout="constrained")
+    panels = figure.subplots(math.ceil(len(chosen) / 3), 3, sharey=True, squeeze=False).flat
+    for axes, document in zip(panels, chosen, strict=False):
+        size, means = comparison.gains(document)
+        axes.plot((np.arange(len(means)) + 0.5) * size, means, color=COLOURS[5], linewidth=1.1)
+        axes.axhline(0, color="0.3", linewidth=0.8)
+        axes.set_title(brief(comparison.titles[document], 36), fontsize=8, parse_math=False)
+        axes.tick_params(labelsize=7)
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    for axes in list(panels)[len(chosen) :]:
+        axes.set_visible(False)
+    base, better = map(brief, comparison.pair)
+    figure.suptitle(f"Nats, {base} less {better}, over position: means of a hundredth of the document", fontsize=10)
+    return save_figure(figure, path, dpi=110)
+
+
+def plot_distance(comparison: TokenComparison, path: Path) -> Path:
+    """What a repeated rare word costs each model over the distance to its last occurrence, with standard errors."""
+    rows = [row for row in comparison.distance_rows if row["from"]]
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    for number, name in enumerate(comparison.names):
+        values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
+        centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
+        colour = COLOURS[number % len(COLOURS)]
+        axes.errorbar(centres, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=brief(name))
+    for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
+        axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
+        axes.annotate(
+            what, (at, 1), (2, -10), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("tokens since the word stood last")
+    axes.set_ylabel("nats per word")
+    axes.set_title("What a rare word costs that has stood before", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=9)
+    return save_figure(figure, path, dpi=110)
