@@ -12,11 +12,12 @@ $(ENV): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Prepare the standard library's source as bytes, train rec and slide, evaluate both, and say where to look.
+# Prepare the standard library's source as bytes, train rec and slide, evaluate both, draw their curves, and say where to look.
 demo: $(ENV)
 	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
 	$(RUN) -m pipelines.train demo-rec --root $(ROOT) --data.store $(ROOT)/store
 	$(RUN) -m pipelines.train demo-slide --root $(ROOT) --data.store $(ROOT)/store
+	$(RUN) -m pipelines.compare $(ROOT)/demo-rec $(ROOT)/demo-slide
 	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states --lanes 4
 
 # Three at once on two cores, since Ray is waited for; after a crash xdist would wait for ever, were a worker started again.

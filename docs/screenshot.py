@@ -4,6 +4,11 @@
     python docs/screenshot.py http://127.0.0.1:5000/#/experiments/1/runs/<run id>/model-metrics out.png --wait-for-charts 6
     python docs/screenshot.py "http://127.0.0.1:5000/#/experiments/1/runs?compareRunsMode=CHART" out.png --wait-for-charts 6
 
+    npm install axe-core
+    python docs/screenshot.py file:///…/tokens.html out.png --width 375 --axe node_modules/axe-core/axe.min.js
+
+With --axe the page is checked for accessibility too, and for being no wider than the screen: what is found ends it with 2.
+
 It speaks Chromium's DevTools protocol in real time: with a virtual clock MLflow's charts stay spinners. MLflow draws the charts
 that are in view: a taller picture (--height) holds more of them. Needs aiohttp.
 """
@@ -39,6 +44,11 @@ TRAINING_VIEW = """
 localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 """
+# What axe finds, a line each; and whether a reader must scroll sideways.
+FAULTS = """axe.run().then(found => [
+    ...found.violations.map(v => `${v.id}: ${v.help} (${v.nodes.length} places, ${v.nodes[0].target})`),
+    ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} pixels wide`] : [])
+])"""
 # A browser without a mouse shows the charts' tool bars over their lines.
 HIDE_TOOL_BARS = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
 
@@ -72,7 +82,8 @@ class Page:
 
     async def evaluate(self, script: str) -> Any:
         """The value of a piece of JavaScript."""
-        return (await self.command("Runtime.evaluate", expression=script, returnByValue=True))["result"].get("value")
+        sent = await self.command("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return sent["result"].get("value")
 
     async def wait_for(self, script: str, what: str, seconds: float) -> Any:
         """Wait until the script's value is true in the sense of JavaScript. Raises TimeoutError."""
@@ -170,7 +181,13 @@ async def shoot(port: int, options: argparse.Namespace) -> str:
             await page.evaluate(HIDE_TOOL_BARS)
             picture = await page.command("Page.captureScreenshot", format="png")
             options.output.write_bytes(base64.b64decode(picture["data"]))
-            return f"{options.output}: {await page.evaluate(COUNT_CHARTS)} charts"
+            if options.axe:
+                await page.evaluate(options.axe.read_text("utf-8"))
+                faults = await page.evaluate(FAULTS)
+                if faults is None or faults:
+                    raise RuntimeError(f"{options.url}: {'; '.join(faults or ['axe did not run'])}")
+            checked = ", no faults" if options.axe else ""
+            return f"{options.output}: {await page.evaluate(COUNT_CHARTS)} charts{checked}"
 
 
 def main() -> None:
@@ -185,6 +202,7 @@ def main() -> None:
         metavar="TEXT",
         help="tab or button to click, by its text or label, or as css:SELECTOR; repeatable",
     )
+    parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core, which the page is checked with")
     parser.add_argument("--keep-view", action="store_true", help="leave MLflow in the view that it opens in")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that each wait may take")
     parser.add_argument("--width", type=int, default=1600)

@@ -71,7 +71,7 @@ def row_of_table_1(label: str) -> Row:
 
 THIRTY_SECOND = (
     "Windows, states and memory are a 32nd of the paper's, which the labels name; 12 layers are 4 and 13 are 5, widths 3/32. "
-    "Tokens are of 4,000 pieces; GitHub is the standard library's source."
+    "Tokens that are not bytes are of 4,000 pieces; GitHub is the standard library's source."
 )
 TABLE_1 = Table(
     "Table 1: bits per token of each model",

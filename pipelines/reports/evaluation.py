@@ -156,7 +156,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
         "evaluations": [asdict(e) for e in evaluations],
     }
     table, one = write_csv(rows, folder / "table.csv"), of_one_text(evaluations)
-    write_atomically(report, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
+    write_atomically(report, (json.dumps(values, allow_nan=False) + "\n").encode())
     cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if one else []
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
     worth = [made] if (made := plot_worth(evaluations, folder / "worth.png")) else []

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DOCUMENTS_COLOUR = "#C44E52"
+POINTS = 3000
+"""Of a curve that are drawn, about: a long document has more than a picture has room for."""
 
 
 def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
@@ -51,6 +53,11 @@ def errors_by_position(score: Score) -> tuple[np.ndarray, np.ndarray]:
     return score.bucket * np.arange(1, len(tokens) + 1), _share(errors, tokens)
 
 
+def _drawn(count: int) -> np.ndarray:
+    """Which of so many points are drawn over a logarithm of their place: all, or enough for a line."""
+    return np.unique(np.geomspace(1, count, POINTS).round().astype(int)) - 1 if count > POINTS else np.arange(count)
+
+
 def _share(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.divide(sums, counts, out=np.full(len(sums), math.nan), where=counts > 0)
 
@@ -69,6 +76,7 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     reach = axes.twinx()
     longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
     positions, _, documents = by_position(longest)
+    positions, documents = positions[at := _drawn(len(positions))], documents[at]
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
     reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
     reach.set_ylim(0, None)
@@ -107,7 +115,8 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
     bits_P = bits([e.carried for e in curves[best]]).mean(0)
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
+    shown = _drawn(len(ends_P))
+    shown = shown[ends_P[shown] >= ends_P[-1] / 64]  # before that a mean is over few tokens
     for label, number, style, scores in lines:
         more = 100 * (bits(scores) / bits_P - 1)[:, shown]
         middle, colour = more.mean(0), COLOURS[number % len(COLOURS)]
@@ -169,6 +178,8 @@ def _curves(
             if known := [score for score in passes if score is not None]:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
                 positions, values = curve(known[0])[0], np.stack([curve(score)[1] for score in known])
+                at = _drawn(len(positions))
+                positions, values = positions[at], values[:, at]
                 middle = values.mean(0)
                 axes.plot(positions, middle, style, color=colour, linewidth=1.6 if style == "-" else 1.2)
                 if len(known) > 1:

@@ -33,7 +33,8 @@ for (const table of document.querySelectorAll("table.sorts")) {
   }));
 }
 """
-LEFT, TEXTS = ' class="t"', ("word", "text", "where", "name", "document")
+LEFT = ' class="t"'
+TEXTS = ("word", "text", "where", "name", "document", "report", "kind", "made", "what it says", "files")
 """Headings of columns of text, which stand to the left."""
 
 

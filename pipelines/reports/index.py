@@ -73,7 +73,8 @@ def _of_table(path: Path) -> str:
         sum(len(pairs) for each in found for pairs in each.values()),
     )
     order = f", {held} of {all_pairs} pairs in the paper's order" if all_pairs else ""
-    return f"{values['about']}, scale {values['scale']}, {len(values['seeds'])} seeds{order}"
+    seeds = len(values["seeds"])
+    return f"{values['about']}, scale {values['scale']}, {seeds} seed{'s' * (seeds != 1)}{order}"
 
 
 KINDS = (

@@ -58,7 +58,7 @@ def plot_documents(comparison: TokenComparison, path: Path) -> Path:
     for axes in list(panels)[len(chosen) :]:
         axes.set_visible(False)
     base, better = map(brief, comparison.pair)
-    figure.suptitle(f"Nats, {base} less {better}, over position: means of a hundredth of the document", fontsize=10)
+    figure.suptitle(f"Nats, {base}\nless {better}: means of a hundredth of each document", fontsize=10)
     return save_figure(figure, path, dpi=110)
 
 

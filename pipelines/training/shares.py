@@ -78,7 +78,7 @@ class Share:
             data = self.path.read_bytes()
         except OSError:
             return None
-        if xxhash.xxh3_64_digest(data[8:]) != data[:8]:
+        if xxhash.xxh3_64_digest(memoryview(data)[8:]) != data[:8]:
             return None
         state = load(data[8:])
         return int(state.pop("step")), state.pop("sums").numpy(), state

@@ -1,0 +1,85 @@
+"""Peak memory of `pipelines.evaluate` over the length of a document.
+
+    python -m benchmarks.evaluation_memory runs/evaluation_memory               about two minutes on two cores
+    python -m benchmarks.evaluation_memory runs/evaluation_memory --megabytes 1 30
+
+A small rec is trained for two steps on bytes. Then each document, text of random words, is the whole of a test split that it is
+scored on, State carried and cleared, in one process, whose VmHWM and, of it, pages of files at the end (the store's, which the
+kernel takes back) are read. The floor is the model, torch and 24 bytes a block of the sums that are saved.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from benchmarks import machine
+from pipelines import prepare, train
+from pipelines.terminal import cli
+
+TINY = shlex.split("""
+    small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32
+    --model.window 64 --model.states 8 --data.lanes 4 --data.segment-length 512 --steps 2 --schedule.warmup 1 --validate-every 0
+    --num-workers 0 --use-gpu no --tracking.backend none
+""")
+EVALUATE = """import sys
+from benchmarks.machine import resident
+from pipelines.evaluate import main
+main(sys.argv[1:])
+print(resident("VmHWM"), resident("RssFile"))"""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured."""
+
+    folder: tyro.conf.Positional[Path]
+    """Where texts, stores and the run are made."""
+    megabytes: tuple[float, ...] = (1.0, 4.0, 16.0)
+    """Sizes of the document."""
+
+
+def write_text(path: Path, size: int, rng: np.random.Generator) -> None:
+    """Words of four letters."""
+    letters = rng.integers(97, 123, (size // 5, 5), dtype=np.uint8)
+    letters[:, 4] = 32
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(letters.tobytes())
+
+
+def measure(config: BenchConfig, megabytes: float) -> tuple[int, int]:
+    """Bytes at most, and of files at the end."""
+    rng, folder = np.random.default_rng(0), config.folder.absolute() / f"{megabytes:g}"
+    for split, size in (("train", 100_000), ("validation", 10_000), ("test", int(1e6 * megabytes))):
+        write_text(folder / "text" / split / "document.txt", size, rng)
+    store = str(folder / "store")
+    prepare.main(
+        ["text", "--source", str(folder / "text"), "--tokenizer", "bytes", "--store", store, "--num-workers", "0"]
+    )
+    where = ["--data.corpus", "text", "--data.store", store, "--root", str(folder), "--run", "rec"]
+    train.main([*TINY, *where])
+    words = [str(folder / "rec"), "--num-workers", "1", "--clear", "states", "--tracking.backend", "none"]
+    done = subprocess.run([sys.executable, "-c", EVALUATE, *words], stdout=subprocess.PIPE, text=True, check=True)
+    most, files = map(int, done.stdout.split()[-2:])
+    return most, files
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    found = [(megabytes, *measure(config, megabytes)) for megabytes in config.megabytes]
+    print(machine.describe())
+    least = found[0][1]
+    for megabytes, most, files in found:
+        print(
+            f"{megabytes:g} MB in one document: {most / 1e6:.0f} MB ({most / least:.3f}), of them {files / 1e6:.0f} of files"
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)
