@@ -34,7 +34,7 @@ from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
-from pipelines.reports.words import BYTES, UNKNOWN, writing_of
+from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
@@ -49,7 +49,7 @@ LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared"
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
 CHUNK_TOKENS = 65_536
-"""Of a document that are looked at together, so that memory does not grow with its length."""
+"""Of a document whose ids are in memory together."""
 PARTIAL = ".partial"
 """Folder, in that of the report, of what has been read of an evaluation that is not finished."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
@@ -135,17 +135,21 @@ def characters_of(store: SegmentStore) -> int:
     for document, length in enumerate(store.lengths.tolist()):
         start = 0
         while start < length:
-            ids = store.tokens(document, start, min(start + CHUNK_TOKENS, length)).tolist()
-            if start + len(ids) < length:  # not within a character
-                ids = ids[: len(ids) - split_character(write, ids)]
+            ids = store.tokens(document, start, min(start + CHUNK_TOKENS + BYTES, length)).tolist()
+            if start + len(ids) < length:
+                ids = ids[: whole_characters(write, ids, CHUNK_TOKENS)]
             characters += len(write(ids) if start else tokenizer.decode(ids))
             start += len(ids)
     return characters
 
 
-def split_character(write: Callable[[Sequence[int]], str], ids: Sequence[int]) -> int:
-    """How many of the last ids begin a character that they do not end."""
-    return next((back for back in range(BYTES) if not write(ids[-BYTES : len(ids) - back]).endswith(UNKNOWN)), 0)
+def whole_characters(write: Callable[[Sequence[int]], str], ids: Sequence[int], most: int) -> int:
+    """How many ids end with a character, at most so many: those before and after a cut write there what all write."""
+    for cut in range(most, most - BYTES, -1):
+        before, after = ids[max(cut - BYTES, 0) : cut], ids[cut : cut + BYTES]
+        if write(before) + write(after) == write([*before, *after]):
+            return cut
+    return most
 
 
 def count(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:

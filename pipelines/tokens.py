@@ -51,9 +51,9 @@ class TokensConfig(SubjectsConfig):
     page_tokens: int = 100_000
     """Tokens of its text on the page, at most."""
     words: int = 40
-    """Words in the table of the largest gains; or"""
+    """Words in the table of the largest gains, of the whole split."""
     per_document: int = 0
-    """so many of each document, as the paper has four of each of five books."""
+    """Words of each document in that table, in place of --words (the paper has four of each of five books); 0 for those."""
     common: int = 1000
     """The most frequent words of the split, which the study of distances leaves out."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

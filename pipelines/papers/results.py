@@ -184,7 +184,7 @@ class Results:
         from matplotlib.figure import Figure  # a second to import
 
         shown = [column for column in self.table.columns if self.in_paper(column)] or self.table.columns
-        columns = [column for column in shown if column.name != self.table.x]
+        columns = [column for column in shown if column.name != self.table.x] or list(shown)
         size = (
             (max(4.6 * len(columns), 6), 7.5)
             if self.table.x

@@ -20,7 +20,7 @@ from rich.table import Table
 from data_prep.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
-from pipelines.reports.files import COLOURS, brief, save_figure, write_csv
+from pipelines.reports.files import COLOURS, briefly, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
 from pipelines.reports.seeds import groups, over_seeds, seeds_table
@@ -176,6 +176,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     size, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
+    names = briefly(drawn)
     for number, (name, (run, curve, spread)) in enumerate(drawn.items()):
         flops = run.flops_per_token
         bits = [point.value for point in curve]
@@ -188,13 +189,13 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         )
         for axes, at in zip(panels, costs, strict=True):
             if at is not None:
-                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=brief(name))
+                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=names[name])
                 if spread is not None:
                     axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
         if without := cleared.get(name):
             at, bits = [point.tokens for point in without.points], [point.value for point in without.points]
-            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{brief(name)}, states cleared")
+            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{names[name]}, states cleared")
             if (wide := without.spread) is not None:
                 panels[0].fill_between(at, bits - wide, bits + wide, color=colour, alpha=0.1, linewidth=0)
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import COLOURS, brief, save_figure
+from pipelines.reports.files import COLOURS, briefly, save_figure
 from pipelines.reports.seeds import groups
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
@@ -89,43 +89,69 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     return save_figure(figure, path)
 
 
+class Worth(NamedTuple):
+    """What State is worth: how much more others need than what needs the fewest bits."""
+
+    best: str
+    bits: float
+    """Per token, that it needs."""
+    ends_P: np.ndarray
+    """Positions in the document, in tokens."""
+    lines: list[tuple[str, str, str, np.ndarray]]
+    """Of whom, what is cleared, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
+
+
+def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
+    """A seed's cleared pass is set against its own carried one, other models against the mean of the best one's seeds."""
+    curves = {name: [evaluations[place] for place in places] for name, places in curves_of(evaluations).items()}
+    best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
+    ends_P = by_position(curves[best][0].carried)[0]
+
+    def bits(scores: Sequence[Score]) -> np.ndarray:
+        return np.stack([np.interp(ends_P, *by_position(score)[:2]) for score in scores])
+
+    own_SP = bits([e.carried for e in curves[best]])
+    mean_P = own_SP.mean(0)
+    lines = list[tuple[str, str, str, np.ndarray]]()
+    for name, of in curves.items():
+        passes: list[tuple[str, str, list[Score | None]]] = [
+            ("", "-", [e.carried for e in of if name != best]),
+            (", its recurrent states cleared", "--", [e.cleared_states for e in of]),
+            (", all of its State cleared", ":", [e.cleared_all for e in of]),
+        ]
+        for what, style, scores in passes:
+            if known := [score for score in scores if score is not None]:
+                against = own_SP if name == best and len(known) == len(of) else mean_P
+                lines.append((name, what, style, 100 * (bits(known) / against - 1)))
+    return Worth(best, float(mean_P[-1]), ends_P, lines)
+
+
 def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
     """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
     bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. None where nothing stands beside the best.
     """
-    curves = {name: [evaluations[place] for place in places] for name, places in curves_of(evaluations).items()}
-    best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
-    lines: list[tuple[str, int, str, list[Score]]] = []
-    for number, (name, of) in enumerate(curves.items()):
-        passes = [
-            (brief(name), "-", [e.carried for e in of if name != best]),
-            (f"{brief(name)}, its recurrent states cleared", "--", [e.cleared_states for e in of]),
-            (f"{brief(name)}, all of its State cleared", ":", [e.cleared_all for e in of]),
-        ]
-        known = ((label, style, [score for score in scores if score is not None]) for label, style, scores in passes)
-        lines += [(label, number, style, scores) for label, style, scores in known if scores]
-    if not lines or not of_one_text(evaluations) or is_labelled(evaluations):
+    if not of_one_text(evaluations) or is_labelled(evaluations):
         return None
-    ends_P = by_position(curves[best][0].carried)[0]
-
-    def bits(scores: Sequence[Score]) -> np.ndarray:
-        """Of each seed, at the ends of the best one's buckets [seeds, P]."""
-        return np.stack([np.interp(ends_P, *by_position(score)[:2]) for score in scores])
-
-    bits_P = bits([e.carried for e in curves[best]]).mean(0)
+    best, bits, ends_P, lines = worth_of(evaluations)
+    if not lines:
+        return None
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     shown = _drawn(len(ends_P))
     shown = shown[ends_P[shown] >= ends_P[-1] / 64]  # before that a mean is over few tokens
-    for label, number, style, scores in lines:
-        more = 100 * (bits(scores) / bits_P - 1)[:, shown]
-        middle, colour = more.mean(0), COLOURS[number % len(COLOURS)]
-        axes.plot(ends_P[shown], middle, style, color=colour, linewidth=1.8, label=f"{label}: {middle[-1]:+.1f} %")
-        if len(scores) > 1:
+    names = briefly(curves_of(evaluations))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    for name, what, style, more_SP in lines:
+        more, colour = more_SP[:, shown], colours[name]
+        middle = more.mean(0)
+        label = f"{names[name]}{what}: {middle[-1]:+.1f} %"
+        axes.plot(ends_P[shown], middle, style, color=colour, linewidth=1.8, label=label)
+        if len(more) > 1:
             spread = more.std(0, ddof=1)
             axes.fill_between(ends_P[shown], middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
-    colour = COLOURS[list(curves).index(best) % len(COLOURS)]
-    axes.axhline(0, color=colour, linewidth=1.8, label=f"{brief(best)}, State carried: {bits_P[-1]:.4f} bits per token")
+    axes.axhline(
+        0, color=colours[best], linewidth=1.8, label=f"{names[best]}, State carried: {bits:.4f} bits per token"
+    )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_formatter("{x:+.1f} %")
@@ -164,10 +190,11 @@ def _curves(
 ) -> list[Line2D]:
     """Draw the curve of each Score against position; of several seeds of one thing their mean, with a band of their standard
     deviation. The legend's handles."""
-    handles, used = [], {}
-    for number, (name, places) in enumerate(curves_of(evaluations).items()):
+    handles, used, curves = [], {}, curves_of(evaluations)
+    names = briefly(curves)
+    for number, (name, places) in enumerate(curves.items()):
         of, colour = [evaluations[place] for place in places], COLOURS[number % len(COLOURS)]
-        label = f"{brief(name)}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
+        label = f"{names[name]}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
         scores: list[tuple[str, Any, list[Score | None]]] = [
             ("State carried", "-", [e.carried for e in of]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,12 @@ def brief(name: str, letters: int = 44) -> str:
     """As much of a name as a picture has room for: its beginning and its end."""
     half = letters // 2
     return name if len(name) <= letters else f"{name[: half - 1]}…{name[-half:]}"
+
+
+def briefly(names: Iterable[str]) -> dict[str, str]:
+    """`brief` of each of several, those whole that would be the same."""
+    cut = {name: brief(name) for name in names}
+    return {name: text if list(cut.values()).count(text) == 1 else name for name, text in cut.items()}
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:

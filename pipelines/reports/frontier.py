@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import COLOURS, save_figure
+from pipelines.reports.files import COLOURS, briefly, save_figure
 from pipelines.tracking.metrics import about
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     beside = next(
         (name for name in ("window", "overlap") if len({spot.windows.get(name) for spot in spots}) > 1), "name"
     )
+    names = briefly(spot.name for spot in spots)
     for spot in spots if len(spots) <= NAMED else ():
-        told = spot.name if beside == "name" else str(spot.windows.get(beside, ""))
+        told = names[spot.name] if beside == "name" else str(spot.windows.get(beside, ""))
         at = (spot.flops, spot.value)
         panels[0].annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
     panels[0].set_xscale("log")

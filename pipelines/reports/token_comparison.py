@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ import numpy as np
 from pipelines.reports.words import Words, around, by_distance, rare, top, where
 
 HUNDREDTHS = 100
-"""Places of a document, by each of which a mean is taken."""
+"""Parts of a document, of each of which a mean is taken."""
+WRITTEN = 1000
+"""Documents whose means are written, the longest."""
 COLUMNS = ("document", "token", "word", "gain", "last_seen", "where", "name", "text", "from", "to", "words")
 """What tables have beside a column for each model, which cannot be called so."""
 
@@ -70,18 +73,28 @@ class TokenComparison:
 
     @cached_property
     def best(self) -> Words:
-        """The words by which the last pass is better than the first, the most first."""
+        """The words by which the last pass is better than the first, the most first; of each document so many, where it says so."""
         if not self.of_each:
             return top(self.words, self.count)
-        documents = (self.words.at(self.words.document_N == number) for number in range(len(self.titles)))
-        return Words.join([top(words, self.of_each) for words in documents])
+        bounds = np.searchsorted(self.words.document_N, np.arange(len(self.titles) + 1))
+        documents = (self.words.at(np.arange(start, stop)) for start, stop in pairwise(bounds))
+        joined = Words.join([top(words, self.of_each) for words in documents])
+        return top(joined, len(joined))
 
-    def gains(self, document: int) -> tuple[int, np.ndarray]:
-        """Nats by which the last pass is better, the mean of each hundredth of a document; and how many tokens that is."""
+    def gains(self, document: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the hundredths of a document begin and end, int64 [P + 1], and the nats by which the last pass is better, of each
+        the mean [P]. A short document has one of each token.
+        """
         first, second = self.both(document)
-        size = max(len(first) // HUNDREDTHS, 1)
+        bounds = np.linspace(0, len(first), min(len(first), HUNDREDTHS) + 1).astype(np.int64)
         gain = first.astype(np.float64) - second
-        return size, gain[: len(gain) // size * size].reshape(-1, size).mean(1)
+        means = np.add.reduceat(gain, bounds[:-1]) / np.diff(bounds) if len(gain) else gain
+        return bounds, means
+
+    def longest(self, count: int) -> list[int]:
+        """So many documents, in their order."""
+        lengths = [len(self.tokens(document)) for document in range(len(self.titles))]
+        return sorted(np.argsort(lengths, kind="stable")[::-1][:count].tolist())
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -125,7 +138,8 @@ def said_of_names(comparison: TokenComparison, facts: Mapping[str, Any]) -> str:
     if not facts["top"]:
         return f"No word costs {better} less than {base}."
     shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
-    return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most, {shares}"
+    each = f", at most {comparison.of_each} of each document" if comparison.of_each else ""
+    return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most{each}, {shares}"
 
 
 def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
@@ -155,14 +169,13 @@ def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
 
 
 def positions(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """The same of all documents, a row for each hundredth."""
+    """The means of `gains`, a row for each hundredth of each of the longest documents."""
     rows = []
-    for document, title in enumerate(comparison.titles):
-        size, means = comparison.gains(document)
-        rows += [
-            {"document": title, "from": size * number, "to": size * (number + 1), "gain": gain}
-            for number, gain in enumerate(means.tolist())
-        ]
+    for document in comparison.longest(WRITTEN):
+        bounds, means = comparison.gains(document)
+        about = {"document": document, "title": comparison.titles[document]}
+        for (start, stop), gain in zip(pairwise(bounds.tolist()), means.tolist(), strict=True):
+            rows.append({**about, "from": start, "to": stop, "gain": gain})
     return rows
 
 

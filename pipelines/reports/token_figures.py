@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from pipelines.reports.files import COLOURS, brief, save_figure
+from pipelines.reports.files import COLOURS, brief, briefly, save_figure
 from pipelines.reports.token_comparison import TokenComparison
 from pipelines.terminal.tables import short
 
@@ -20,15 +20,13 @@ def plot_position(comparison: TokenComparison, path: Path) -> Path:
     """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
     mean over a hundredth of it.
     """
-    (first, second), (base, better) = comparison.both(comparison.shown), map(brief, comparison.pair)
+    (first, second), (base, better) = comparison.both(comparison.shown), briefly(comparison.pair).values()
     gain = (first - second).astype(np.float64)
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(gain, color=COLOURS[0], linewidth=0.4, alpha=0.6)
-    size, bins = comparison.gains(comparison.shown)
-    axes.plot(
-        (np.arange(len(bins)) + 0.5) * size, bins, color=COLOURS[5], linewidth=1.6, label=f"mean of {size:,} tokens"
-    )
+    bounds, means = comparison.gains(comparison.shown)
+    axes.plot(_centres(bounds), means, color=COLOURS[5], linewidth=1.6, label="means of a hundredth of it")
     axes.axhline(0, color="0.3", linewidth=0.8)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document, tokens")
@@ -42,22 +40,25 @@ def plot_position(comparison: TokenComparison, path: Path) -> Path:
     return save_figure(figure, path, dpi=110)
 
 
+def _centres(bounds: np.ndarray) -> np.ndarray:
+    return (bounds[:-1] + bounds[1:]) / 2
+
+
 def plot_documents(comparison: TokenComparison, path: Path) -> Path:
     """The difference over position in each of the longest documents, those of Figures 4 and 5 side by side."""
-    lengths = [len(comparison.tokens(document)) for document in range(len(comparison.titles))]
-    chosen = sorted(np.argsort(lengths, kind="stable")[::-1][:PANELS].tolist())
+    chosen = comparison.longest(PANELS)
     figure = Figure(figsize=(9, 1.7 * math.ceil(len(chosen) / 3) + 0.6), layout="constrained")
     panels = figure.subplots(math.ceil(len(chosen) / 3), 3, sharey=True, squeeze=False).flat
     for axes, document in zip(panels, chosen, strict=False):
-        size, means = comparison.gains(document)
-        axes.plot((np.arange(len(means)) + 0.5) * size, means, color=COLOURS[5], linewidth=1.1)
+        bounds, means = comparison.gains(document)
+        axes.plot(_centres(bounds), means, color=COLOURS[5], linewidth=1.1)
         axes.axhline(0, color="0.3", linewidth=0.8)
         axes.set_title(brief(comparison.titles[document], 36), fontsize=8, parse_math=False)
         axes.tick_params(labelsize=7)
         axes.xaxis.set_major_formatter(lambda value, _: short(value))
     for axes in list(panels)[len(chosen) :]:
         axes.set_visible(False)
-    base, better = map(brief, comparison.pair)
+    base, better = briefly(comparison.pair).values()
     figure.suptitle(f"Nats, {base}\nless {better}: means of a hundredth of each document", fontsize=10)
     return save_figure(figure, path, dpi=110)
 
@@ -67,11 +68,12 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
     rows = [row for row in comparison.distance_rows if row["from"]]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()
+    names = briefly(comparison.names)
     for number, name in enumerate(comparison.names):
         values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
         centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
         colour = COLOURS[number % len(COLOURS)]
-        axes.errorbar(centres, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=brief(name))
+        axes.errorbar(centres, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=names[name])
     for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
         axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         axes.annotate(

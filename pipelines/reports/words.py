@@ -43,7 +43,8 @@ class Words:
     tokens_N: np.ndarray
     """int32: how many."""
     before_N: np.ndarray
-    """int64: tokens from the first token of the word's last occurrence in the document to this one; 0 where there is none."""
+    """int64: tokens from the first token of the word's last occurrence in the document to this one, 1 where that is the same; 0
+    where there is none."""
     name_N: np.ndarray
     """bool."""
     nats_MN: np.ndarray
@@ -114,7 +115,7 @@ def words_of(
     texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
     first_N, last_N = first_N[kept], last_N[kept]
     sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
-    counts = Counter(texts)
+    counts = Counter(match.group() for match in found)
     names = [text[0].isupper() and counts[text] > counts[text.lower()] for text in texts]
     return Words(
         np.array(texts, object),
@@ -128,7 +129,7 @@ def words_of(
 
 
 def rare(words: Words, common: int) -> np.ndarray:
-    """bool [N]: whether a word is none of the so many most frequent ones."""
+    """bool [N]: whether a word is none of the so many most frequent of these."""
     frequent = {text for text, _ in Counter(words.text_N.tolist()).most_common(common)}
     return np.array([text not in frequent for text in words.text_N.tolist()], bool)
 

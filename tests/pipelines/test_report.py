@@ -25,7 +25,8 @@ from pipelines.reports.evaluation import (
     spots_of,
     write_report,
 )
-from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth
+from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth, worth_of
+from pipelines.reports.files import briefly
 from pipelines.reports.seeds import groups
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
@@ -125,6 +126,12 @@ def colours(path: Path) -> int:
     return len(np.unique(red.astype(np.uint32) << 16 | green.astype(np.uint32) << 8 | blue.astype(np.uint32)))
 
 
+def test_long_names_are_cut_where_they_stay_apart() -> None:
+    one, two = (f"tiny-pg19-rec-{'x' * 40}-{middle}-{'y' * 40}-seed-0" for middle in "ab")
+    assert briefly(["short", one]) == {"short": "short", one: f"{one[:21]}…{one[-22:]}"}
+    assert briefly([one, two]) == {one: one, two: two}
+
+
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "both"
     write_report([SLIDE], folder)
@@ -208,6 +215,16 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "report.json").read_text())["seeds"]
     assert row["bits_per_byte"] == pytest.approx(96 / 40) and row["bits_per_byte_deviation"] == pytest.approx(4 / 40)
     assert plot_worth([REC, *SEEDS], tmp_path / "worth.png") and colours(tmp_path / "worth.png") > 20
+    worth = worth_of([REC, *SEEDS])
+    found = {name + what: more_SP[:, -1].tolist() for name, what, _, more_SP in worth.lines}
+    assert found["slide, 3 seeds"] == pytest.approx([100 * (bits / 88 - 1) for bits in (92, 96, 100)])
+    assert found["demo-rec, its recurrent states cleared"] == pytest.approx([100 * (104 / 88 - 1)])
+    assert (worth.best, worth.ends_P.tolist(), worth.bits) == ("demo-rec", [4, 8, 12], pytest.approx(4.4))
+    tenth = [
+        replace(e, cleared_states=score(6.6, 1.1 * bits, 3.3)) for e, bits in zip(SEEDS, (4.0, 4.5, 5.0), strict=True)
+    ]
+    ((_, _, _, more_SP),) = worth_of(tenth).lines  # each seed against itself
+    assert more_SP == pytest.approx(np.full((3, 3), 10.0))
     assert curves_of([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
     assert curves_of([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
     other = replace(SEEDS[1], store_fingerprint="e" * 32)
