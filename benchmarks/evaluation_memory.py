@@ -5,8 +5,7 @@
 
 A small rec is trained for two steps on bytes. Then each document, text of random words, is the whole of a test split that it is
 scored on, State carried and cleared, in one process, whose VmHWM and, of it, pages of files at the end (the store's, which the
-kernel takes back) are read. The floor is the model, torch and, since the sums of
-each block are kept and written, 24 bytes a block.
+kernel takes back) are read. The floor is the model, torch and, since the sums of each block are kept and written, 24 bytes a block.
 """
 
 from __future__ import annotations

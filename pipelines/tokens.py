@@ -195,6 +195,7 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
         names=tuple(reading.name for reading in passes),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         titles=[document.title or document.id for document in store.manifest.documents],
+        lengths=store.lengths.tolist(),
         tokens=tokens,
         nats=nats,
         write=write,

@@ -19,9 +19,8 @@ from tests.interpreter import sitecustomize
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 
-INTERPRETER = str(
-    Path(sitecustomize.__file__).parent
-)  # of this process by its import, of those that tests start by their path
+# What it says holds for this process by the import, for those that tests start by their path.
+INTERPRETER = str(Path(sitecustomize.__file__).parent)
 if INTERPRETER not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (INTERPRETER, os.environ.get("PYTHONPATH", ""))))
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):

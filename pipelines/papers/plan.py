@@ -20,7 +20,7 @@ from pipelines.papers.results import Results
 from pipelines.papers.tables import TIMES, Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
 from pipelines.reports.evaluation_figures import plot_cumulative
-from pipelines.tracking.score import PUBLISHED_WORDS, Evaluation
+from pipelines.tracking.score import Evaluation
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,7 @@ class Plan:
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split
-            trainings = {training.name: training for _, _, _, training in self.cells()}.values()  # of all seeds
-            found = [training.evaluation({}, split) for training in trainings]
+            found = [training.evaluation({}, split) for training in self.trainings()]
             if evaluations := [evaluation for evaluation in found if evaluation]:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
         page = folder / "tokens" / "tokens.html"
@@ -159,8 +158,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
     score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
     totals, cleared = store.manifest.totals, evaluation.cleared_states
-    published = math.isfinite(evaluation.published_word_perplexity)  # by which papers reckon
-    words = PUBLISHED_WORDS[evaluation.split][1] if published else totals.words
+    published = evaluation.published_words  # by which papers reckon
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Figure, float | None] = {
         "bits_per_token": score.bits_per_token,
@@ -171,7 +169,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
         "tokens": float(totals.tokens),
-        "tokens_per_word": totals.tokens / max(words, 1),
+        "tokens_per_word": totals.tokens / max(published or totals.words, 1),
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
     return values[figure]

@@ -185,14 +185,8 @@ class Results:
 
         shown = [column for column in self.table.columns if self.in_paper(column)] or self.table.columns
         columns = [column for column in shown if column.name != self.table.x] or list(shown)
-        size = (
-            (max(4.6 * len(columns), 6), 7.5)
-            if self.table.x
-            else (
-                2.6 * len(columns) + 2,
-                max(0.5 * len(self.table.rows) + 2, 4.4),
-            )  # less, and no room is left for axes
-        )
+        high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
+        size = (max(4.6 * len(columns), 6), 7.5) if self.table.x else (2.6 * len(columns) + 2, high)
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(2, len(columns), squeeze=False, sharey=not self.table.x)
         for number, column in enumerate(columns):

@@ -142,13 +142,8 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
     names = briefly(curves_of(evaluations))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     for name, what, style, more_SP in lines:
-        more, colour = more_SP[:, shown], colours[name]
-        middle = more.mean(0)
-        label = f"{names[name]}{what}: {middle[-1]:+.1f} %"
-        axes.plot(ends_P[shown], middle, style, color=colour, linewidth=1.8, label=label)
-        if len(more) > 1:
-            spread = more.std(0, ddof=1)
-            axes.fill_between(ends_P[shown], middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+        label = f"{names[name]}{what}: {more_SP[:, -1].mean():+.1f} %"
+        _mean_of_seeds(axes, ends_P[shown], more_SP[:, shown], style, color=colours[name], linewidth=1.8, label=label)
     axes.axhline(
         0, color=colours[best], linewidth=1.8, label=f"{names[best]}, State carried: {bits:.4f} bits per token"
     )
@@ -185,6 +180,17 @@ def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
     return {**several, **{label: [place] for label, place in zip(labels, alone, strict=True)}}
 
 
+def _mean_of_seeds(
+    axes: Axes, positions_P: np.ndarray, values_SP: np.ndarray, style: str, *, color: str, **look: Any
+) -> None:
+    """A line, of several seeds their mean with a band of their standard deviation."""
+    middle = values_SP.mean(0)
+    axes.plot(positions_P, middle, style, color=color, **look)
+    if len(values_SP) > 1:
+        spread = values_SP.std(0, ddof=1)
+        axes.fill_between(positions_P, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0)
+
+
 def _curves(
     axes: Axes, evaluations: Sequence[Evaluation], curve: Callable[[Score], tuple[np.ndarray, np.ndarray]]
 ) -> list[Line2D]:
@@ -205,13 +211,8 @@ def _curves(
             if known := [score for score in passes if score is not None]:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
                 positions, values = curve(known[0])[0], np.stack([curve(score)[1] for score in known])
-                at = _drawn(len(positions))
-                positions, values = positions[at], values[:, at]
-                middle = values.mean(0)
-                axes.plot(positions, middle, style, color=colour, linewidth=1.6 if style == "-" else 1.2)
-                if len(known) > 1:
-                    spread = values.std(0, ddof=1)
-                    axes.fill_between(positions, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+                at, width = _drawn(len(positions)), 1.6 if style == "-" else 1.2
+                _mean_of_seeds(axes, positions[at], values[:, at], style, color=colour, linewidth=width)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document (tokens)")

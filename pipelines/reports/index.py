@@ -23,8 +23,11 @@ from urllib.parse import quote
 
 from data_prep.manifest import write_atomically
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
+from pipelines.terminal.tables import counted
 
 FOLDER, NAME = "reports", "index.html"
+BEGINNING = 20_000
+"""Characters of a page of tokens, whose title is among them and whose megabytes are not."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def _of_evaluation(path: Path) -> str:
 
 def _of_tokens(path: Path) -> str:
     """Its title, and the text that it is of."""
-    found = re.search(r"<h1>(.*?)</h1>\s*<p>(.*?):", path.read_text("utf-8"), re.DOTALL)
+    with path.open(encoding="utf-8") as file:
+        found = re.search(r"<h1>(.*?)</h1>\s*<p>(.*?):", file.read(BEGINNING), re.DOTALL)
     return html.unescape(f"{found[2]}: {found[1]}") if found else ""
 
 
@@ -73,8 +77,7 @@ def _of_table(path: Path) -> str:
         sum(len(pairs) for each in found for pairs in each.values()),
     )
     order = f", {held} of {all_pairs} pairs in the paper's order" if all_pairs else ""
-    seeds = len(values["seeds"])
-    return f"{values['about']}, scale {values['scale']}, {seeds} seed{'s' * (seeds != 1)}{order}"
+    return f"{values['about']}, scale {values['scale']}, {counted(len(values['seeds']), 'seed')}{order}"
 
 
 KINDS = (

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.reports.words import Words, around, by_distance, rare, top, where
+from pipelines.terminal.tables import counted
 
 HUNDREDTHS = 100
 """Parts of a document, of each of which a mean is taken."""
@@ -33,6 +34,8 @@ class TokenComparison:
     split: str
     titles: Sequence[str]
     """Of the documents."""
+    lengths: Sequence[int]
+    """Their tokens."""
     tokens: Callable[[int], np.ndarray]
     """Ids [T] of a document."""
     nats: Callable[[int], Sequence[np.ndarray]]
@@ -93,8 +96,7 @@ class TokenComparison:
 
     def longest(self, count: int) -> list[int]:
         """So many documents, in their order."""
-        lengths = [len(self.tokens(document)) for document in range(len(self.titles))]
-        return sorted(np.argsort(lengths, kind="stable")[::-1][:count].tolist())
+        return sorted(np.argsort(self.lengths, kind="stable")[::-1][:count].tolist())
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -182,8 +184,3 @@ def positions(comparison: TokenComparison) -> list[dict[str, Any]]:
 def distances(comparison: TokenComparison) -> list[dict[str, Any]]:
     """What rare words cost, by how far back they stood last."""
     return by_distance(comparison.words.at(rare(comparison.words, comparison.common)))
-
-
-def counted(count: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -17,9 +17,10 @@ import numpy as np
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import write_csv
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
-from pipelines.reports.token_comparison import TokenComparison, counted, positions, said_of_names
+from pipelines.reports.token_comparison import TokenComparison, positions, said_of_names
 from pipelines.reports.token_figures import plot_distance, plot_documents, plot_position
 from pipelines.reports.words import pieces_of
+from pipelines.terminal.tables import counted
 
 STEPS = (0.25, 1.0, 2.0, 4.0)
 """Nats of difference from which a token's colour is one stronger."""
@@ -68,7 +69,7 @@ Bits per token: {each}; {better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
 <h2>Words that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
-<p>The first {min(comparison.shown_tokens, len(comparison.tokens(comparison.shown))):,} tokens. <span class="b3">Green</span>:
+<p>The first {min(comparison.shown_tokens, comparison.lengths[comparison.shown]):,} tokens. <span class="b3">Green</span>:
 {better} predicts better, <span class="w3">red</span>: {base}; stronger from {", ".join(f"{step:g}" for step in STEPS)} nats on.</p>
 <pre>{coloured(comparison)}</pre></main><script>{SCRIPT}</script></body></html>
 """

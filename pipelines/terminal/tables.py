@@ -55,6 +55,11 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     return made
 
 
+def counted(count: int, what: str) -> str:
+    """A number with its noun: 1 document, 2,000 documents."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def short(count: float) -> str:
     """1234567 → 1.23M."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):

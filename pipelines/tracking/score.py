@@ -101,11 +101,15 @@ class Evaluation:
 
     @property
     def published_word_perplexity(self) -> float:
-        """Word-level perplexity by the count of words that a paper has published of the split. NaN where there is none, or where
-        not all of its documents were read."""
+        """Word-level perplexity by `published_words`. NaN where there are none."""
+        words = self.published_words
+        return math.exp(min(self.carried.nats / words, 700.0)) if words else math.nan
+
+    @property
+    def published_words(self) -> int:
+        """Words of the split as a paper has counted them. 0 where none has, or where not all of its documents were read."""
         documents, words = PUBLISHED_WORDS.get(self.split, (0, 0))
-        whole = documents and documents == self.carried.documents and self.carried.bytes
-        return math.exp(min(self.carried.nats / words, 700.0)) if whole else math.nan
+        return words if documents == self.carried.documents and self.carried.bytes else 0
 
 
 PUBLISHED_WORDS = {"pg19/test": (100, 6_966_499)}

@@ -116,8 +116,8 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
         better[place : place + 7] = 0.0
     tokens = BytesTokenizer().encode(text)
     comparison = TokenComparison(
-        ("slide", "rec"), "made/test", ["made"], lambda _: tokens, lambda _: (base, better), WRITE, words(text, base, better),
-        window=16, segment=256, cut=0, shown=0, shown_tokens=1000, count=len(places) - 1,
+        ("slide", "rec"), "made/test", ["made"], [len(tokens)], lambda _: tokens, lambda _: (base, better), WRITE,
+        words(text, base, better), window=16, segment=256, cut=0, shown=0, shown_tokens=1000, count=len(places) - 1,
     )  # fmt: skip
     rows = top_rows(comparison)
     assert {(row["word"], row["name"], row["where"]) for row in rows} == {("Zorblax", True, "in an earlier segment")}
