@@ -119,8 +119,8 @@ def main(argv: list[str]) -> None:
     )
     counts = f"{len(texts.ids):,} documents, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
-    with pass_progress("embedding") as progress:
-        rows = embed(model, texts, output, plan, progress)
+    with pass_progress("embedding") as update:
+        rows = embed(model, texts, output, plan, lambda done, total: update(completed=done, total=total))
     print(f"{rows:,} embeddings of {width_of(model)} {config.dtype} in {cli.shown(output.recorded)}")
     print(f'  read them  pyarrow.dataset.dataset("{cli.shown(output.recorded)}", format="arrow").to_table()')
 

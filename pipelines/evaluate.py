@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from rich.console import Console
 
-from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
@@ -52,8 +51,6 @@ CHUNK_TOKENS = 65_536
 """Of a document whose ids are in memory together."""
 PARTIAL = ".partial"
 """Folder, in that of the report, of what has been read of an evaluation that is not finished."""
-MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
-"""By default so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly stand."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,7 @@ class EvaluateConfig(SubjectsConfig):
 
     clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
     """What is cleared in further figures, beside those with State carried: the recurrent states, the whole State."""
-    num_workers: int | None = None
-    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
-    read. It changes the speed, not the figures."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
 
 
 def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluation:
@@ -78,7 +67,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     import torch  # seconds, and not before there is something to evaluate
 
     from pipelines.training.scoring import Clearing, has_states
-    from pipelines.training.shares import Reading
+    from pipelines.training.shares import Reading, workers_for
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
     costs = subject.model.costs(meta["vocab_size"])
@@ -88,8 +77,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
     workers = config.num_workers
     if workers is None:
-        fit = costs.flops_per_token * int(store.lengths.sum()) * len(ways) // WORTH_A_WORKER
-        workers = int(min(fit, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
+        workers = workers_for(costs.flops_per_token * int(store.lengths.sum()) * len(ways))
     reading = Reading(
         checkpoint,
         subject.model,
@@ -102,9 +90,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         folder=folder,
     )
     told = ", ".join(["State carried", *(LABELS[way] for way in ways if way != "nothing")])
-    with pass_progress(f"{subject.name}, {told}") as progress:
-        read = count(reading.tokens, progress)
-        scores = dict(zip(ways, reading.scores(workers, read), strict=True))
+    with pass_progress(f"{subject.name}, {told}", reading.tokens) as update:
+        scores = dict(zip(ways, reading.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     return Evaluation(
         name=subject.name,
         model=meta["config"]["model"]["name"],
@@ -150,18 +137,6 @@ def whole_characters(write: Callable[[Sequence[int]], str], ids: Sequence[int], 
         if write(before) + write(after) == write([*before, *after]):
             return cut
     return most
-
-
-def count(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
-    """Tells how much has been read in all, by how much more has."""
-    read = 0
-
-    def more(tokens: int) -> None:
-        nonlocal read
-        read += tokens
-        progress(read, total)
-
-    return more
 
 
 def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:

@@ -27,10 +27,9 @@ from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, writable
-from pipelines.inference.trained import device, model_of
 from pipelines.reports.index import write_index
 from pipelines.reports.token_comparison import COLUMNS, TokenComparison, said_of_names
-from pipelines.reports.token_losses import WORKING, TokenLosses
+from pipelines.reports.token_losses import WORKING, TokenLosses, working
 from pipelines.reports.token_page import write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
@@ -90,24 +89,36 @@ class Pass:
         model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
         return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
 
-    def losses(self, folder: Path) -> TokenLosses:
-        """Those that are there, or made now."""
+    def losses(self, folder: Path, workers: int | None) -> TokenLosses:
+        """Those that are there, or made now, by so many processes; by default as many as it is worth."""
         path = folder / f"{cli.file_name(self.name)}.arrow"
         if found := TokenLosses.open(path, self.key()):
             print(f"{self.name}: {path.name} is there already", flush=True)
+            shutil.rmtree(folder / working(self.key()), ignore_errors=True)  # killed when all but this was done
             return found
         # With torch, which takes seconds: not before there is something to score.
-        from pipelines.training.scoring import Clearing, score_split
-        from pipelines.training.world import World
+        from pipelines.training.scoring import Clearing
+        from pipelines.training.shares import Reading, workers_for
 
-        where, store = device(), self.subject.store
-        model = model_of(self.subject.checkpoint, self.subject.model).to(where)
-        with pass_progress(self.name) as progress, TokenLosses.make(path, store, self.key()) as sink:
-            score_split(
-                model, store, lanes=self.lanes, segment_length=self.segment, world=World.current(where),
-                clearing=self.clearing, where=Clearing(self.every, self.at), aligned=self.clearing != "nothing",
-                progress=progress, each=sink.add,
-            )  # fmt: skip
+        subject = self.subject
+        if workers is None:
+            flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
+            workers = workers_for(flops * int(subject.store.lengths.sum()))
+        with TokenLosses.make(path, subject.store, self.key()) as nats:
+            reading = Reading(
+                subject.checkpoint,
+                subject.model,
+                subject.store,
+                (self.clearing,),
+                where=Clearing(self.every, self.at),
+                lanes=self.lanes,
+                segment_length=self.segment,
+                shares=max(workers, 1),
+                folder=nats.parent,
+                losses=nats,
+            )
+            with pass_progress(self.name, reading.tokens) as update:
+                reading.read(workers, lambda tokens: update(advance=tokens))
         made = TokenLosses.open(path, self.key())
         assert made is not None, f"{path} is not what was written"
         return made
@@ -180,9 +191,11 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
     if chosen >= len(store.lengths):
         raise UserError(f"--document is {chosen}, and {store.folder} has documents 0 to {len(store.lengths) - 1}")
     write = writing_of(store.tokenizer())
-    for left in folder.glob(f"{WORKING}*"):  # what a killed command was making
-        shutil.rmtree(left, ignore_errors=True)
-    losses = [reading.losses(folder) for reading in passes]
+    own = {working(reading.key()) for reading in passes}
+    for left in folder.glob(f"{WORKING}*"):  # what a killed command was making, of another comparison
+        if left.name not in own:
+            shutil.rmtree(left, ignore_errors=True)
+    losses = [reading.losses(folder, config.num_workers) for reading in passes]
 
     def tokens(document: int) -> Any:
         return store.tokens(document, 0, int(store.lengths[document]))

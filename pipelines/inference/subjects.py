@@ -62,10 +62,15 @@ class SubjectsConfig:
     output: str = ""
     """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` where nothing can be written
     there."""
+    num_workers: int | None = None
+    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
+    read. It changes the speed, not the figures."""
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
         for name in ("clear_every", "clear_at"):
             if (value := getattr(self, name)) < 0:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: give 1 or more, or leave it out")

@@ -1,19 +1,20 @@
 """What each token of a split cost a model, in an Arrow file: document, offset, token, nats.
 
-    with TokenLosses.make(path, store, key) as losses:        # at nats[0] at first
-        score_split(..., each=losses.add)
+    with TokenLosses.make(path, store, key) as nats:          # a file for the nats of each token of the split
+        Reading(..., folder=nats.parent, losses=nats).read(workers=2, progress=print)
     losses = TokenLosses.open(path, key)                      # None where there is no whole file of this key
-    losses.nats(document=3)                                   # float32 [tokens], of one document
+    losses.column("nats", document=3)                         # float32 [tokens], of one document
 
 Memory does not grow with a document: tokens are kept where they stand in the split, in a file that is mapped. The Arrow file gets
 its name once all is in it, and beside it stands its checksum. What is damaged, or was made of something else, counts as not there.
+What was not finished stays in a folder that is called by its key, and the next one goes on with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.lanes import Batch
-from data_prep.manifest import write_atomically
+from data_prep.manifest import digest, write_atomically
 from data_prep.places import Place
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
@@ -38,24 +38,9 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Sink:
-    """Where the losses of a pass are put, whatever the order in which its lanes reach the documents."""
-
-    nats_T: np.ndarray
-    """float32 [tokens of the split]: the documents behind each other."""
-    starts: np.ndarray
-    """int64 [documents]: where each begins in it."""
-
-    def add(self, batch: Batch, nats_BT: np.ndarray) -> None:
-        """`each` of `score_split`."""
-        blocks = batch.document_BK.shape[1]
-        size = nats_BT.shape[1] // blocks
-        for lane, block in np.argwhere(batch.document_BK >= 0).tolist():
-            here = slice(block * size, (block + 1) * size)
-            read = batch.targets_BT[lane, here] >= 0
-            at = int(self.starts[batch.document_BK[lane, block]] + batch.offset_BK[lane, block])
-            self.nats_T[at + np.flatnonzero(read)] = nats_BT[lane, here][read]
+def working(key: Mapping[str, Any]) -> str:
+    """The name of the folder in which the file of this key is made."""
+    return WORKING + digest(dict(key))
 
 
 @dataclass(frozen=True)
@@ -79,39 +64,43 @@ class TokenLosses:
 
     @classmethod
     @contextmanager
-    def make(cls, path: Path, store: SegmentStore, key: Mapping[str, Any]) -> Iterator[Sink]:
-        """What `score_split` adds to; written where the block ends without an error.
+    def make(cls, path: Path, store: SegmentStore, key: Mapping[str, Any]) -> Iterator[Path]:
+        """A file, float32 [tokens of the split], that gets the nats of each; the Arrow file is written where the block ends without
+        an error. What else is needed to go on may stand beside it.
 
         Args:
             key: what it is made of, in JSON's values: of another key it is made anew.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        starts = np.concatenate([[0], np.cumsum(store.lengths)])
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORKING) as folder:
-            mapped = np.memmap(Path(folder) / "nats", np.float32, "w+", shape=(max(int(starts[-1]), 1),))
-            mapped[:] = np.nan
-            yield Sink(mapped, starts[:-1])
-            ranges: dict[int, tuple[int, int]] = {}
-            whole, batches = Path(folder) / "losses.arrow", 0
-            with pa.OSFile(str(whole), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-                for document, length in enumerate(store.lengths.tolist()):
-                    first = batches
-                    for at in range(0, length, ROWS):
-                        stop = min(at + ROWS, length)
-                        nats = np.asarray(mapped[starts[document] + at : starts[document] + stop])
-                        columns = [
-                            np.full(stop - at, document, np.int32),
-                            np.arange(at, stop),
-                            store.tokens(document, at, stop).astype(np.int32),
-                            nats,
-                        ]
-                        writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
-                        batches += 1
-                    ranges[document] = (first, batches)
-            record = {"key": dict(key), "xxh3": Place.parse(whole).xxh3(), "ranges": ranges}
-            cls._record(path).unlink(missing_ok=True)
-            os.replace(whole, path)
-            write_atomically(cls._record(path), json.dumps(record).encode())
+        folder, starts = path.parent / working(key), np.concatenate([[0], np.cumsum(store.lengths)])
+        nats, tokens = folder / "nats", int(starts[-1])
+        if not (nats.exists() and nats.stat().st_size == tokens * np.dtype(np.float32).itemsize):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            np.memmap(nats, np.float32, "w+", shape=(tokens,))[:] = np.nan
+        yield nats
+        mapped = np.memmap(nats, np.float32, "r")
+        ranges: dict[int, tuple[int, int]] = {}
+        whole, batches = folder / "losses.arrow", 0
+        with pa.OSFile(str(whole), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+            for document, length in enumerate(store.lengths.tolist()):
+                first = batches
+                for at in range(0, length, ROWS):
+                    stop = min(at + ROWS, length)
+                    nats = np.asarray(mapped[starts[document] + at : starts[document] + stop])
+                    columns = [
+                        np.full(stop - at, document, np.int32),
+                        np.arange(at, stop),
+                        store.tokens(document, at, stop).astype(np.int32),
+                        nats,
+                    ]
+                    writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
+                    batches += 1
+                ranges[document] = (first, batches)
+        record = {"key": dict(key), "xxh3": Place.parse(whole).xxh3(), "ranges": ranges}
+        cls._record(path).unlink(missing_ok=True)
+        os.replace(whole, path)
+        write_atomically(cls._record(path), json.dumps(record).encode())
+        shutil.rmtree(folder)
 
     @staticmethod
     def _record(path: Path) -> Path:

@@ -41,10 +41,10 @@ def bar(
 
 
 @contextmanager
-def pass_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, else one line at the end. Yields what is told how much is done, and of how much."""
+def pass_progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """`bar` with the time that has passed, on a terminal; else one line at the end."""
     console, began = Console(), time.monotonic()
-    with bar(title, None, TimeElapsedColumn(), console=console, stays=True) as update:
-        yield lambda done, all_of_it: update(completed=done, total=all_of_it)
+    with bar(title, total, TimeElapsedColumn(), console=console, stays=True) as update:
+        yield update
     if not console.is_terminal:
         print(f"{title}: {time.monotonic() - began:.0f} s", flush=True)

@@ -110,6 +110,14 @@ class Segment(NamedTuple):
         positions_N = self.batch.offset_BK[used_BK] // (self.nats_BT.shape[1] // blocks)
         return self.batch.document_BK[used_BK], positions_N, np.stack([sums_BK[used_BK] for sums_BK in sums])
 
+    def put(self, nats_T: np.ndarray, before: np.ndarray) -> None:
+        """Each target's nats at its place in a split, where so many tokens stand before each document [documents]."""
+        batch, block = self.batch, self.nats_BT.shape[1] // self.batch.document_BK.shape[1]
+        begin_BK = before[batch.document_BK] + batch.offset_BK
+        place_BT = (begin_BK[:, :, None] + np.arange(block)).reshape(batch.targets_BT.shape)
+        read_BT = (batch.targets_BT >= 0) & np.repeat(batch.document_BK >= 0, block, 1)
+        nats_T[place_BT[read_BT]] = self.nats_BT.float().cpu().numpy()[read_BT]
+
 
 def read_segments(
     model: RecurrentModel,
@@ -161,19 +169,15 @@ def score_split(
     clearing: Clear = "nothing",
     where: Clearing = SEGMENTS,
     limit_tokens: int | None = None,
-    aligned: bool = False,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
-    each: Callable[[Batch, np.ndarray], None] | None = None,
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens`` reads about so many, of some documents, each for long. ``aligned``: documents begin with a segment, so that
-    what is cleared there is at the same tokens whatever the lanes. ``progress(step, steps)`` is called after each step, and
-    ``each(batch, nats_BT)`` with what this process has read in it, float32 [B, T].
+    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step.
     Raises UserError where not one label is among what was read of a labelled store.
     """
-    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block, "aligned": aligned}
+    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
     chosen = int(np.count_nonzero(schedule.lengths))
     # Idle lanes cost as much as others; a process has one at least.
@@ -185,8 +189,6 @@ def score_split(
     own = world.lanes(schedule.lanes)
     how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
     for step, segment in enumerate(read_segments(model, store, schedule, own, world.device, **how)):
-        if each:
-            each(segment.batch, segment.nats_BT.float().cpu().numpy())
         _, positions_N, sums_3N = segment.sums()
         for sums_P, sums_N in zip(sums_3P, sums_3N, strict=True):
             np.add.at(sums_P, positions_N, sums_N)

@@ -13,6 +13,9 @@ or more; products of fewer rows are rounded in another way, in the last bit.
 
     <folder>/<fingerprint>-<way>-<share>     the sums so far, and the State behind them, every few seconds: checksum, safetensors
 
+With ``losses`` each token's own nats are put where it stands in the split, in a file that is mapped and whose pages are on disk
+before a share says that it has read so far.
+
 Letters: B lanes · N blocks of a share, document after document · P positions, in blocks of a document.
 """
 
@@ -43,6 +46,9 @@ from recur_models import ModelConfig, RecurrentModel, State
 
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
+MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
+"""Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
+stand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +105,7 @@ class Reading:
     """The checkpoint's, or another one that its weights are read with."""
     store: SegmentStore
     ways: tuple[Clear, ...]
-    """State carried (`nothing` is cleared) is the first."""
+    """The first reads all. What the others clear, a document may be too short for: it is not read again."""
     where: Clearing
     lanes: int
     """Documents that a process reads side by side."""
@@ -107,6 +113,8 @@ class Reading:
     shares: int
     folder: Path
     """Where shares are saved."""
+    losses: Path | None = None
+    """A file, float32 [tokens of the split, document after document], that gets the nats of each token in the first way."""
 
     @property
     def beyond(self) -> int:
@@ -120,7 +128,7 @@ class Reading:
         key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares]
         found = []
         for way in self.ways:
-            read = lengths if way == "nothing" else np.where(lengths > self.beyond, lengths, 0)
+            read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)
             for number, share in enumerate(shared_out(read, self.shares)):
                 found.append(Share(way, share, self.model.block, self.folder / f"{digest(key)}-{way}-{number}"))
         return found
@@ -130,15 +138,19 @@ class Reading:
         """Of all pieces."""
         return sum(int(piece.lengths.sum()) for piece in self.pieces)
 
-    def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
-        """One for each way. ``progress(tokens)`` is told how many more of `tokens` have been read.
+    def read(self, workers: int, progress: Callable[[int], None]) -> None:
+        """Read what is not read yet. ``progress(tokens)`` is told how many more of `tokens` have been.
 
-        Raises UserError where the split has no token, or a labelled one no label, and what `over_processes` does.
+        Raises UserError where the split has no token, and what `over_processes` does.
         """
         if not self.pieces:
             raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
         self.folder.mkdir(parents=True, exist_ok=True)
         over_processes(self, len(self.pieces), workers, progress)
+
+    def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
+        """`read`, and one for each way. Raises UserError where a labelled split has no label, too."""
+        self.read(workers, progress)
         lengths, block = self.store.lengths, self.model.block
         whole = Share("nothing", lengths, block, self.folder)
         sums_3N, found = np.zeros((3, int(whole.starts[-1]))), []
@@ -168,6 +180,8 @@ class Reading:
         schedule = piece.lanes(self.lanes, self.segment_length, self.where)
         first, sums_3N, state = piece.saved() or (0, np.zeros((3, int(piece.starts[-1]))), {})
         state = {name: tensor.to(device) for name, tensor in state.items()} if first else None
+        losses_T = np.memmap(self.losses, np.float32, "r+") if self.losses and piece.way == self.ways[0] else None
+        before = np.cumsum(self.store.lengths) - self.store.lengths  # tokens of the split before each document
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved, pause = time.monotonic(), SAVE_SECONDS
         how: dict[str, Any] = {"clearing": piece.way, "where": self.where, "begin": first, "state": state}
@@ -175,13 +189,22 @@ class Reading:
         for step, segment in enumerate(segments, first + 1):
             documents_N, positions_N, read_3N = segment.sums()
             sums_3N[:, piece.starts[documents_N] + positions_N] = read_3N
+            if losses_T is not None:
+                segment.put(losses_T, before)
             over = step == schedule.steps
             if over or time.monotonic() - saved > pause:
                 began = time.monotonic()
+                if losses_T is not None:
+                    losses_T.flush()
                 piece.save(step, sums_3N, {} if over else segment.state)
                 saved = time.monotonic()
                 pause = max(SAVE_SECONDS, (saved - began) / SAVE_SHARE)
             yield schedule.valid_tokens(step - 1)
+
+
+def workers_for(flops: float) -> int:
+    """Processes for a pass that takes so many, where nobody says how many."""
+    return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
 
 
 def shared_out(lengths: np.ndarray, shares: int) -> list[np.ndarray]:

@@ -6,9 +6,10 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +19,14 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
 from pipelines.checkpoints.lock import Locked, hold
-from pipelines.inference.trained import find_checkpoint, model_of
+from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.token_comparison import TokenComparison, distances, positions, top_rows
 from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, where, words_of, writing_of
 from pipelines.tokens import main
-from pipelines.training.scoring import score_split
-from pipelines.training.world import World
+from pipelines.training import shares
+from pipelines.training.scoring import SEGMENTS
+from pipelines.training.shares import Reading
 from tests.mlflow_server import Server
 
 WRITE = writing_of(BytesTokenizer())
@@ -136,11 +138,14 @@ def trained(train: Callable[..., Path]) -> Path:
 
 
 def test_every_token_is_there_once_and_sums_to_the_score(trained: Path, store: Path, tmp_path: Path) -> None:
-    model, split = model_of(find_checkpoint(trained)), SegmentStore.open(store, "text", "test")
+    checkpoint, split = find_checkpoint(trained), SegmentStore.open(store, "text", "test")
+    model = config_of(checkpoint)
     for lanes in (1, 3):
         path = tmp_path / f"{lanes}.arrow"
-        with TokenLosses.make(path, split, {"lanes": lanes}) as sink:
-            score = score_split(model, split, lanes=lanes, segment_length=32, world=World.alone(), each=sink.add)
+        with TokenLosses.make(path, split, {"lanes": lanes}) as nats:
+            sizes: dict[str, Any] = {"lanes": lanes, "segment_length": 32, "shares": lanes}
+            where: dict[str, Any] = {"where": SEGMENTS, "folder": nats.parent, "losses": nats}
+            [score] = Reading(checkpoint, model, split, ("nothing",), **sizes, **where).scores(1, lambda _: None)
         losses = TokenLosses.open(path, {"lanes": lanes})
         assert losses is not None
         documents = range(len(split.lengths))
@@ -160,8 +165,8 @@ def test_what_is_damaged_or_of_another_key_is_not_there(trained: Path, store: Pa
     with pytest.raises(KeyboardInterrupt), TokenLosses.make(path, split, {}):
         raise KeyboardInterrupt
     assert not list(tmp_path.glob("*.arrow")) and TokenLosses.open(path, {}) is None
-    with TokenLosses.make(path, split, {"weights": "a"}) as sink:
-        sink.nats_T[:] = 1.0
+    with TokenLosses.make(path, split, {"weights": "a"}) as nats:
+        np.memmap(nats, np.float32, "r+")[:] = 1.0
     assert TokenLosses.open(path, {"weights": "a"}) is not None
     assert TokenLosses.open(path, {"weights": "b"}) is None
     data = bytearray(path.read_bytes())
@@ -220,6 +225,43 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     changed = kept["nats"].to_numpy() != cleared["nats"].to_numpy()
     beyond = kept["offset"].to_numpy() >= 24
     assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
+
+
+def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
+    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [str(train("--steps", "4")), "--split", "train", "--tracking.backend", "none", "--num-workers", "1"]
+    main([*given, "--output", str(tmp_path / "whole")])
+    monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
+    real, begun, left = shares.read_segments, list[int](), 6
+
+    def killed(*args: Any, **how: Any) -> Iterator[Any]:
+        begun.append(how["begin"])
+        for segment in real(*args, **how):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            yield segment
+
+    monkeypatch.setattr(shares, "read_segments", killed)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        main([*given, "--output", str(out)])
+    assert [path.name.startswith(WORKING) for path in out.iterdir()] == [True]
+    main([*given, "--output", str(out)])
+    assert begun == [0, 5, 0]  # the cleared pass, which went on, and the carried one
+    assert not list(out.glob(".*"))
+    for path in (tmp_path / "whole").glob("*.arrow"):
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    main([*given, "--output", str(tmp_path / "two"), "--num-workers", "2"])
+    for path in (tmp_path / "whole").glob("*.arrow"):
+        one, two = (
+            pa.ipc.open_file(folder / path.name).read_all()["nats"].to_numpy()
+            for folder in (path.parent, tmp_path / "two")
+        )
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_no_pass_is_taken_for_another_or_for_a_column(train: Callable[..., Path], tmp_path: Path) -> None:
