@@ -67,6 +67,9 @@ class Decoder(RecurrentModel):
             nn.init.normal_(self.output.weight, std=0.02)
         self.recurrence = recurrence
 
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        return [] if self.recurrence is None else list(self.recurrence.parameters())
+
     def initial_state(self, lanes: int) -> State:
         like, config, state = self.embedding.weight, self.config, {}
         count_B = torch.zeros(lanes, dtype=torch.int64, device=like.device)

@@ -186,6 +186,10 @@ class RecurrentModel(nn.Module, ABC):
         Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
         """
 
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        """Those that only its recurrence has; none of a model that does not tell them apart."""
+        return []
+
     @abstractmethod
     def stepper(self) -> Stepper:
         """How a part of a block is read: `decoding.Rereader` is right for every model, at W times the work of a way of its own."""

@@ -298,6 +298,9 @@ class WindowedTransformer(RecurrentModel):
         self.final_norm = RMSNorm(config.d_model)
         self.final_dropout = nn.Dropout(dropouts(config).final)
 
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        return [parameter for name, parameter in self.named_parameters() if ".states." in name]
+
     def initial_state(self, lanes: int) -> State:
         state: State = {}
         for i, layer in enumerate(self.layers):

@@ -48,6 +48,9 @@ class OptimConfig:
     """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it."""
     lr: float = 1e-3
     """Peak learning rate; for adafactor, relative to the size of each parameter."""
+    recurrent_lr_scale: float = 1.0
+    """Learning rate of the parameters that only the recurrence has (a cell's states, their direction and gates; what is beside a
+    pretrained decoder), over that of all others."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates; adafactor uses the first as its momentum."""
     weight_decay: float = 0.1
@@ -56,7 +59,7 @@ class OptimConfig:
     """Largest global norm of the gradient; 0 leaves it alone."""
 
     def __post_init__(self) -> None:
-        check_least("optim", self, {"lr": 0, "weight_decay": 0, "clip": 0})
+        check_least("optim", self, {"lr": 0, "recurrent_lr_scale": 0, "weight_decay": 0, "clip": 0})
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas is {self.betas}: each must be at least 0 and below 1")
 

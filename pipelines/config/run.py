@@ -200,11 +200,14 @@ def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
 
 def but_for_seed(values: dict[str, Any]) -> str:
     """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
-    kept = {name: value for name, value in flatten(values).items() if name != "seed" and not may_change(name)}
+    named = flatten(values)
+    if named.get("optim.recurrent_lr_scale") == 1:  # marks are kept in reports, and older ones do not have it
+        del named["optim.recurrent_lr_scale"]
+    kept = {name: value for name, value in named.items() if name != "seed" and not may_change(name)}
     return xxhash.xxh3_64_hexdigest(json.dumps(kept, sort_keys=True).encode())
 
 
-LATER = {"data.order": "shuffled"}
+LATER = {"data.order": "shuffled", "optim.recurrent_lr_scale": 1.0}
 """What older runs were begun with in fields that they do not name."""
 
 

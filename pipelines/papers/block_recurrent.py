@@ -120,7 +120,7 @@ def states_row(states: int, bits: float) -> Row:
 
 TABLE_3 = Table(
     "Table 3: window size (a) and number of states (b) on PG19",
-    (BITS,),
+    (BITS, Column("parameters", "parameters", form=",.0f"), Column("states cleared", "states_cleared", form="+.3f")),
     (
         *(window_row("Rec:fixed:skip", "rec-fixed-skip", window, bits[0]) for window, bits in WINDOWS.items()),
         *(window_row("Slide:12L", "slide-12L", window, bits[1]) for window, bits in WINDOWS.items()),

@@ -21,7 +21,13 @@ DECAY, LEAST_SQUARE, LEAST_SCALE, LARGEST_UPDATE = 0.8, 1e-30, 1e-3, 1.0
 class Adafactor(torch.optim.Optimizer):
     """Second moments of a matrix are kept as one number for each row and for each column."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, weight_decay: float):
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float,
+        beta1: float,
+        weight_decay: float,
+    ):
         super().__init__(parameters, {"lr": lr, "beta1": beta1, "weight_decay": weight_decay})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

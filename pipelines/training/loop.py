@@ -131,7 +131,7 @@ def train(
         read_B = digest_lanes(read_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
+            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule) * group.get("lr_scale", 1.0)
         due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
         labels_B = np.count_nonzero(batch.targets_BT != IGNORE, axis=1)
         targets = max(world.count(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)

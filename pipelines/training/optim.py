@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
+from data_prep.errors import UserError
 from pipelines.config.run import OptimConfig, ScheduleConfig
 from pipelines.training.adafactor import Adafactor
+from recur_models import RecurrentModel
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of matrices alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of matrices alone. Where a group has an
+    ``lr_scale``, its rate is to be multiplied by that.
+
+    Raises UserError where a recurrence is to have a rate of its own, and the model tells no parameters of one apart.
+    """
+    scale, own = config.recurrent_lr_scale, set[int]()
+    if isinstance(model, RecurrentModel):
+        own = {id(p) for p in model.recurrent_parameters()}
+    if scale != 1 and not own:
+        raise UserError(
+            f"optim.recurrent_lr_scale is {scale:g}, and the model has no recurrent parameters: leave it at 1"
+        )
+    groups = list[dict[str, Any]]()
+    for mine, extra in ((False, {}), (True, {"lr_scale": scale})) if scale != 1 else ((None, {}),):
+        side = [p for p in model.parameters() if p.requires_grad and mine in (None, id(p) in own)]
+        if config.name == "adafactor":  # leaves alone itself what is no matrix
+            groups.append({"params": side, **extra})
+            continue
+        matrices, others = ([p for p in side if (p.dim() >= 2) == whether] for whether in (True, False))
+        groups.append({"params": matrices, "weight_decay": config.weight_decay, **extra})
+        groups.append({"params": others, "weight_decay": 0.0, **extra})
     if config.name == "adafactor":
-        return Adafactor(parameters, lr=config.lr, beta1=config.betas[0], weight_decay=config.weight_decay)
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+        return Adafactor(groups, lr=config.lr, beta1=config.betas[0], weight_decay=config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor as Theirs
 
+from data_prep.errors import UserError
 from pipelines.config.run import OptimConfig
 from pipelines.training.optim import build_optimizer
-from recur_models import RecConfig
+from recur_models import RecConfig, RecurrentModel, SlideConfig
 from tests.recur_models.conftest import SIZE
 
 STEPS = 12
@@ -32,7 +33,7 @@ def theirs(model: nn.Module, weight_decay: float = 0.0) -> Theirs:
     return Theirs(groups if weight_decay else model.parameters(), lr=0.03, beta1=0.9, relative_step=False)
 
 
-def build(device: str = "cpu") -> nn.Module:
+def build(device: str = "cpu") -> RecurrentModel:
     torch.manual_seed(0)
     with torch.device(device):
         return MODEL.build(31)
@@ -97,3 +98,30 @@ def test_adafactor_reads_nothing_back_from_the_device() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_what_only_the_recurrence_has_may_have_a_rate_of_its_own(name: str) -> None:
+    models = [build() for _ in range(3)]
+    before = {key: tensor.clone() for key, tensor in models[0].named_parameters()}
+    for model, scale in zip(models, (1.0, 3.0, 0.0), strict=True):
+        optimizer = build_optimizer(model, optim(name, weight_decay=0.0, recurrent_lr_scale=scale))
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        assert sorted(held) == sorted(map(id, model.parameters()))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * group.get("lr_scale", 1.0)
+        optimizer.step()
+    moved = [{key: tensor - before[key] for key, tensor in model.named_parameters()} for model in models]
+    own = {key for key in before if ".states." in key}
+    assert 5 < len(own) < len(before)
+    for key, once in moved[0].items():
+        torch.testing.assert_close(moved[1][key], 3 * once if key in own else once, rtol=1e-3, atol=1e-6, msg=key)
+        assert torch.equal(moved[2][key], torch.zeros_like(once) if key in own else once), key
+
+
+def test_a_model_without_recurrence_has_no_rate_for_it() -> None:
+    model = SlideConfig(**SIZE).build(31)
+    with pytest.raises(UserError, match=r"optim\.recurrent_lr_scale is 2, and the model has no recurrent parameters"):
+        build_optimizer(model, optim("adamw", recurrent_lr_scale=2.0))

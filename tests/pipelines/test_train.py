@@ -225,6 +225,16 @@ def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixtur
     assert contents(folder) == before
 
 
+def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Train) -> None:
+    how = ("--validate-every", "0", "--checkpoint.every", "2", "--allow-change", "steps")
+    words = ("--optim.recurrent-lr-scale", "0", *how)
+    first, last = (dict(load(train(*words, "--steps", steps)).named_parameters()) for steps in ("2", "4"))
+    own = {name for name in first if ".states." in name}
+    assert own and all(torch.equal(first[name], last[name]) == (name in own) for name in first)
+    with pytest.raises(UserError, match=r"begun with optim\.recurrent_lr_scale=0.0, and this command says 1"):
+        train(*how, "--steps", "6")
+
+
 def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
     model = load(train("--optim.lr", "1e-2", "--steps", "40")).eval()
     train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
