@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +95,6 @@ class Pass:
         path = folder / f"{cli.file_name(self.name)}.arrow"
         if found := TokenLosses.open(path, self.key()):
             print(f"{self.name}: {path.name} is there already", flush=True)
-            shutil.rmtree(folder / working(self.key()), ignore_errors=True)  # killed when all but this was done
             return found
         # With torch, which takes seconds: not before there is something to score.
         from pipelines.training.scoring import Clearing
@@ -181,6 +181,13 @@ def window_of(subject: Subject) -> int:
     return int(getattr(subject.model, "window", 0) or subject.model.block)
 
 
+def discard(folder: Path, besides: Collection[str] = ()) -> None:
+    """Remove what is left of passes that were killed."""
+    for left in folder.glob(f"{WORKING}*"):
+        if left.name not in besides:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
     """The passes over the split, and its words."""
     last = passes[-1]
@@ -191,11 +198,9 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
     if chosen >= len(store.lengths):
         raise UserError(f"--document is {chosen}, and {store.folder} has documents 0 to {len(store.lengths) - 1}")
     write = writing_of(store.tokenizer())
-    own = {working(reading.key()) for reading in passes}
-    for left in folder.glob(f"{WORKING}*"):  # what a killed command was making, of another comparison
-        if left.name not in own:
-            shutil.rmtree(left, ignore_errors=True)
+    discard(folder, besides={working(reading.key()) for reading in passes})  # of another comparison, killed
     losses = [reading.losses(folder, config.num_workers) for reading in passes]
+    discard(folder)
 
     def tokens(document: int) -> Any:
         return store.tokens(document, 0, int(store.lengths[document]))

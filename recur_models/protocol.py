@@ -187,7 +187,7 @@ class RecurrentModel(nn.Module, ABC):
         """
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
-        """Those that only its recurrence has; none of a model that does not tell them apart."""
+        """Those of its recurrence's own modules; none of a model that does not tell them apart."""
         return []
 
     @abstractmethod

@@ -112,7 +112,7 @@ def train(
                 "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",
                 flush=True,
             )
-        restore_optimizer(optimizer, resume)
+        restore_optimizer(optimizer, model, config.optim, resume)
         if reads_on(resume, config, schedule, train_store):
             state, read_B, sums = restore_lanes(resume, config, world, state, sums)
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State

@@ -4,6 +4,8 @@ what they have read, and the generators.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import xxhash
 
@@ -11,9 +13,10 @@ from data_prep.errors import given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import LATER, TrainConfig, flatten
+from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten
+from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
-from recur_models import State
+from recur_models import RecurrentModel, State
 
 
 def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
@@ -26,13 +29,15 @@ def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, s
     return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, resume: Checkpoint) -> None:
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
+) -> None:
     """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    scale = {**LATER, **flatten(resume.meta["config"])}["optim.recurrent_lr_scale"]
+    as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
     with given_by_user(ValueError):  # those of another optimizer
-        optimizer.load_state_dict(resume.optimizer())
-    for group, ours in zip(optimizer.param_groups, settings, strict=True):
-        group.update(ours)
+        as_begun.load_state_dict(resume.optimizer())
+    optimizer.state.update(as_begun.state)
 
 
 def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -46,6 +46,8 @@ from recur_models import ModelConfig, RecurrentModel, State
 
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
+LAYOUT = 2
+"""Of documents on lanes, as `Share.lanes` makes it: what was saved under another one is not gone on with."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
 stand."""
@@ -70,8 +72,8 @@ class Share:
     def lanes(self, most: int, segment_length: int, where: Clearing) -> EvaluationLanes:
         """The schedule. It has no more lanes than the longest document leaves something to do for."""
         aligned, every = self.way != "nothing", where.every * self.block
-        if aligned and every:  # it is cleared on all lanes at once
-            segment_length = max(segment_length // every, 1) * every
+        if aligned and 0 < every <= segment_length:  # it is cleared on all lanes at once
+            segment_length = segment_length // every * every
         taken = -(-self.lengths // (segment_length if aligned else self.block))
         lanes = min(most, int(-(-taken.sum() // taken.max())))
         # Longer segments keep a step as large where there are fewer lanes; but at each segment something may be cleared.
@@ -125,7 +127,7 @@ class Reading:
     def pieces(self) -> list[Share]:
         """All shares of all ways, those of the first way first."""
         lengths, key = self.store.lengths, [self.checkpoint.meta["digest"], self.model.to_json(), self.lanes]
-        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares]
+        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares, LAYOUT]
         found = []
         for way in self.ways:
             read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)

@@ -94,7 +94,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
     assert "run[v2][/s] (rec)" in text and "a[b]/test" in text and "\x1b[1m2.2000" in text
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with pass_progress("{run}[v2][/s]") as progress:
-        progress(1, 2)
+        progress(completed=1, total=2)
     assert "{run}[v2][/s]" in capsys.readouterr().out
 
 

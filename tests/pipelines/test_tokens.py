@@ -234,15 +234,17 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
     main([*given, "--output", str(tmp_path / "whole")])
     monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
-    real, begun, left = shares.read_segments, list[int](), 6
+    real, begun, read, left = shares.read_segments, list[int](), list[int](), 6
 
     def killed(*args: Any, **how: Any) -> Iterator[Any]:
         begun.append(how["begin"])
+        read.append(0)
         for segment in real(*args, **how):
             nonlocal left
             left -= 1
             if not left:
                 raise KeyboardInterrupt
+            read[-1] += 1
             yield segment
 
     monkeypatch.setattr(shares, "read_segments", killed)
@@ -253,6 +255,11 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
     main([*given, "--output", str(out)])
     assert begun == [0, 5, 0]  # the cleared pass, which went on, and the carried one
     assert not list(out.glob(".*"))
+    steps, left, twice = read[-1], read[-1] + 3, [given[0], *given, "--output", str(tmp_path / "twice")]
+    with pytest.raises(KeyboardInterrupt):
+        main(twice)
+    main(twice)
+    assert begun[3:] == [0, 0, 2] and read[3:] == [steps, 2, steps - 2]  # the second pass over the same weights, too
     for path in (tmp_path / "whole").glob("*.arrow"):
         assert path.read_bytes() == (out / path.name).read_bytes()
     main([*given, "--output", str(tmp_path / "two"), "--num-workers", "2"])

@@ -22,12 +22,14 @@ from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import with_fields
-from pipelines.config.run import DataConfig, to_json
+from pipelines.config.run import DataConfig, OptimConfig, to_json
+from pipelines.inference.trained import find_checkpoint
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
+from pipelines.training.optim import build_optimizer
 from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
 from pipelines.training.world import World
@@ -233,6 +235,27 @@ def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Tra
     assert own and all(torch.equal(first[name], last[name]) == (name in own) for name in first)
     with pytest.raises(UserError, match=r"begun with optim\.recurrent_lr_scale=0.0, and this command says 1"):
         train(*how, "--steps", "6")
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_recurrences_rate_may_change_and_every_moment_stays_with_its_parameter(train: Train, name: str) -> None:
+    how = ("--optim.name", name, "--validate-every", "0", "--checkpoint.every", "2")
+    gone = ("--allow-change", "steps", "optim.recurrent_lr_scale", "optim.clip", "--optim.clip", "1e-20")
+
+    def moments(folder: Path, scale: float) -> dict[str, torch.Tensor]:
+        checkpoint = find_checkpoint(folder)
+        model = load_model(checkpoint)
+        optimizer = build_optimizer(model, OptimConfig(name=name, recurrent_lr_scale=scale))  # pyrefly: ignore
+        optimizer.load_state_dict(checkpoint.optimizer())
+        return {key: optimizer.state[parameter]["exp_avg"].clone() for key, parameter in model.named_parameters()}
+
+    before = moments(train(*how, "--steps", "2"), 1)
+    assert all(tensor.any() for key, tensor in before.items() if "initial_SD" not in key)
+    for steps, scale in (("4", "2"), ("6", "1")):  # two more steps, of gradients that are nothing beside the first ones
+        after = moments(train(*how, *gone, "--steps", steps, "--optim.recurrent-lr-scale", scale), float(scale))
+        for key, tensor in before.items():
+            decayed = tensor * 0.9 ** int(steps) / 0.9**2
+            torch.testing.assert_close(after[key], decayed, rtol=1e-3, atol=1e-3 * float(tensor.abs().max()), msg=key)
 
 
 def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
