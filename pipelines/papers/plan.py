@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
+from data_prep.corpora import CODE
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.papers.jobs import Job, run
@@ -116,12 +117,14 @@ class Plan:
         """The figures of everything that is evaluated."""
         found: dict[tuple[str, str], list[float]] = {}
         runs: dict[str, set[str]] = {}
-        read, tokens = dict[str, str](), set[int]()
+        read, tokens, wordless = dict[str, str](), set[int](), set[str]()
         for row, column, of, training in self.cells():
             if evaluation := training.evaluation(of.read, column.split):
                 value = figure_of(column.figure, training, evaluation)
                 if value is not None and math.isfinite(value):
                     found.setdefault((row.label, column.name), []).append(value)
+                elif column.figure == "word_perplexity" and training.config.data.corpus in CODE:
+                    wordless.add(training.config.data.corpus)
                 runs.setdefault(row.label, set()).add(training.name)
                 read[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
                 tokens.add(evaluation.train_tokens)
@@ -133,6 +136,7 @@ class Plan:
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
         range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
         facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
+        facts += tuple(f"{corpus} is program code, of which no figure is given by word" for corpus in sorted(wordless))
         if any(column.figure in TIMES for column in self.table.columns):
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}

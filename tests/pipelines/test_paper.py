@@ -24,6 +24,7 @@ from pipelines.papers.results import Results
 from pipelines.papers.tables import Column, Data, Row, Run, Table
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
+from pipelines.training import scoring
 from tests.shared_data import need
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
@@ -196,6 +197,24 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert figures(third) == figures(whole) and len(third["done"]) == 1
     shown = make("two", "--no-train", "--only", "rec", "--columns", "bits")
     assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
+
+
+def test_a_table_by_words_says_why_program_code_has_none(
+    make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_word = replace(MINE, columns=(*MINE.columns, Column("words", "word_perplexity")), cumulative=True)
+    monkeypatch.setitem(PAPERS, "mine", {"table-1": by_word})
+
+    def words(made: dict[str, Any]) -> list[int]:
+        return [len(row["ours"]) for row in made["rows"] if row["figure"] == "word_perplexity"]
+
+    of_text = make("one", "--only", "slide")
+    for module in (plan, scoring):
+        monkeypatch.setattr(module, "CODE", {"text"})
+    of_code = make("two", "--only", "slide")
+    assert words(of_text) == [1] and words(of_code) == [0]
+    said = "text is program code, of which no figure is given by word"
+    assert said in of_code["facts"] and said not in of_text["facts"]
 
 
 def test_two_models_are_compared_token_by_token_once_both_are_trained(
