@@ -33,7 +33,7 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
 ) -> None:
     """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
-    scale = {**LATER, **flatten(resume.meta["config"])}["optim.recurrent_lr_scale"]
+    scale = float({**LATER, **flatten(resume.meta["config"])}["optim.recurrent_lr_scale"])
     as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
     with given_by_user(ValueError):  # those of another optimizer
         as_begun.load_state_dict(resume.optimizer())
