@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -50,6 +51,9 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> tune.Res
     config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
     os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(recorded.room.at_once()))
     notes.delete()
+    # A machine has the keys of buckets in its own environment. Those that Ray Tune passes to trials, Ray writes into its logs.
+    passed = class_cache.ENV_VARS_TO_PROPAGATE
+    class_cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what has happened to a trial is told in our own words
     tuner = tune.Tuner(
         trainable,

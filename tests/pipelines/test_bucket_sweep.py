@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 
 from data_prep.places import Place
 from pipelines import compare, train, tune
@@ -62,8 +63,16 @@ def test_mlflows_own_file_cannot_be_there(words: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_best_report_and_results_are_there(
-    words: list[str], bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    bucket: Bucket,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    secret = "a-token-that-no-log-has"
+    monkeypatch.setenv(
+        "AWS_SECURITY_TOKEN", secret
+    )  # which nothing of ours reads, and Ray Tune passes on as it does the others
     done = run_sweep(["optim.lr=1e-7,3e-3", "--search", "grid", *words, "--num-workers", "1", "--num-cpus", "2"])
     place = Place.parse(bucket("runs/sweep"))
     best = json.loads((place / "best.json").read_bytes())
@@ -82,3 +91,6 @@ def test_best_report_and_results_are_there(
     folder = tmp_path / "again"
     train.main([(place / "best.json").recorded, "--run", "again", "--root", str(folder), "--num-workers", "0"])
     assert RunPlace.parse(folder / "again").newest_step() == 20
+    logs = list(Path(ray._private.worker._global_node.get_logs_dir_path()).glob("*.log"))  # pyrefly: ignore
+    assert any(b"Creating runtime env" in log.read_bytes() for log in logs)
+    assert not [log for log in logs if secret.encode() in log.read_bytes()]
