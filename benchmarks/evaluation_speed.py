@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from data_prep.lanes import TrainingLanes, read_batch
+from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -88,18 +88,19 @@ def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Itera
 def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
     """Tokens of each step of scoring, all documents again and again."""
     while True:
-        schedule = share_of(config, model, store)
+        share, schedule = share_of(config, model, store)
+        sums_3N = np.zeros((3, share.starts[-1]))
         segments = read_segments(model, store, schedule, (0, schedule.lanes), torch.device("cpu"))
         for step in range(schedule.steps):
             with torch.inference_mode():
-                next(segments).sums()
+                next(segments).add_to(sums_3N, share.bucket, share.starts)
             yield schedule.valid_tokens(step)
 
 
-def share_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> Any:
-    """The schedule of all documents in one share."""
-    share = Share("nothing", store.lengths, model.block, Path())
-    return share.lanes(config.data.lanes, config.data.segment_length, SEGMENTS)
+def share_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> tuple[Share, EvaluationLanes]:
+    """All documents in one share, and its schedule."""
+    share = Share("nothing", store.lengths, model.block, model.block, Path())
+    return share, share.lanes(config.data.lanes, config.data.segment_length, SEGMENTS)
 
 
 def measure(name: str, rounds: int) -> None:
@@ -109,7 +110,7 @@ def measure(name: str, rounds: int) -> None:
     model: RecurrentModel = config.model.build(VOCAB)
     slots = config.data.lanes * config.data.segment_length
     store = Memory((np.random.default_rng(1).lognormal(0, 1, 4 * config.data.lanes) * 2 * slots).astype(np.int64) + 1)
-    schedule, made = share_of(config, model, store), {"train": training, "score": scoring}
+    (_, schedule), made = share_of(config, model, store), {"train": training, "score": scoring}
     passes = {kind: make(config, model, store) for kind, make in made.items()}
     rates: list[dict[str, float]] = []
     for _ in range(rounds):

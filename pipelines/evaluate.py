@@ -75,9 +75,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         model = subject.model.build(meta["vocab_size"])
     clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
     ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
-    workers = config.num_workers
-    if workers is None:
-        workers = workers_for(costs.flops_per_token * int(store.lengths.sum()) * len(ways))
+    workers = workers_for(config.num_workers, costs.flops_per_token * int(store.lengths.sum()) * len(ways))
     reading = Reading(
         checkpoint,
         subject.model,

@@ -101,9 +101,8 @@ class Pass:
         from pipelines.training.shares import Reading, workers_for
 
         subject = self.subject
-        if workers is None:
-            flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
-            workers = workers_for(flops * int(subject.store.lengths.sum()))
+        flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
+        workers = workers_for(workers, flops * int(subject.store.lengths.sum()))
         with TokenLosses.make(path, subject.store, self.key()) as nats:
             reading = Reading(
                 subject.checkpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 
 NORMALIZED = ("--newline", "normalize")
 TINY_TOKENS = "sentencepiece:4000"
@@ -88,7 +88,7 @@ TABLE_1 = Table(
 
 TABLE_2 = Table(
     "Table 2: word-level perplexity on PG19, and others' published",
-    (Column("word perplexity", "word_perplexity", form=".2f"), Column("parameters", "parameters", form=",.0f")),
+    (Column("word perplexity", "word_perplexity", form=".2f"), PARAMETERS),
     (
         Row("Compressive Transformer, 36 layers", {"word perplexity": 33.6}),
         Row("Routing Transformer, 22 layers", {"word perplexity": 33.2, "parameters": 490e6}),
@@ -120,7 +120,7 @@ def states_row(states: int, bits: float) -> Row:
 
 TABLE_3 = Table(
     "Table 3: window size (a) and number of states (b) on PG19",
-    (BITS, Column("parameters", "parameters", form=",.0f"), Column("states cleared", "states_cleared", form="+.3f")),
+    (BITS, PARAMETERS, Column("states cleared", "states_cleared", form="+.3f")),
     (
         *(window_row("Rec:fixed:skip", "rec-fixed-skip", window, bits[0]) for window, bits in WINDOWS.items()),
         *(window_row("Slide:12L", "slide-12L", window, bits[1]) for window, bits in WINDOWS.items()),
@@ -143,7 +143,7 @@ def scale_row(series: str, name: str, scale: str, parameters: float, bits: float
 
 TABLE_4 = Table(
     "Table 4: bits per token on PG19 at various scales",
-    (Column("parameters", "parameters", form=",.0f"), BITS),
+    (PARAMETERS, BITS),
     (
         *(scale_row("Rec:fixed:skip", "rec", name, size, bits) for name, (size, bits, _) in SCALES.items()),
         *(scale_row("XL:512:13-layer", "xl", name, size, bits) for name, (size, _, bits) in SCALES.items()),

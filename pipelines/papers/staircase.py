@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
@@ -133,7 +133,7 @@ BYTES = (
 TABLE_2 = Table(
     "Table 2: Reddit",
     (
-        Column("parameters", "parameters", form=",.0f"),
+        PARAMETERS,
         Column(VALIDATION, "perplexity", split="validation", form=".2f"),
         Column(TEST, "perplexity", form=".2f"),
         Column(TIME, "ms_per_step", form=",.0f"),

@@ -90,6 +90,9 @@ class Column:
     """Of the figures, the paper's and ours."""
 
 
+PARAMETERS = Column("parameters", "parameters", form=",.0f")
+
+
 @dataclass(frozen=True)
 class Row:
     """A row: the paper's figures by column, and by scale what is trained."""

@@ -5,7 +5,7 @@
 
 Validation inside the loop calls it; `pipelines.evaluate` shares a split out among processes, which read it in the same way.
 
-Letters: B lanes · T tokens · K blocks · W tokens of a block · N blocks that were read · P positions, in blocks of a document.
+Letters: B lanes · T tokens · K blocks · W tokens of a block · N blocks that were read · P positions, in buckets of a document.
 """
 
 from __future__ import annotations
@@ -57,6 +57,14 @@ class Clearing:
 
 
 SEGMENTS = Clearing()
+MOST_POSITIONS = 65_536
+"""Buckets of the longest document, at most, so that memory does not grow with it. They take 0.3 kB each."""
+
+
+def bucket_of(lengths: np.ndarray, block: int) -> int:
+    """Tokens of a position bucket: a block; of documents that have more than MOST_POSITIONS, two, four, ... blocks."""
+    blocks = -(-int(lengths.max(initial=1)) // block)
+    return block << ((blocks - 1) // MOST_POSITIONS).bit_length()
 
 
 def has_states(model: RecurrentModel) -> bool:
@@ -100,15 +108,21 @@ class Segment(NamedTuple):
     state: State
     """After it."""
 
-    def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Document [N] and position in it [N] of each block, and float64 [3, N]: its nats, its targets and how many were wrong."""
+    def add_to(self, sums_3P: np.ndarray, bucket: int, starts: np.ndarray | None = None) -> None:
+        """Add each block's nats, its targets and how many were wrong, to the position that it is in, of so many tokens.
+
+        ``starts`` [documents]: where in ``sums_3P`` each document's positions begin; else those of all are one.
+        """
         blocks = self.batch.document_BK.shape[1]
         targets_BT = torch.from_numpy(self.batch.targets_BT >= 0)
         figures = [self.nats_BT, targets_BT, torch.zeros_like(targets_BT) if self.wrong_BT is None else self.wrong_BT]
         sums = [figure_BT.double().unflatten(1, (blocks, -1)).sum(-1).cpu().numpy() for figure_BT in figures]
         used_BK = self.batch.document_BK >= 0
-        positions_N = self.batch.offset_BK[used_BK] // (self.nats_BT.shape[1] // blocks)
-        return self.batch.document_BK[used_BK], positions_N, np.stack([sums_BK[used_BK] for sums_BK in sums])
+        positions_N = self.batch.offset_BK[used_BK] // bucket
+        if starts is not None:
+            positions_N += starts[self.batch.document_BK[used_BK]]
+        for sums_P, sums_BK in zip(sums_3P, sums, strict=True):
+            np.add.at(sums_P, positions_N, sums_BK[used_BK])
 
     def put(self, nats_T: np.ndarray, before: np.ndarray) -> None:
         """Each target's nats at its place in a split, where so many tokens stand before each document [documents]."""
@@ -184,25 +198,25 @@ def score_split(
     if chosen < min(lanes, np.count_nonzero(store.lengths)):
         schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
     was_training = model.training
-    sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // model.block)))
+    bucket = bucket_of(schedule.lengths, model.block)
+    sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // bucket)))
     model.eval()
     own = world.lanes(schedule.lanes)
     how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
     for step, segment in enumerate(read_segments(model, store, schedule, own, world.device, **how)):
-        _, positions_N, sums_3N = segment.sums()
-        for sums_P, sums_N in zip(sums_3P, sums_3N, strict=True):
-            np.add.at(sums_P, positions_N, sums_N)
+        segment.add_to(sums_3P, bucket)
         if progress:
             progress(step + 1, schedule.steps)
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
     beyond = where.first(segment_length, model.block)
-    return score_of(store, schedule.lengths, sums_3P, block=model.block, beyond=beyond)
+    return score_of(store, schedule.lengths, sums_3P, bucket=bucket, beyond=beyond)
 
 
-def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, block: int, beyond: int) -> Score:
+def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, bucket: int, beyond: int) -> Score:
     """The figures of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
-    nats, the targets and how many of them were wrong. ``beyond``: tokens of a document before its State is cleared.
+    nats, the targets and how many of them were wrong. ``bucket``: tokens of a position. ``beyond``: tokens of a document before its
+    State is cleared.
 
     Raises UserError where not one label is among what was read of a labelled store.
     """
@@ -221,7 +235,7 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
         words=sum(document.words for document in documents) if whole and store.manifest.corpus not in CODE else 0,
         bytes=sum(document.bytes for document in documents) if whole else 0,
         documents=int(np.count_nonzero(lengths)),
-        bucket=block,
+        bucket=bucket,
         bucket_nats=tuple(nats_P.tolist()),
         bucket_tokens=tuple(tokens_P.astype(np.int64).tolist()),
         bytes_in_proportion=sum(

@@ -7,7 +7,8 @@ A piece of work is one share read in one way: State carried, its recurrent state
 similar numbers of tokens. Each is read with the longest documents first; where something is cleared, documents begin with a
 segment, so that it is cleared at the same tokens whatever the lanes, and those that end before it would be are not read again.
 
-Sums are kept for each block of each document, and added in float64 in the documents' order: whoever read them changes nothing.
+Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read
+them changes nothing.
 The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows
 or more; products of fewer rows are rounded in another way, in the last bit.
 
@@ -16,7 +17,7 @@ or more; products of fewer rows are rounded in another way, in the last bit.
 With ``losses`` each token's own nats are put where it stands in the split, in a file that is mapped and whose pages are on disk
 before a share says that it has read so far.
 
-Letters: B lanes · N blocks of a share, document after document · P positions, in blocks of a document.
+Letters: B lanes · N buckets of a share, document after document · P positions, in buckets of a document.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.tracking.score import Score
 from pipelines.training.processes import over_processes
-from pipelines.training.scoring import Clear, Clearing, read_segments, score_of
+from pipelines.training.scoring import Clear, Clearing, bucket_of, read_segments, score_of
 from recur_models import ModelConfig, RecurrentModel, State
 
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
-LAYOUT = 2
-"""Of documents on lanes, as `Share.lanes` makes it: what was saved under another one is not gone on with."""
+LAYOUT = 3
+"""Of documents on lanes, as `Share.lanes` makes it, and of sums: what was saved under another one is not gone on with."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
 stand."""
@@ -61,13 +62,15 @@ class Share:
     lengths: np.ndarray
     """int64 [documents]. Tokens of each document of the split; 0 of those in other shares."""
     block: int
+    bucket: int
+    """Tokens of a position."""
     path: Path
     """Where it is saved."""
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """int64 [documents + 1]. Where the blocks of each document begin among those of the share."""
-        return np.concatenate([[0], np.cumsum(-(-self.lengths // self.block))])
+        """int64 [documents + 1]. Where the buckets of each document begin among those of the share."""
+        return np.concatenate([[0], np.cumsum(-(-self.lengths // self.bucket))])
 
     def lanes(self, most: int, segment_length: int, where: Clearing) -> EvaluationLanes:
         """The schedule. It has no more lanes than the longest document leaves something to do for."""
@@ -124,6 +127,11 @@ class Reading:
         return self.where.first(self.segment_length, self.model.block)
 
     @cached_property
+    def bucket(self) -> int:
+        """Tokens of a position."""
+        return bucket_of(self.store.lengths, self.model.block)
+
+    @cached_property
     def pieces(self) -> list[Share]:
         """All shares of all ways, those of the first way first."""
         lengths, key = self.store.lengths, [self.checkpoint.meta["digest"], self.model.to_json(), self.lanes]
@@ -132,7 +140,8 @@ class Reading:
         for way in self.ways:
             read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)
             for number, share in enumerate(shared_out(read, self.shares)):
-                found.append(Share(way, share, self.model.block, self.folder / f"{digest(key)}-{way}-{number}"))
+                path = self.folder / f"{digest(key)}-{way}-{number}"
+                found.append(Share(way, share, self.model.block, self.bucket, path))
         return found
 
     @property
@@ -153,8 +162,8 @@ class Reading:
     def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
         """`read`, and one for each way. Raises UserError where a labelled split has no label, too."""
         self.read(workers, progress)
-        lengths, block = self.store.lengths, self.model.block
-        whole = Share("nothing", lengths, block, self.folder)
+        lengths, bucket = self.store.lengths, self.bucket
+        whole = Share("nothing", lengths, self.model.block, bucket, self.folder)
         sums_3N, found = np.zeros((3, int(whole.starts[-1]))), []
         for way in self.ways:
             sums_3N = sums_3N.copy()  # of documents that a cleared way need not read, those of the first way
@@ -168,7 +177,7 @@ class Reading:
             sums_3P = np.zeros((3, int(np.diff(whole.starts).max(initial=0))))
             for start, stop in zip(whole.starts[:-1], whole.starts[1:], strict=True):
                 sums_3P[:, : stop - start] += sums_3N[:, start:stop]
-            found.append(score_of(self.store, lengths, sums_3P, block=block, beyond=self.beyond))
+            found.append(score_of(self.store, lengths, sums_3P, bucket=bucket, beyond=self.beyond))
         return found
 
     def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
@@ -189,8 +198,7 @@ class Reading:
         how: dict[str, Any] = {"clearing": piece.way, "where": self.where, "begin": first, "state": state}
         segments = read_segments(model, self.store, schedule, (0, schedule.lanes), device, **how)
         for step, segment in enumerate(segments, first + 1):
-            documents_N, positions_N, read_3N = segment.sums()
-            sums_3N[:, piece.starts[documents_N] + positions_N] = read_3N
+            segment.add_to(sums_3N, piece.bucket, piece.starts)
             if losses_T is not None:
                 segment.put(losses_T, before)
             over = step == schedule.steps
@@ -204,8 +212,10 @@ class Reading:
             yield schedule.valid_tokens(step - 1)
 
 
-def workers_for(flops: float) -> int:
-    """Processes for a pass that takes so many, where nobody says how many."""
+def workers_for(asked: int | None, flops: float) -> int:
+    """Processes for a pass: those asked for, else as many as so many FLOPs are worth."""
+    if asked is not None:
+        return asked
     return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
 
 

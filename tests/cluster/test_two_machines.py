@@ -109,17 +109,7 @@ def test_the_whole_pipeline_as_one_job(laptop: Laptop) -> None:
 @pytest.mark.usefixtures("prepared")
 def test_tune_and_compare_on_the_cluster(laptop: Laptop) -> None:
     fields = [word for word in TINY if word not in ("--placement.strategy", "strict-spread")]
-    sweep = (
-        "optim.lr=1e-3,3e-3",
-        "--search",
-        "grid",
-        "--scheduler",
-        "none",
-        "--preset",
-        "small-rec",
-        "--run",
-        "shared-sweep",
-    )
+    sweep = shlex.split("optim.lr=1e-3,3e-3 --search grid --scheduler none --preset small-rec --run shared-sweep")
     common = (*fields, "--data.store", "runs/store.v1", "--steps", "4", "--validate-every", "2", "--num-workers", "1")
     laptop.submit("tune", *sweep, *common)
     assert (laptop.shared / "runs/shared-sweep/best.json").is_file()

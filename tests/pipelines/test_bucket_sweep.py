@@ -70,9 +70,8 @@ def test_best_report_and_results_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = "a-token-that-no-log-has"
-    monkeypatch.setenv(
-        "AWS_SECURITY_TOKEN", secret
-    )  # which nothing of ours reads, and Ray Tune passes on as it does the others
+    # Which nothing of ours reads, and Ray Tune passes on as it does the others.
+    monkeypatch.setenv("AWS_SECURITY_TOKEN", secret)
     done = run_sweep(["optim.lr=1e-7,3e-3", "--search", "grid", *words, "--num-workers", "1", "--num-cpus", "2"])
     place = Place.parse(bucket("runs/sweep"))
     best = json.loads((place / "best.json").read_bytes())

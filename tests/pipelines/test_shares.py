@@ -19,10 +19,11 @@ from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.tracking.score import Score
-from pipelines.training import shares
+from pipelines.training import scoring, shares
 from pipelines.training.processes import over_processes
-from pipelines.training.scoring import SEGMENTS, Clear, Clearing
+from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
 from pipelines.training.shares import Reading, shared_out
+from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, clear
 from recur_models.decoding import begin, read
 from tests.small_corpus import words
@@ -109,9 +110,34 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
     assert len(shared_out(np.array([5, 0]), 3)) == 1
 
 
+def test_a_long_document_has_no_more_positions_than_others(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, block = scores(reading), reading.model.block
+    monkeypatch.setattr(scoring, "MOST_POSITIONS", 100)
+    reading = replace(reading, shares=2, folder=reading.folder.with_name("other"))
+    together = 4
+    assert 2 < len(fine[0].bucket_nats) / 100 <= together
+    coarse = scores(reading)
+    sizes: dict[str, Any] = {"lanes": 3, "segment_length": SEGMENT, "world": World.alone()}
+    coarse.append(score_split(model_of(reading.checkpoint), reading.store, **sizes))
+    for ours, theirs in zip(coarse, [*fine, fine[0]], strict=True):
+        assert (ours.bucket, theirs.bucket, ours.tokens) == (together * block, block, theirs.tokens)
+        assert ours.nats == pytest.approx(theirs.nats, rel=1e-6)
+        starts = np.arange(0, len(theirs.bucket_nats), together)
+        np.testing.assert_allclose(ours.bucket_nats, np.add.reduceat(theirs.bucket_nats, starts), rtol=1e-6)
+        assert list(ours.bucket_tokens) == np.add.reduceat(theirs.bucket_tokens, starts).tolist()
+
+
+def test_a_bucket_holds_few_blocks_and_a_document_few_buckets() -> None:
+    most = scoring.MOST_POSITIONS
+    for blocks, together in ((0, 1), (most, 1), (most + 1, 2), (2 * most, 2), (2 * most + 1, 4), (9 * most, 16)):
+        assert scoring.bucket_of(np.array([7, blocks * 512]), 512) == together * 512
+
+
+@pytest.mark.parametrize("positions", [scoring.MOST_POSITIONS, 100])
 def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, positions: int
 ) -> None:
+    monkeypatch.setattr(scoring, "MOST_POSITIONS", positions)
     undisturbed = scores(replace(reading, folder=reading.folder.with_name("other")))
     monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
