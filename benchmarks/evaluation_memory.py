@@ -4,15 +4,17 @@
     python -m benchmarks.evaluation_memory runs/evaluation_memory --megabytes 1 30
 
 A small rec is trained for two steps on bytes. Then each document, text of random words, is the whole of a test split that it is
-scored on, State carried and cleared, in one process, whose VmHWM and, of it, pages of files at the end (the store's, which the
-kernel takes back) are read. The floor is the model, torch and, since the sums of each block are kept and written, 24 bytes a block.
+scored on, State carried and cleared, in one process. What it holds is looked at all the while, without pages of files, as the
+store's are the kernel's to take back. The floor is the model, torch, and the positions that are kept (scoring.MOST_POSITIONS).
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +30,6 @@ TINY = shlex.split("""
     --model.window 64 --model.states 8 --data.lanes 4 --data.segment-length 512 --steps 2 --schedule.warmup 1 --validate-every 0
     --num-workers 0 --use-gpu no --tracking.backend none
 """)
-EVALUATE = """import sys
-from benchmarks.machine import resident
-from pipelines.evaluate import main
-main(sys.argv[1:])
-print(resident("VmHWM"), resident("RssFile"))"""
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ def write_text(path: Path, size: int, rng: np.random.Generator) -> None:
     path.write_bytes(letters.tobytes())
 
 
-def measure(config: BenchConfig, megabytes: float) -> tuple[int, int]:
-    """Bytes at most, and of files at the end."""
+def measure(config: BenchConfig, megabytes: float) -> int:
+    """Bytes at most."""
     rng, folder = np.random.default_rng(0), config.folder.absolute() / f"{megabytes:g}"
     for split, size in (("train", 100_000), ("validation", 10_000), ("test", int(1e6 * megabytes))):
         write_text(folder / "text" / split / "document.txt", size, rng)
@@ -65,20 +62,24 @@ def measure(config: BenchConfig, megabytes: float) -> tuple[int, int]:
     where = ["--data.corpus", "text", "--data.store", store, "--root", str(folder), "--run", "rec"]
     train.main([*TINY, *where])
     words = [str(folder / "rec"), "--num-workers", "1", "--clear", "states", "--tracking.backend", "none"]
-    done = subprocess.run([sys.executable, "-c", EVALUATE, *words], stdout=subprocess.PIPE, text=True, check=True)
-    most, files = map(int, done.stdout.split()[-2:])
-    return most, files
+    most = 0
+    with subprocess.Popen([sys.executable, "-m", "pipelines.evaluate", *words], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            with contextlib.suppress(OSError, StopIteration):  # it is over
+                most = max(most, machine.resident("RssAnon", process.pid))
+            time.sleep(0.05)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return most
 
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    found = [(megabytes, *measure(config, megabytes)) for megabytes in config.megabytes]
+    found = [(megabytes, measure(config, megabytes)) for megabytes in config.megabytes]
     print(machine.describe())
     least = found[0][1]
-    for megabytes, most, files in found:
-        print(
-            f"{megabytes:g} MB in one document: {most / 1e6:.0f} MB ({most / least:.3f}), of them {files / 1e6:.0f} of files"
-        )
+    for megabytes, most in found:
+        print(f"{megabytes:g} MB in one document: {most / 1e6:.0f} MB ({most / least:.3f})")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ def describe() -> str:
     return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of this process: `VmRSS` now, `VmHWM` at most."""
-    with open("/proc/self/status", encoding="utf-8") as file:
+def resident(field: str = "VmRSS", pid: int | str = "self") -> int:
+    """Bytes of a process: `VmRSS` now, `RssAnon` without pages of files, `VmHWM` at most. Raises OSError and StopIteration where
+    it is gone."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) * 1024
 
 
