@@ -180,19 +180,22 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def plot(self, path: Path) -> Path:
-        """The paper's figures above, ours below, a panel for each column that it has but the x: over that, or row by row."""
+        """The paper's figures above, ours below, a panel for each column that it has but the x: over that, or row by row. Where it
+        has no figures, ours alone.
+        """
         from matplotlib.figure import Figure  # a second to import
 
-        shown = [column for column in self.table.columns if self.in_paper(column)] or self.table.columns
+        in_paper = [column for column in self.table.columns if self.in_paper(column)]
+        shown, whose = in_paper or self.table.columns, ("paper", "ours") if in_paper else ("ours",)
         columns = [column for column in shown if column.name != self.table.x] or list(shown)
         high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
-        size = (max(4.6 * len(columns), 6), 7.5) if self.table.x else (2.6 * len(columns) + 2, high)
+        size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if self.table.x else (2.6 * len(columns) + 2, high)
         figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(2, len(columns), squeeze=False, sharey=not self.table.x)
+        panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not self.table.x)
         for number, column in enumerate(columns):
-            for axes, whose in zip(panels[:, number], ("paper", f"ours, {self.scale}"), strict=True):
-                self.draw(axes, column, whose == "paper")
-                axes.set_title(f"{column.name}: {whose}", fontsize=10)
+            for axes, of in zip(panels[:, number], whose, strict=True):
+                self.draw(axes, column, of == "paper")
+                axes.set_title(f"{column.name}: {of}" + (f", {self.scale}" if of == "ours" else ""), fontsize=10)
         figure.suptitle(fill(self.table.about, 60), fontsize=11)
         return save_figure(figure, path)
 
