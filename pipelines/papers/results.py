@@ -186,7 +186,8 @@ class Results:
         from matplotlib.figure import Figure  # a second to import
 
         in_paper = [column for column in self.table.columns if self.in_paper(column)]
-        shown, whose = in_paper or self.table.columns, ("paper", "ours") if in_paper else ("ours",)
+        measured = [column for column in self.table.columns if any(self.ours(row, column) for row in self.table.rows)]
+        shown, whose = in_paper or measured or self.table.columns, ("paper", "ours") if in_paper else ("ours",)
         columns = [column for column in shown if column.name != self.table.x] or list(shown)
         high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
         size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if self.table.x else (2.6 * len(columns) + 2, high)
