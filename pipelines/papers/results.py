@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
+from math import log2
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
@@ -202,6 +203,8 @@ class Results:
 
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
+        from matplotlib.ticker import LogLocator
+
         x_column = next((other for other in self.table.columns if other.name == self.table.x), None)
 
         def figures(row: Row, of: Column) -> tuple[float, ...]:
@@ -236,7 +239,9 @@ class Results:
             axes.set_xlabel(self.table.x)
             across = [place for points in series.values() for place, _ in points]
             if across and min(across) > 0 and max(across) > 8 * min(across):
-                axes.set_xscale("log", base=2)
+                base = 2 if all(log2(place).is_integer() for place in across) else 10
+                axes.set_xscale("log", base=base, subs=[])
+                axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
                 axes.xaxis.set_major_formatter(lambda value, _: short(value))
             if series:
                 axes.legend(fontsize=7)
