@@ -180,16 +180,19 @@ class Results:
         write_atomically(values, (json.dumps(self.to_json(), indent=1) + "\n").encode())
         return [text, values, self.plot(picture)]
 
-    def plot(self, path: Path) -> Path:
-        """The paper's figures above, ours below, a panel for each column that it has but the x: over that, or row by row. Where it
-        has no figures, ours alone.
-        """
-        from matplotlib.figure import Figure  # a second to import
-
+    def panels(self) -> tuple[list[Column], list[str]]:
+        """What the picture shows: the columns that the paper has but the x, and whose figures. Where it has none, ours alone."""
         in_paper = [column for column in self.table.columns if self.in_paper(column)]
         measured = [column for column in self.table.columns if any(self.ours(row, column) for row in self.table.rows)]
-        shown, whose = in_paper or measured or self.table.columns, ("paper", "ours") if in_paper else ("ours",)
+        shown = in_paper or measured or self.table.columns
         columns = [column for column in shown if column.name != self.table.x] or list(shown)
+        return columns, ["paper", "ours"] if in_paper else ["ours"]
+
+    def plot(self, path: Path) -> Path:
+        """The paper's figures above, ours below, a panel for each of `panels`: over the x, or row by row."""
+        from matplotlib.figure import Figure  # a second to import
+
+        columns, whose = self.panels()
         high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
         size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if self.table.x else (2.6 * len(columns) + 2, high)
         figure = Figure(figsize=size, layout="constrained")
@@ -243,6 +246,6 @@ class Results:
                 axes.set_xscale("log", base=base, subs=[])
                 axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
                 axes.xaxis.set_major_formatter(lambda value, _: short(value))
-            if series:
+            if any(series):
                 axes.legend(fontsize=7)
         axes.grid(alpha=0.25)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from data_prep.errors import UserError
 from pipelines import paper
@@ -122,6 +123,25 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     assert headings == ["", "bits, paper", "bits, ours", "cleared"] and first == ["a", "1.000", "–", "+0.50"]
     assert both.title() == "mine (A table), ours at scale tiny, seed 0"
     assert "| 1.550 ± 0.071 |" in results({"a": (1.5, 1.6)}).markdown()
+
+
+def test_a_picture_has_no_panel_that_nobody_has_a_figure_for(tmp_path: Path) -> None:
+    bits, worth, time = (
+        Column("bits", "bits_per_token"),
+        Column("cleared", "states_cleared"),
+        Column("ms", "ms_per_step"),
+    )
+    both = results({"a": (1.5,), "b": (1.0,)})
+    both = replace(
+        both, table=replace(both.table, columns=(bits, worth)), cells={**both.cells, ("a", "cleared"): (0.5,)}
+    )
+    assert both.panels() == ([bits], ["paper", "ours"])
+    curves = tuple(replace(row, paper={}, x=place) for place, row in enumerate(both.table.rows, 1))
+    ours = replace(both, table=replace(both.table, columns=(bits, worth, time), rows=curves, x="size"))
+    assert ours.panels() == ([bits, worth], ["ours"])  # the time was not measured
+    assert replace(ours, cells={}).panels() == ([bits, worth, time], ["ours"])
+    small, large = (Image.open(made.plot(tmp_path / f"{made.table.x}.png")) for made in (ours, both))
+    assert small.height < large.height
 
 
 TINY: dict[str, Any] = {
