@@ -212,7 +212,10 @@ PIECE = 1 << 18
 
 
 def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]:
-    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes, followed by a 0 and the targets if there are any."""
+    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes, followed by a 0 and the targets if there are any.
+
+    Words are those of ``text.split()``, which are not made; of bytes those that ASCII white space separates.
+    """
     size = words = 0
     found = xxhash.xxh3_64()
     inside = False  # a word that began in the piece before
@@ -275,8 +278,3 @@ def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator
 
 
 _WIDE_SPACE = re.compile("[" + "".join(c for c in map(chr, range(128, 0x3001)) if c.isspace()) + "]")
-
-
-def count_words(text: str | bytes) -> int:
-    """`len(text.split())`, without making the words. The words of bytes are those that ASCII white space separates."""
-    return tally(text)[1]
