@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 import tyro
 
+from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
-from pipelines.training.scoring import Clear, score_split
+from pipelines.training.scoring import MOST_POSITIONS, Clear, score_split
 from pipelines.training.world import World
 
 WAYS: dict[Clear, str] = {
@@ -58,6 +59,11 @@ def main(argv: list[str]) -> None:
             world=World.current(device),
             clearing=clearing,
         )
+        if score.bucket != model.block:
+            raise UserError(
+                f"{store.folder} has a document of more than {MOST_POSITIONS:,} blocks, which are not kept apart: give a store of "
+                "shorter ones"
+            )
         first = slice(blocks, None, blocks)
         nats, tokens = sum(score.bucket_nats[first]), sum(score.bucket_tokens[first])
         print(

@@ -181,12 +181,12 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def panels(self) -> tuple[list[Column], list[str]]:
-        """What the picture shows: the columns that the paper has but the x, and whose figures. Where it has none, ours alone."""
-        in_paper = [column for column in self.table.columns if self.in_paper(column)]
-        measured = [column for column in self.table.columns if any(self.ours(row, column) for row in self.table.rows)]
-        shown = in_paper or measured or self.table.columns
-        columns = [column for column in shown if column.name != self.table.x] or list(shown)
-        return columns, ["paper", "ours"] if in_paper else ["ours"]
+        """The columns that are drawn, never the x, and whose figures: the paper's and ours, or ours alone where it has none."""
+        columns = [column for column in self.table.columns if column.name != self.table.x] or list(self.table.columns)
+        if in_paper := [column for column in columns if self.in_paper(column)]:
+            return in_paper, ["paper", "ours"]
+        measured = [column for column in columns if any(self.ours(row, column) for row in self.table.rows)]
+        return measured or columns, ["ours"]
 
     def plot(self, path: Path) -> Path:
         """The paper's figures above, ours below, a panel for each of `panels`: over the x, or row by row."""

@@ -62,7 +62,7 @@ MOST_POSITIONS = 65_536
 
 
 def bucket_of(lengths: np.ndarray, block: int) -> int:
-    """Tokens of a position bucket: a block; of documents that have more than MOST_POSITIONS, two, four, ... blocks."""
+    """Tokens of a position bucket: a block; where the longest document has more than MOST_POSITIONS, two, four, ... blocks."""
     blocks = -(-int(lengths.max(initial=1)) // block)
     return block << ((blocks - 1) // MOST_POSITIONS).bit_length()
 
@@ -109,9 +109,9 @@ class Segment(NamedTuple):
     """After it."""
 
     def add_to(self, sums_3P: np.ndarray, bucket: int, starts: np.ndarray | None = None) -> None:
-        """Add each block's nats, its targets and how many were wrong, to the position that it is in, of so many tokens.
+        """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
 
-        ``starts`` [documents]: where in ``sums_3P`` each document's positions begin; else those of all are one.
+        ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents share them.
         """
         blocks = self.batch.document_BK.shape[1]
         targets_BT = torch.from_numpy(self.batch.targets_BT >= 0)

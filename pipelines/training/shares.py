@@ -7,10 +7,9 @@ A piece of work is one share read in one way: State carried, its recurrent state
 similar numbers of tokens. Each is read with the longest documents first; where something is cleared, documents begin with a
 segment, so that it is cleared at the same tokens whatever the lanes, and those that end before it would be are not read again.
 
-Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read
-them changes nothing.
-The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows
-or more; products of fewer rows are rounded in another way, in the last bit.
+Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read them
+changes nothing. The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products
+have four rows or more; products of fewer rows are rounded in another way, in the last bit.
 
     <folder>/<fingerprint>-<way>-<share>     the sums so far, and the State behind them, every few seconds: checksum, safetensors
 
@@ -48,7 +47,7 @@ from recur_models import ModelConfig, RecurrentModel, State
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
 LAYOUT = 3
-"""Of documents on lanes, as `Share.lanes` makes it, and of sums: what was saved under another one is not gone on with."""
+"""Of documents on lanes, as `Share.lanes` makes it: what was saved under another one is not gone on with."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
 stand."""
@@ -135,7 +134,8 @@ class Reading:
     def pieces(self) -> list[Share]:
         """All shares of all ways, those of the first way first."""
         lengths, key = self.store.lengths, [self.checkpoint.meta["digest"], self.model.to_json(), self.lanes]
-        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares, LAYOUT]
+        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares]
+        key += [self.bucket, LAYOUT]
         found = []
         for way in self.ways:
             read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)

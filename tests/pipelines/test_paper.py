@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from data_prep.errors import UserError
@@ -142,6 +143,21 @@ def test_a_picture_has_no_panel_that_nobody_has_a_figure_for(tmp_path: Path) -> 
     assert replace(ours, cells={}).panels() == ([bits, worth, time], ["ours"])
     small, large = (Image.open(made.plot(tmp_path / f"{made.table.x}.png")) for made in (ours, both))
     assert small.height < large.height
+    alone = replace(ours, table=replace(ours.table, columns=(bits,), x="bits"))
+    assert alone.panels() == ([bits], ["ours"])  # asked for by --columns
+
+
+@pytest.mark.parametrize(
+    ("places", "ticks"), [((50, 3260), [50, 100, 200, 500, 1000, 2000]), ((128, 2048), [128, 256, 512, 1024, 2048])]
+)
+def test_ticks_are_round_numbers(places: tuple[int, int], ticks: list[int]) -> None:
+    rows = tuple(Row(label, {}, x=place) for label, place in zip("ab", places, strict=True))
+    made = results({"a": (1.5,), "b": (1.0,)})
+    made = replace(made, table=replace(made.table, rows=rows, x="size"))
+    axes = Figure().subplots()
+    made.draw(axes, made.table.columns[0], False)
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == pytest.approx(ticks)
 
 
 TINY: dict[str, Any] = {

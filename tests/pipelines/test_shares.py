@@ -136,7 +136,7 @@ def test_a_bucket_holds_few_blocks_and_a_document_few_buckets() -> None:
 def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "MOST_POSITIONS", 100)  # so that it is killed within a position, too
+    monkeypatch.setattr(scoring, "MOST_POSITIONS", 10)  # of several segments: it is killed within one
     undisturbed = scores(replace(reading, folder=reading.folder.with_name("other")))
     monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
