@@ -7,7 +7,8 @@ The ids are the model's own (a T5 model keeps pad 0, eos 1, unk 2), and one more
 Long documents are encoded a few thousand characters at a time, where the model proves that this cannot change the ids. It needs
 two things of a cut: normalizing the pieces gives the whole normalized, and no vocabulary piece can lie across it. Then the best
 segmentation of the whole is that of each piece. (For unigram models in floating point it is even better: SentencePiece sums
-scores in 32 bits, which over a whole book are too coarse to tell segmentations apart.)
+scores in 32 bits, which over a whole book are too coarse to tell segmentations apart. Where two have the same score, as five
+spaces that are cut into four and one or one and four, either may be taken.)
 
 - After a newline: the model's normalization is the identity, it adds no prefix, and its only piece with a newline is the newline
   itself. Models trained here are such.

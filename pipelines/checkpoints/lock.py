@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from data_prep.places import Place
 LOCK = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What it says where nobody can write."""
 
 
 class Locked(UserError):
@@ -43,21 +46,30 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
     here = Path(tempfile.gettempdir()) / name / LOCK
     path = Path(place.path) / LOCK if place.is_local else here
-    if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
-        yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
-        return
     made = [above for above in (here.parent, *path.parents) if not above.exists()]
     try:
         try:
             lock = _acquired(path, patience)
+        except Timeout:
+            raise
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
+            if error.errno in WITHOUT_LOCKS:
+                print(
+                    f"warning: no locks on the file system of {folder}: another machine is not kept out",
+                    file=sys.stderr,
+                )
+                path.unlink(missing_ok=True)
+                lock = _acquired(here, patience)
+            # Asked once it was tried, not before: of a folder that another process has just removed it would be said as well.
+            elif error.errno in READ_ONLY and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+                lock = None
+            else:
                 raise
-            print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
-            path.unlink(missing_ok=True)
-            lock = _acquired(here, patience)
     except Timeout:
         raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
+    if lock is None:
+        yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
+        return
     try:
         yield
     finally:
@@ -73,7 +85,13 @@ def _acquired(path: Path, patience: float) -> FileLock:
     """The lock, held. Raises Timeout where another process still has it after so many seconds."""
     lock = FileLock(path, timeout=patience, mode=0o666, fallback_to_soft=False)
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # the folder went between
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
             return lock
+        except FileNotFoundError:  # the folder went between
+            pass
+        except FileExistsError:  # so it did while mkdir looked whether it is one
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISDIR(path.parent.lstat().st_mode):
+                    raise

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,14 @@ def test_another_process_meets_the_lock_on_a_file(tmp_path: Path) -> None:
 
 def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
     """Each removes the file that the others wait for."""
-    inside, most = 0, 0
+    inside, most, turns = 0, 0, 0
 
     def turn() -> None:
-        nonlocal inside, most
+        nonlocal inside, most, turns
         for _ in range(5):
             with hold(tmp_path / "folder", "a thread", patience=60):
                 inside += 1
-                most = max(most, inside)
+                most, turns = max(most, inside), turns + 1
                 time.sleep(0.002)
                 inside -= 1
 
@@ -50,7 +51,7 @@ def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 1 and contents(tmp_path) == {}
+    assert (most, turns) == (1, 20) and contents(tmp_path) == {}
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
@@ -68,9 +69,28 @@ def test_what_was_prepared_is_there_in_a_store_that_is_read_only(
     make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(make_config())
+    opened = os.open
+
+    def read_only(path: str, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        return opened(path, flags, *rest, **more)
+
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("something is written"))
+    monkeypatch.setattr(os, "open", read_only)
     assert len(prepare(make_config())) == 3
+
+
+def test_a_folder_that_is_gone_for_a_moment_is_not_taken_for_one_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who had the lock removes the folder between two looks of who waits for it, which then went on without a lock."""
+    (folder := tmp_path / "folder").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # what is said of a folder that is not there
+    with hold(folder, "a test"):
+        assert contents(tmp_path) == {"folder/.lock": b""}
+        with pytest.raises(Locked), hold(folder, "another one"):
+            pass
 
 
 def test_without_locks_across_machines_there_is_one_on_this_machine(
