@@ -19,7 +19,7 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
-from pipelines.training.scoring import MOST_POSITIONS, Clear, score_split
+from pipelines.training.scoring import MOST_POSITIONS, Clear, bucket_of, score_split
 from pipelines.training.world import World
 
 WAYS: dict[Clear, str] = {
@@ -46,6 +46,11 @@ def main(argv: list[str]) -> None:
     store = SegmentStore.open(data["store"], data["corpus"], config.split)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model_of(checkpoint).to(device)
+    if bucket_of(store.lengths, model.block) != model.block:
+        raise UserError(
+            f"{store.folder} has a document of more than {MOST_POSITIONS:,} blocks, which are not kept apart: give a store of "
+            "shorter ones"
+        )
     blocks = data["segment_length"] // model.block
     print(
         f"{config.run.name}, step {checkpoint.step}, {store.folder}, segments of {data['segment_length']}, blocks of {model.block}"
@@ -59,11 +64,6 @@ def main(argv: list[str]) -> None:
             world=World.current(device),
             clearing=clearing,
         )
-        if score.bucket != model.block:
-            raise UserError(
-                f"{store.folder} has a document of more than {MOST_POSITIONS:,} blocks, which are not kept apart: give a store of "
-                "shorter ones"
-            )
         first = slice(blocks, None, blocks)
         nats, tokens = sum(score.bucket_nats[first]), sum(score.bucket_tokens[first])
         print(

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.machine import resident
 from pipelines.terminal import cli
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +88,7 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
                 name = member.name()
                 kind = "command" if member.pid == process.pid else "worker" if name.startswith("ray::") else name
                 if kind in ("command", "worker"):
-                    found[kind] = max(found.get(kind, 0), _high_water(member.pid))
+                    found[kind] = max(found.get(kind, 0), resident("VmHWM", member.pid) / 1e6)
         time.sleep(0.05)
     if process.returncode:
         assert process.stderr
@@ -100,12 +101,6 @@ def _children(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
-
-
-def _high_water(pid: int) -> float:
-    """VmHWM in megabytes."""
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024 / 1e6
 
 
 def main(argv: list[str]) -> None:

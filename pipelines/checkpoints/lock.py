@@ -47,26 +47,19 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     here = Path(tempfile.gettempdir()) / name / LOCK
     path = Path(place.path) / LOCK if place.is_local else here
     made = [above for above in (here.parent, *path.parents) if not above.exists()]
+    taken = Locked(f"{who} is writing to {folder}: wait for it to end")
     try:
-        try:
-            lock = _acquired(path, patience)
-        except Timeout:
+        lock = _acquired(path, patience, taken)
+    except OSError as error:
+        if error.errno in WITHOUT_LOCKS:
+            print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
+            path.unlink(missing_ok=True)
+            lock = _acquired(here, patience, taken)
+        # Asked once it was tried, not before: of a folder that another process has just removed it would be said as well.
+        elif error.errno in READ_ONLY and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+            lock = None
+        else:
             raise
-        except OSError as error:
-            if error.errno in WITHOUT_LOCKS:
-                print(
-                    f"warning: no locks on the file system of {folder}: another machine is not kept out",
-                    file=sys.stderr,
-                )
-                path.unlink(missing_ok=True)
-                lock = _acquired(here, patience)
-            # Asked once it was tried, not before: of a folder that another process has just removed it would be said as well.
-            elif error.errno in READ_ONLY and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
-                lock = None
-            else:
-                raise
-    except Timeout:
-        raise Locked(f"{who} is writing to {folder}: wait for it to end") from None
     if lock is None:
         yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
         return
@@ -81,14 +74,16 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
                 above.rmdir()
 
 
-def _acquired(path: Path, patience: float) -> FileLock:
-    """The lock, held. Raises Timeout where another process still has it after so many seconds."""
+def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
+    """The lock, held. Raises ``taken`` where another process still has it after so many seconds."""
     lock = FileLock(path, timeout=patience, mode=0o666, fallback_to_soft=False)
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
             return lock
+        except Timeout:
+            raise taken from None
         except FileNotFoundError:  # the folder went between
             pass
         except FileExistsError:  # so it did while mkdir looked whether it is one

@@ -46,7 +46,7 @@ from recur_models import ModelConfig, RecurrentModel, State
 
 SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
-LAYOUT = 3
+LAYOUT = 2
 """Of documents on lanes, as `Share.lanes` makes it: what was saved under another one is not gone on with."""
 MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
@@ -134,8 +134,14 @@ class Reading:
     def pieces(self) -> list[Share]:
         """All shares of all ways, those of the first way first."""
         lengths, key = self.store.lengths, [self.checkpoint.meta["digest"], self.model.to_json(), self.lanes]
-        key += [self.store.manifest.fingerprint, asdict(self.where), self.segment_length, self.shares]
-        key += [self.bucket, LAYOUT]
+        key += [
+            self.store.manifest.fingerprint,
+            asdict(self.where),
+            self.segment_length,
+            self.shares,
+            self.bucket,
+            LAYOUT,
+        ]
         found = []
         for way in self.ways:
             read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,7 @@ def test_pieces_do_not_change_the_ids(kind: str, text: str) -> None:
     assert tokenizer.cuts
     ids, whole = tokenizer.encode(text).tolist(), tokenizer._processor.encode(text)
     if ids != whole:  # both are best: four spaces and one, one and four
-        assert kind in UNIGRAM and tokenizer.decode(ids) == tokenizer.decode(whole)
-        scores = [math.fsum(map(tokenizer._processor.get_score, found)) for found in (ids, whole)]
-        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+        assert kind in UNIGRAM and sorted(ids) == sorted(whole) and tokenizer.decode(ids) == tokenizer.decode(whole)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])

@@ -69,16 +69,18 @@ def test_what_was_prepared_is_there_in_a_store_that_is_read_only(
     make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(make_config())
-    opened = os.open
+    opened, tried = os.open, set[str]()
 
     def read_only(path: str, flags: int, *rest: Any, **more: Any) -> int:
         if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            tried.add(os.path.basename(path))
             raise OSError(errno.EROFS, "Read-only file system", path)
         return opened(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     monkeypatch.setattr(os, "open", read_only)
     assert len(prepare(make_config())) == 3
+    assert tried == {".lock"}  # and nothing else is written
 
 
 def test_a_folder_that_is_gone_for_a_moment_is_not_taken_for_one_that_is_read_only(

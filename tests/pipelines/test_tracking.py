@@ -146,7 +146,7 @@ def test_a_silent_server_loses_nothing(
     tracker.log({"a": 81.0}, 81)
     run_id = tracker.run_id
     assert run_id
-    wait_until(lambda: 81 in server.steps(run_id, "a"), 60)
+    wait_until(lambda: 81 in server.steps(run_id, "a"), 20)
     # MLflow's own monitor ends when the server is silent; ours goes on. It sends its first point at once, and the others
     # when ten times as long has passed as sending took: of a busy server only the first can be waited for.
     memory = "system/system_memory_usage_percentage"
