@@ -10,6 +10,7 @@ began. Before that the actors' processes start, 64 of them on the cores that the
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -24,8 +25,24 @@ from typing import Any, Literal
 import psutil
 from ray import tune
 
+from benchmarks.killing import make_store
+from pipelines.cluster import ray_session
+from pipelines.config.run import flatten, to_json
+from pipelines.sweeps import tuner
+from pipelines.sweeps.command import SweepConfig, check, read_command
+from pipelines.sweeps.planning import open_or_plan
+from pipelines.sweeps.scheduler import SweepScheduler
+from pipelines.sweeps.sweep import Sweep
+from pipelines.sweeps.trial import Trial
+from pipelines.terminal import cli
+from pipelines.training.stopping import Stop
+from tune_spaces import combine
+from tune_spaces.drawing import fields
+
 SECONDS = "TUNE_SCALE_SECONDS"
 """In the environment of the actors: how long a trial sleeps before each of its figures."""
+SLEPT = "TUNE_SCALE_SLEPT"
+"""And the folder in which each of them notes when its trials slept."""
 WORDS = """
     --preset small-rec --num-workers 1 --search grid --scheduler none --baseline no --use-gpu no --tracking.backend none
     --model.layers 1 --model.recurrent-layers 1 --model.d-model 8 --model.heads 1 --model.head-dim 8 --model.mlp-dim 8
@@ -67,8 +84,12 @@ class Sleeps(tune.Trainable):
         time.sleep(float(os.environ[SECONDS]))
         self._slept.append((began, time.time()))
         self._done += 3
-        told = {"figures": [(self._done, 5.0)], "step": self._done, self._metric: 5.0, "slept": self._slept}
-        return told | ({"done": True, "outcome": "finished", "said": ""} if self._done == 6 else {})
+        told = {"figures": [(self._done, 5.0)], "step": self._done, self._metric: 5.0}
+        if self._done < 6:
+            return told
+        with Path(os.environ[SLEPT], str(os.getpid())).open("a") as file:
+            file.write(json.dumps(self._slept) + "\n")
+        return told | {"done": True, "outcome": "finished", "said": ""}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         Path(checkpoint_dir, "pointer.json").write_text("{}")
@@ -77,49 +98,50 @@ class Sleeps(tune.Trainable):
 
 
 def main(argv: list[str]) -> None:
-    from benchmarks.killing import make_store
-    from pipelines.cluster import ray_session
-    from pipelines.config.run import flatten, to_json
-    from pipelines.sweeps import tuner
-    from pipelines.sweeps.command import check, read_command
-    from pipelines.sweeps.planning import open_or_plan
-    from pipelines.sweeps.scheduler import SweepScheduler
-    from pipelines.sweeps.sweep import Sweep
-    from pipelines.sweeps.trial import Trial
-    from pipelines.terminal import cli
-    from pipelines.training.stopping import Stop
-    from tune_spaces import combine
-    from tune_spaces.drawing import fields
-
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     at_once = config.cpus or (64 if config.kind == "sleep" else 2)
     os.environ[SECONDS] = str(config.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        rates = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(config.trials))
-        place = ["--data.store", str(make_store(Path(folder))), "--root", folder, "--run", "many"]
-        swept = read_command([f"schedule.final={rates}", *shlex.split(WORDS), *place])
-        domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
-        check(swept, domains)
-        sweep = Sweep(swept, fields(domains))
-        open_or_plan(sweep, domains, None, "")
+        (slept := Path(folder, "slept")).mkdir()
+        os.environ[SLEPT] = str(slept)
+        swept, domains = many(Path(folder), config.trials)
+        sweep = planned(swept, domains)
         memory = SweepScheduler(sweep, domains)
         memory.restore()
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
         kind = Sleeps if config.kind == "sleep" else Trial
         room: Any = SimpleNamespace(at_once=lambda: at_once, use_gpu=False)
-        grid = tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), kind)
+        tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()
-        again = Sweep(swept, sweep.fields)
+        again = Sweep(swept, fields(domains))
         again.open_folder()
         SweepScheduler(again, domains).restore()
         print(
             f"replay of {len(list(again.events())):,} lines and {len(again.trials):,} trials: {time.monotonic() - began:.2f} s"
         )
         if config.kind == "sleep":
-            busy([(result.metrics["pid"], result.metrics["slept"]) for result in grid if result.metrics], at_once)
+            files = [(int(file.name), file.read_text().splitlines()) for file in slept.iterdir()]
+            busy([(process, json.loads(line)) for process, lines in files for line in lines], at_once)
+
+
+def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
+    """A sweep of so many trials of a tiny model, below this folder, and what it varies."""
+    values = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(trials))
+    place = ["--data.store", str(make_store(folder)), "--root", str(folder), "--run", "many"]
+    swept = read_command([f"schedule.final={values}", *shlex.split(WORDS), *place])
+    domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
+    check(swept, domains)
+    return swept, domains
+
+
+def planned(swept: SweepConfig, domains: dict[str, Any]) -> Sweep:
+    """Its trials, in its folder."""
+    sweep = Sweep(swept, fields(domains))
+    open_or_plan(sweep, domains, None, "")
+    return sweep
 
 
 class Watch:
@@ -169,6 +191,4 @@ def busy(slept: list[tuple[int, list[tuple[float, float]]]], at_once: int) -> No
 
 
 if __name__ == "__main__":
-    from pipelines.terminal import cli
-
     cli.run(main)

@@ -297,6 +297,8 @@ class SweepScheduler:
 
     def _complete(self, trial: Trial) -> None:
         self._rule.end(trial.id)
+        self._runs.pop(trial.id, None)
+        self._tails.pop(trial.id, None)
         if self._searcher:
             self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
 

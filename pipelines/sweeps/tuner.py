@@ -1,6 +1,6 @@
 """Runs a sweep's trials on Ray Tune: Tune's Tuner holds actors, resources and failures, and asks the sweep's own memory what to do.
 
-    grid = fit(Recorded(memory, stop, tracking.below, room))
+    fit(Recorded(memory, stop, tracking.below, room))
 
 Tune's snapshots lag behind, and lack the scheduler: nothing is ever restored from them. What Tune asks, the scheduler of
 pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
@@ -18,6 +18,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune.execution import class_cache
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -46,7 +47,11 @@ KEEP_SECONDS = 10.0
 """How often the seconds that the sweep has taken are written down."""
 
 
-def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> tune.ResultGrid:
+KEPT = ("_trials", "_stopped_trials", "_failed_trials", "_trials_to_cache")
+"""Where Tune's controller keeps trials that are over, for its own ResultGrid and snapshots."""
+
+
+def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
     """Run what is left of a sweep."""
     config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
     os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(recorded.room.at_once()))
@@ -72,12 +77,13 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> tune.Res
             storage_filesystem=None if notes.is_local else notes.filesystem,
             stop=recorded,
             verbose=0,
+            callbacks=[Silent()],
             failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
             # With a number to keep, each would take a snapshot.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
         ),
     )
-    return tuner.fit()
+    tuner.fit()
 
 
 class Unpickled:
@@ -85,6 +91,14 @@ class Unpickled:
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return object, ()
+
+
+class Silent(TrialProgressCallback):
+    """In place of Tune's, which keeps every trial to print of it what nobody asks for."""
+
+    def on_trial_result(self, *args: Any, **info: Any) -> None: ...
+
+    on_trial_error = on_trial_complete = on_trial_result
 
 
 class Recorded(Unpickled, TrialScheduler, tune.Stopper):
@@ -154,6 +168,11 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
             for name in self._held:
                 controller.pause_trial(self._given[name])
             self._held.clear()
+        for trial in [trial for trial in controller.get_trials() if trial.is_finished()][:-1]:
+            # Results come from the sweep's files, and memory stays as it is. Had it none, Tune would unpickle a snapshot.
+            for name in KEPT:
+                if trial in (kept := getattr(controller, name)):
+                    kept.remove(trial)
         if time.monotonic() - self._kept > KEEP_SECONDS:
             self._memory.budget.keep()
             self._kept = time.monotonic()
@@ -182,7 +201,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         ours = self.sweep.trials[trial.config["trial"]]
         self._hear(ours, result)
         self._ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
-        self._forget(trial)
+        del self._given[ours.id]
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """Tune starts it again, unless the memory has ended it."""
@@ -196,14 +215,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         ours = self.sweep.trials[trial.config["trial"]]
         self._ended(ours, "stopped")
-        self._forget(trial)
-
-    def _forget(self, trial: Any) -> None:
-        """Let go of a trial that is over, and of what Tune keeps of it beyond what its ResultGrid says."""
-        del self._given[trial.config["trial"]]
-        trial.run_metadata.metric_n_steps.clear()  # for the means of results to come
-        if "config" in trial.run_metadata.last_result:  # a copy, read from each result
-            trial.run_metadata.last_result["config"] = trial.config
+        del self._given[ours.id]
 
     def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
         if ours not in self._memory.busy:  # it was over, and Tune has started it again

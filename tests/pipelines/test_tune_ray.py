@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import ray
+import ray.tune
+from ray.tune.experiment import Trial as TuneTrial
 
+from benchmarks.tune_scale import many, planned
 from pipelines import tune
+from pipelines.sweeps import tuner
+from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.tracking.metrics_file import read_records
+from pipelines.training.stopping import Stop
 from tests.pipelines.conftest import TINY
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -166,3 +174,31 @@ def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
     assert steps == [5, 10, 15] and capsys.readouterr().out.count(" goes on from ") == 3
     lines = (tmp_path / "runs" / "sweep" / "results.jsonl").read_text().splitlines()
     assert [event["step"] for event in map(json.loads, lines) if event["event"] == "generation"] == [5, 10, 15]
+
+
+class Ends(ray.tune.Trainable):
+    """A trial that trains nothing, and ends at its first figure."""
+
+    def step(self) -> dict[str, Any]:
+        return {"figures": [(6, 5.0)], "step": 6, "done": True, "outcome": "finished", "said": ""}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        return True
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None: ...
+
+    def load_checkpoint(self, checkpoint: Any) -> None: ...
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path) -> None:
+    swept, domains = many(tmp_path, 12)
+    memory, kept = SweepScheduler(sweep := planned(swept, domains), domains), list[int]()
+    memory.restore()
+    memory.on_end = lambda trial: kept.append(
+        sum(isinstance(each, TuneTrial) and not each.stub for each in gc.get_objects())
+    )
+    room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
+    tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Ends)
+    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 12
+    assert len(kept) == 12 and max(kept) <= 2 + 4  # those of the last tenth of a second, when they end at once
