@@ -169,9 +169,9 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
                 controller.pause_trial(self._given[name])
             self._held.clear()
         for trial in [trial for trial in controller.get_trials() if trial.is_finished()][:-1]:
-            # Results come from the sweep's files, and memory stays as it is. Had it none, Tune would unpickle a snapshot.
+            # Results are made of the sweep's files. One is left: with none Tune would unpickle its snapshot.
             for name in KEPT:
-                if trial in (kept := getattr(controller, name)):
+                if trial in (kept := getattr(controller, name, [])):
                     kept.remove(trial)
         if time.monotonic() - self._kept > KEEP_SECONDS:
             self._memory.budget.keep()
