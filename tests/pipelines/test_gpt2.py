@@ -23,8 +23,10 @@ from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.export import main as export
 from pipelines.inference.trained import config_of, find_checkpoint, load
+from pipelines.reports.sweep_report import report_sweep
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
+from tests.pipelines.test_sweep import Here
 from tests.small_corpus import contents
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
@@ -133,3 +135,30 @@ def test_weights_of_another_vocabulary_are_a_users_error(pretrained: Path, store
     ]
     with pytest.raises(UserError, match=r"has 257 ids, and .* of 300: prepare the store"):
         main(words)
+
+
+def test_a_sweep_of_windows_overlaps_and_the_layer_that_reads(pretrained: Path, store: Path, tmp_path: Path) -> None:
+    where = [
+        "--data.store",
+        str(store),
+        "--root",
+        str(tmp_path),
+        "--run",
+        "sweep",
+        "--model.pretrained",
+        str(pretrained),
+    ]
+    space = "model.window=12,16+model.overlap=4,8+model.insert_layer=0,1,2"
+    words = ["--preset", *WORDS, "--search", "grid", "--scheduler", "none", "--baseline", "no"]
+    sweep = Here([space, *words, *where, "--data.segment-length", "24", "--num-workers", "1"]).run()
+    fields = ["model.window", "model.overlap", "model.insert_layer"]
+    tried = {tuple(trial.values[field] for field in fields) for trial in sweep.trials.values()}
+    assert tried == {(window, overlap, layer) for window in (12, 16) for overlap in (4, 8) for layer in (0, 1, 2)}
+    assert {trial.status for trial in sweep.trials.values()} == {"finished"}
+    report_sweep(sweep.folder)
+    cost = {
+        tuple(int(row[field]) for field in fields): float(row["flops_per_token"])
+        for row in csv.DictReader((sweep.folder / "report" / "trials.csv").open())
+    }
+    for window in (12, 16):
+        assert cost[window, 4, 2] < cost[window, 8, 2] < cost[window, 8, 0]  # read again; by every layer
