@@ -1,0 +1,87 @@
+"""What it changes that a document's first window is as long as a block, and so shorter than the paper's by the overlap.
+
+    python -m benchmarks.first_window runs/gpt2 --store STORE --split validation --overlaps 10 50
+
+Both ways of laying windows over a document are scored, each window by itself: the paper's, whose first window is a whole one (GPT-2
+paper, section 4.2), and ours, whose figure is also that of `pipelines.evaluate`. For `gpt2`, where windows leave each other nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import tyro
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines.inference.trained import config_of, find_checkpoint, model_of
+from pipelines.terminal import cli
+from recur_models import IGNORED, GPT2Config, GPT2RecConfig, RecurrentModel
+
+BATCH = 16
+"""Windows that are read at once."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is scored."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run of gpt2."""
+    store: str = ""
+    """Store to read; by default the run's."""
+    split: str = "validation"
+    """Split to read."""
+    overlaps: tuple[int, ...] = (10, 50)
+    """Overlaps to score."""
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    checkpoint = find_checkpoint(config.run)
+    decoder, data = config_of(checkpoint), checkpoint.meta["config"]["data"]
+    if not isinstance(decoder, GPT2Config) or isinstance(decoder, GPT2RecConfig):
+        raise UserError(f"{config.run} is a run of {decoder.name}: choose one of gpt2")
+    if wide := [overlap for overlap in config.overlaps if not 0 < overlap < decoder.window]:
+        raise UserError(
+            f"--overlaps has {wide[0]}: with windows of {decoder.window} it is from 1 to {decoder.window - 1}"
+        )
+    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    model = model_of(checkpoint, replace(decoder, overlap=0))
+    print(f"{config.run.name}, step {checkpoint.step}, {store.folder}, windows of {decoder.window}", flush=True)
+    for overlap in config.overlaps:
+        bits = []
+        for first, label in ((decoder.window, "the paper's"), (decoder.window - overlap, "ours")):
+            nats = sum(nats_of(model, store, document, overlap, first) for document in range(len(store.lengths)))
+            bits.append(nats / int(sum(store.lengths)) / math.log(2))
+            print(f"  overlap {overlap:3}, {label:12} {bits[-1]:.6f} bits/token", flush=True)
+        print(f"  overlap {overlap:3}: perplexity is {2 ** (bits[1] - bits[0]) - 1:+.3%} of the paper's", flush=True)
+
+
+def spans(tokens: int, window: int, overlap: int, first: int) -> list[tuple[int, int, int]]:
+    """Of each window: where it begins, where its own tokens do, and where it ends."""
+    begins = [0, *range(first, tokens, window - overlap)]
+    return [(max(0, begin - overlap), begin, end) for begin, end in zip(begins, [*begins[1:], tokens], strict=True)]
+
+
+def nats_of(model: RecurrentModel, store: SegmentStore, document: int, overlap: int, first: int) -> float:
+    """Nats of a document's tokens, each predicted once."""
+    read = torch.from_numpy(store.tokens(document, 0, tokens := int(store.lengths[document])).astype("int64"))
+    inputs, nats = torch.cat([torch.tensor([store.bod_id]), read[:-1]]), 0.0
+    windows = spans(tokens, model.block, overlap, first)
+    for some in (windows[at : at + BATCH] for at in range(0, len(windows), BATCH)):
+        tokens_BT = torch.zeros(len(some), model.block, dtype=torch.int64)
+        targets_BT = torch.full_like(tokens_BT, IGNORED)
+        for lane, (begin, own, end) in enumerate(some):
+            tokens_BT[lane, : end - begin] = inputs[begin:end]
+            targets_BT[lane, own - begin : end - begin] = read[own:end]
+        with torch.inference_mode():
+            nats += model(tokens_BT, targets_BT=targets_BT)[0].double().sum().item()
+    return nats
+
+
+if __name__ == "__main__":
+    cli.run(main)
