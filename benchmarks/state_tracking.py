@@ -9,7 +9,7 @@ state_tracking.png: errors over the position in a document. What is done already
 
 - walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 64 actions, half of the walks to train on 16: the cell
   after each action. The paper has 400 actions and says nothing of the grid.
-- algorithm: programs of 20 statements with 3 variables: what each `print` prints (paper: 100 statements).
+- algorithm: programs of 10 statements with 3 variables: what each `print` prints (paper: 100 statements).
 - mqar: 8 pairs of 256 symbols, then each key again: recall, which needs no state that changes.
 - permutation: products of 32 permutations of three things, S3. Those of S5 are the hardest state to follow (Merrill et al. 2024).
 """

@@ -54,7 +54,7 @@ MODELS: dict[str, ModelSettings] = {
 
 TASKS = {"walk": "random-walk", "algorithm": "algorithm", "mqar": "mqar", "permutation": "permutation"}
 """What a preset's name calls a task, and its corpus."""
-STEPS = {"walk": 3000, "algorithm": 3000, "mqar": 2000, "permutation": 1000}
+STEPS = {"walk": 3000, "algorithm": 6000, "mqar": 2000, "permutation": 1000}
 """Of 4,096 tokens."""
 
 
