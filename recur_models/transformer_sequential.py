@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ KINDS: dict[str, type[CoreConfig]] = {
 }
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 IN_LAYER = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1": "hidden", "ff.fc2": "mlp_out"}
+MEMORY_WEIGHTS = "single_memory_attn_params"
+"""A feedback transformer's, before the softmax; a buffer beside them has them after it."""
 OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_norm"}
 
 
@@ -104,7 +107,7 @@ def _config(
     try:
         return kind(**given | dict[str, Any](sizes))
     except TypeError:
-        known = ", ".join(sorted(kind.__dataclass_fields__))
+        known = ", ".join(sorted(each.name for each in fields(kind)))
         raise ValueError(f"{kind.name} has not all of the sizes {', '.join(sizes)}: it has {known}") from None
 
 
@@ -130,10 +133,8 @@ def _weights(
         theirs, _, kind = name.rpartition(".")
         if theirs in OUTSIDE:
             weights[f"{OUTSIDE[theirs]}.{kind}"] = value
-        elif value.size == config.layers + 1 and isinstance(config, FeedbackTransformerConfig):
-            weights["memory_weights_L"] = value.reshape(
-                -1
-            )  # the only other vector with an entry for each layer and the embedding
+        elif name.rpartition(".")[2] == MEMORY_WEIGHTS and isinstance(config, FeedbackTransformerConfig):
+            weights["memory_weights_L"] = value.reshape(-1)
     return {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
 
 

@@ -219,8 +219,9 @@ def theirs(model: Any, shared: bool = False) -> dict[str, np.ndarray]:
         found |= {
             f"{name}.{kind}": weights[f"{ours}.{kind}"] for kind in ("weight", "bias") if f"{ours}.{kind}" in weights
         }
-    if "memory_weights_L" in weights:
-        found["transformer.layer_mix"] = weights["memory_weights_L"]
+    if "memory_weights_L" in weights:  # and, as their state_dict has it, what they come to
+        found["single_memory_attn_params"] = weights["memory_weights_L"][None]
+        found["single_memory_attn_buf"] = torch.softmax(model.memory_weights_L.detach(), 0)[None].numpy()
     return found
 
 
@@ -237,6 +238,8 @@ def theirs(model: Any, shared: bool = False) -> dict[str, np.ndarray]:
 def test_weights_under_the_authors_names_are_read(config: Any) -> None:
     torch.manual_seed(0)
     model = config.build(VOCAB).eval()
+    if config.name == "feedback-transformer":
+        torch.nn.init.normal_(model.memory_weights_L)
     sizes = {"chunk": 4, "passes": 3} if config.name == "staircase" else {}
     params = theirs(model, shared=getattr(config, "keys", "") == "shared")
     read = model_from_params(params, config.name, **sizes).eval()
