@@ -154,13 +154,9 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
 
 def check_has_states(subject: Subject) -> None:
     """Raises UserError where there are none to clear."""
-    import torch  # seconds, and not before there is something to score
+    from pipelines.training.scoring import carries_states  # imports torch: seconds
 
-    from pipelines.training.scoring import has_states
-
-    with torch.device("meta"):
-        model = subject.model.build(subject.checkpoint.meta["vocab_size"])
-    if not has_states(model):
+    if not carries_states(subject.model, subject.checkpoint.meta["vocab_size"]):
         raise UserError(f"{subject.name} has no recurrent states: give --clear everything")
 
 

@@ -103,6 +103,11 @@ def rows(names: Iterable[str], *of: str) -> Callable[[Values], Domains]:
 
     def domains(values: Values) -> Domains:
         own = values["preset"].partition("-")[0]
+        if own == "tiny":
+            raise ValueError(
+                f"the papers' tables are spaces of presets of the papers' sizes, and {values['preset']} is none: "
+                "python -m pipelines.paper trains them at tiny ones"
+            )
         own = own if own in of else of[-1]
         left_out = ("feedback", "memorizing") if own == "github" else ("-",)  # the paper's table has a dash there
         return {"preset": tune.choice([f"{own}-{name}" for name in names if not name.startswith(left_out)])}

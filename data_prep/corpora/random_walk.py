@@ -7,6 +7,8 @@ up, to where y grows. The heading is not asked for.
     text     F    L    F    F    F    F    F
     targets  x4y5 x4y5 x3y5 x2y5 x1y5 x0y5 x0y5
 
+With `--actions moves` there is no heading: `N`, `E`, `S` and `W` go to the cell above, to the right, below and to the left.
+
 Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory", at the length of Ju et al. 2021, "Staircase
 Attention for Recurrent Processing of Sequences", 4.1: "an agent in a small grid takes a random action that turns the agent, or
 moves it forward". The size, the start, the wall and the odds are ours.
@@ -21,14 +23,15 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written, followed
 from data_prep.documents import CorpusError
 
-ACTIONS = ("L", "R", "F")
+ACTIONS = {"turns": ("L", "R", "F"), "moves": ("N", "E", "S", "W")}
 AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
 """The steps of x and y of the headings up, right, down and left: turning right is the next one."""
+Actions = Literal["turns", "moves"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,14 @@ class RandomWalk(Task):
     """Walks on a grid; after each action the cell is to be predicted."""
 
     name: ClassVar[str] = "random-walk"
+    later: ClassVar[dict[str, Any]] = {"actions": "turns"}
 
     grid: int = 8
     """Cells on each side of the grid."""
     length: int = 400
     """Actions of a walk."""
+    actions: Actions = "turns"
+    """What an agent does: turn left, turn right or go forward; or go to one of the four cells beside its own."""
     curriculum: tuple[int, ...] = ()
     """Lengths of the walks to train on instead: an equal share of the split is of each, in this order; to be read with --data.order
     listed. The other splits keep --length."""
@@ -55,7 +61,7 @@ class RandomWalk(Task):
             )
 
     def symbols(self) -> list[str]:
-        return [*ACTIONS, *dict.fromkeys(names(self.grid))]
+        return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]
 
     def size(self, split: str, index: int) -> int:
         return 2 * self.length_of(split, index)
@@ -66,9 +72,11 @@ class RandomWalk(Task):
         return self.curriculum[index * len(self.curriculum) // self.train]
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
-        actions = draws.below(len(ACTIONS), self.length_of(split, index))
+        known = ACTIONS[self.actions]
+        actions = draws.below(len(known), self.length_of(split, index))
         start, shown = state_of(self.grid, self.grid // 2, self.grid // 2, 0), names(self.grid)
-        return [ACTIONS[action] for action in actions], [shown[s] for s in followed(steps(self.grid), start, actions)]
+        states = followed(steps(self.grid, self.actions), start, actions)
+        return [known[action] for action in actions], [shown[state] for state in states]
 
 
 def state_of(grid: int, x: int, y: int, heading: int) -> int:
@@ -82,11 +90,11 @@ def names(grid: int) -> list[str]:
 
 
 @cache
-def steps(grid: int) -> list[tuple[int, ...]]:
+def steps(grid: int, actions: Actions) -> list[tuple[int, ...]]:
     """The state after each action, of each state."""
     last, found = grid - 1, []
-    for x, y, (heading, (dx, dy)) in product(range(grid), range(grid), enumerate(AHEAD)):
-        ahead = state_of(grid, min(max(x + dx, 0), last), min(max(y + dy, 0), last), heading)
+    for x, y, heading in product(range(grid), range(grid), range(len(AHEAD))):
+        beside = [state_of(grid, min(max(x + dx, 0), last), min(max(y + dy, 0), last), heading) for dx, dy in AHEAD]
         left, right = (state_of(grid, x, y, (heading + turn) % len(AHEAD)) for turn in (-1, 1))
-        found.append((left, right, ahead))
+        found.append(tuple(beside) if actions == "moves" else (left, right, beside[heading]))
     return found

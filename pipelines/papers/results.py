@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.manifest import write_atomically
-from pipelines.papers.tables import LOWER, Column, Row, Table
+from pipelines.papers.tables import COSTS, LOWER, Column, Row, Table
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal.tables import short
 
@@ -185,8 +185,9 @@ class Results:
         columns = [column for column in self.table.columns if column.name != self.table.x] or list(self.table.columns)
         if in_paper := [column for column in columns if self.in_paper(column)]:
             return in_paper, ["paper", "ours"]
-        measured = [column for column in columns if any(self.ours(row, column) for row in self.table.rows)]
-        return measured or columns, ["ours"]
+        reached = [column for column in columns if column.figure not in COSTS] or columns
+        measured = [column for column in reached if any(self.ours(row, column) for row in self.table.rows)]
+        return measured or reached, ["ours"]
 
     def plot(self, path: Path) -> Path:
         """The paper's figures above, ours below, a panel for each of `panels`: over the x, or row by row."""

@@ -9,7 +9,8 @@ from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
-CURRICULUM = ("--curriculum", "8", "16", "32", "64", "128", "256", "400")
+CURRICULUM = ("--train", "1000000", *"--curriculum 8 16 32 64 128 256 400".split())
+"""A training goes through so many walks ten times; through the 10,000 of Algorithm it would a thousand times, from the shortest on each time."""
 REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
 PAPER_DATA = {
     "Random Walk": Data("random-walk", options=CURRICULUM),
@@ -54,6 +55,8 @@ COLUMNS = (
     Column("Reddit", "perplexity", of="Reddit", form=".1f"),
     Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
 )
+COMPUTE = tuple(Column(f"{task}, FLOPs/token", "flops_without_output", of=task, form=".2e") for task in TASKS)
+FLOPS = Column("FLOPs/token", "flops_without_output", form=".2e")
 RESULTS: dict[str, tuple[str, dict[str, float]]] = {
     "LSTM": ("lstm", {"Random Walk": 0.6, "Algorithm": 1.0, "Enwik8": 1.38}),
     "Transformer-XL": (
@@ -75,7 +78,7 @@ RESULTS: dict[str, tuple[str, dict[str, float]]] = {
 }
 TABLE_1 = Table(
     "Table 1: all models on all tasks",
-    COLUMNS,
+    (*COLUMNS, *COMPUTE),
     tuple(
         Row(label, paper, on_tasks(model, *(task for task in TASKS if task in paper)))
         for label, (model, paper) in RESULTS.items()
@@ -137,6 +140,7 @@ TABLE_2 = Table(
         Column(VALIDATION, "perplexity", split="validation", form=".2f"),
         Column(TEST, "perplexity", form=".2f"),
         Column(TIME, "ms_per_step", form=",.0f"),
+        FLOPS,
     ),
     tuple(
         Row(
@@ -151,7 +155,7 @@ TABLE_2 = Table(
 )
 TABLE_3 = Table(
     "Table 3: Reddit, forward sizes",
-    (TABLE_2.columns[1], TABLE_2.columns[3]),
+    (TABLE_2.columns[1], *TABLE_2.columns[3:]),
     tuple(
         Row(label, {VALIDATION: validation, TIME: time}, on_reddit(model), label.partition(",")[0])
         for label, (model, (validation, time)) in FORWARD_ROWS.items()
@@ -164,7 +168,7 @@ TABLES = {
     "table-3": TABLE_3,
     "figure-2": Table(
         "Figure 2: recurrent steps on the four tasks",
-        COLUMNS[:4],
+        (*COLUMNS[:4], *COMPUTE),
         STEPS,
         x="recurrent steps",
         note={"tiny": f"{TINY} {CURVES}", "paper": CURVES},

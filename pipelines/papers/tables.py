@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
+from data_prep.corpora import CORPORA
+from data_prep.corpora.tasks import Task
+
 Scale = Literal["tiny", "paper"]
 """tiny: hours on two cores; paper: the paper's own size."""
 Figure = Literal[
@@ -30,6 +35,8 @@ the split; `states_cleared` are the bits per token that clearing the recurrent s
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
 """Figures of which the lower is the better, and by which rows are ordered."""
 TIMES = ("relative_time", "ms_per_step")
+COSTS = ("parameters", "flops_without_output")
+"""Figures of a model's size, which are known before it is trained."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Data:
     @property
     def vocab_size(self) -> int:
         """Symbols and begin-of-document, as far as is known beforehand."""
+        corpus = CORPORA[self.corpus]
+        if isinstance(corpus, type) and issubclass(corpus, Task):
+            drawn, _ = tyro.cli(corpus, args=self.options, return_unknown_args=True)  # the others are of `prepare`
+            return len(drawn.symbols()) + 1
         pieces = re.search(r":(\d+)$", self.tokenizer)
         return self.vocabulary or (int(pieces[1]) + 1 if pieces else 257)
 

@@ -168,10 +168,6 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             f"validate_every is {every} and steps {run.steps}, so that no trial would ever be validated: choose --validate-every "
             f"{max(1, run.steps // 9)}"
         )
-    if config.metric.endswith("states_cleared") and "model.states" not in flatten(to_json(run)):
-        raise UserError(
-            f"{config.preset} has no states, so that {config.metric} is never logged: choose another --metric"
-        )
     often, steps = ("validate", every) if config.metric.startswith("validation/") else ("log", run.log_every)
     first = steps * run.tokens_per_step
     if 0 < config.tokens < first:
@@ -217,5 +213,22 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     if config.suggested:
         Searcher(config.search, domains, run.seed)
     if "data.store" not in fields(domains):
-        for split in ("train", "validation") if every else ("train",):
-            SegmentStore.open(run.data.store, run.data.corpus, split)
+        if every:
+            SegmentStore.open(run.data.store, run.data.corpus, "validation")
+        check_metric(config, SegmentStore.open(run.data.store, run.data.corpus, "train"))
+
+
+def check_metric(config: SweepConfig, store: SegmentStore) -> None:
+    """Raises UserError for a figure that is never logged of this preset on this store."""
+    metric, corpus, why = config.metric, config.train.data.corpus, ""
+    if metric.endswith("error_rate") and not store.labelled:
+        why = f"{corpus} does not label its tokens"
+    if metric.endswith("bits_per_byte") and store.labelled:
+        why = f"{corpus} labels its tokens, and labels have no bytes"
+    if metric.endswith("states_cleared"):
+        from pipelines.training.scoring import carries_states  # imports torch: seconds
+
+        if not carries_states(config.train.model, store.manifest.tokenizer.vocab_size):
+            why = f"{config.preset} has no recurrent states"
+    if why:
+        raise UserError(f"{why}, so that {metric} is never logged: choose another --metric")

@@ -28,7 +28,7 @@ from pipelines.tracking.score import Score
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, State, clear, detach
 from recur_models.losses import labelled_cross_entropy
-from recur_models.protocol import kind_of
+from recur_models.protocol import ModelConfig, kind_of
 
 Clear = Literal["nothing", "states", "everything"]
 """What is put back to its initial value: the study of section 4.6 clears the states."""
@@ -70,6 +70,12 @@ def bucket_of(lengths: np.ndarray, block: int) -> int:
 def has_states(model: RecurrentModel) -> bool:
     """Whether the State holds recurrent vectors or a memory, as against cached keys and values alone."""
     return any(kind_of(name) in RECURRENT for name in model.initial_state(0))
+
+
+def carries_states(config: ModelConfig, vocab_size: int) -> bool:
+    """The same of a model that is not built."""
+    with torch.device("meta"):
+        return has_states(config.build(vocab_size))
 
 
 def tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -23,11 +23,12 @@ from data_prep.store import SegmentStore
 from pipelines import compare, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.dotted import with_fields
-from pipelines.config.run import check_resumable, to_json
+from pipelines.config.run import check_resumable, flatten, to_json
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation_figures import errors_by_position
+from pipelines.sweeps.command import check, read_command
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Score
 from pipelines.train import main
@@ -38,6 +39,7 @@ from tests.pipelines.conftest import TINY
 from tests.pipelines.test_train import curve, forget, without_run_name
 from tests.small_corpus import contents
 from tests.small_task import Task
+from tune_spaces import combine
 
 QUIET = ("--tracking.backend", "none")
 LEARNS = ("--optim.lr", "1e-2", "--model.dropout", "0", "--steps", "250", "--log-every", "10", "--validate-every", "50")
@@ -50,6 +52,13 @@ def task(make_config: Callable[..., PrepareConfig]) -> PrepareConfig:
     made = make_config(corpus=Task(documents=30), segment_length=16)
     prepare(made)
     return made
+
+
+@pytest.fixture
+def text_store(make_config: Callable[..., PrepareConfig], tmp_path: Path) -> str:
+    made = make_config(store=str(tmp_path / "texts"))
+    prepare(made)
+    return made.store
 
 
 @pytest.fixture
@@ -216,3 +225,30 @@ def test_a_bucket_holds_the_targets_too(bucket: Callable[[str], str], task: Prep
     for document, length in enumerate(here.lengths.tolist()):
         assert np.array_equal(there.targets(document, 0, length), here.targets(document, 0, length))
         assert np.array_equal(there.tokens(document, 0, length), here.tokens(document, 0, length))
+
+
+def test_a_sweep_is_told_at_once_that_a_figure_is_never_logged(task: PrepareConfig, text_store: str) -> None:
+    def problem(preset: str, metric: str, store: str, corpus: str) -> str:
+        words = ["lr", "--preset", preset, "--metric", f"validation/{metric}", "--data.store", store]
+        config = read_command([*words, "--data.corpus", corpus, "--validate-every", "10", "--run", "sweep"])
+        try:
+            check(config, combine(config.space, {"preset": preset, **flatten(to_json(config.train))}))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    cleared = "bits_per_token_states_cleared"
+    never = "so that validation/{} is never logged: choose another --metric"
+    assert problem("small-rec", "error_rate", text_store, "text") == (
+        "text does not label its tokens, " + never.format("error_rate")
+    )
+    assert problem("small-rec", "bits_per_byte", task.store, "task") == (
+        "task labels its tokens, and labels have no bytes, " + never.format("bits_per_byte")
+    )
+    assert problem("small-slide", cleared, task.store, "task") == (
+        "small-slide has no recurrent states, " + never.format(cleared)
+    )
+    for preset in ("small-rec", "tiny-walk-lstm", "tiny-walk-staircase", "tiny-walk-memorizing"):
+        assert not problem(preset, cleared, task.store, "task") and not problem(preset, cleared, text_store, "text")
+    assert not problem("small-slide", "error_rate", task.store, "task")
+    assert not problem("small-slide", "bits_per_byte", text_store, "text")

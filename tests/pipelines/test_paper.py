@@ -23,7 +23,7 @@ from pipelines import paper
 from pipelines.papers import PAPERS, jobs, plan, trainings
 from pipelines.papers.jobs import Job
 from pipelines.papers.results import Results
-from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.training import scoring
@@ -143,6 +143,8 @@ def test_a_picture_has_no_panel_that_nobody_has_a_figure_for(tmp_path: Path) -> 
     assert replace(ours, cells={}).panels() == ([bits, worth, time], ["ours"])
     small, large = (Image.open(made.plot(tmp_path / f"{made.table.x}.png")) for made in (ours, both))
     assert small.height < large.height
+    sized = replace(ours, table=replace(ours.table, columns=(bits, PARAMETERS)), cells={("a", "parameters"): (9e6,)})
+    assert sized.panels() == ([bits], ["ours"])  # a size is no curve
     alone = replace(ours, table=replace(ours.table, columns=(bits,), x="bits"))
     assert alone.panels() == ([bits], ["ours"])  # asked for by --columns
 

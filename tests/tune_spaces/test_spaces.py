@@ -71,6 +71,7 @@ def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
         ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
         ("lr+optimizer", "small-rec", "varies optim.lr twice"),
         ("rec-table-5", "small-rec", "holds 0 stores"),
+        ("staircase-figure-2", "tiny-walk-staircase", "of the papers' sizes, and tiny-walk-staircase is none"),
     ],
 )
 def test_what_does_not_fit_is_refused(space: str, preset: str, sentence: str) -> None:
