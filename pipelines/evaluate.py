@@ -222,7 +222,12 @@ def remark_on(carried: Score, cleared: Score) -> str:
 
 
 def leads(evaluations: Sequence[Evaluation]) -> list[str]:
-    """By how much the best is ahead of each of the others, of what was read by all."""
+    """By how much the best is ahead of each of the others, of what was read by all: in errors where that has labels."""
+    if all(e.carried.errors is not None for e in evaluations):
+        best = min(evaluations, key=lambda e: e.carried.error_rate)
+        others = [e for e in evaluations if e.split == best.split and e.carried.error_rate > best.carried.error_rate]
+        own = f"{best.name} is wrong in {best.carried.error_rate:.2%} of the labels"
+        return [f"{own}, {e.name} in {e.carried.error_rate:.2%}" for e in others]
     best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
     others = [e for e in evaluations if e is not best and e.split == best.split]
     shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]

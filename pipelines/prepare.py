@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from data_prep.corpora import CORPORA
+from data_prep.corpora.tasks import Task
 from data_prep.credentials import without_credentials
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
@@ -162,10 +163,9 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     if not splits:
         raise StoreError(f"{corpus.name} holds no document with text: give another --source, or ask for documents")
     for split in empty:
-        console.print(
-            f"{split}: no document with text, left out; to have one, add documents, or name folders or files of the corpus "
-            "train, validation and test where it takes its splits from them"
-        )
+        further = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
+        further = f"give --{split} 1 or more" if isinstance(corpus, Task) else further
+        console.print(f"{split}: no document with text, left out; to have one, {further}")
 
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:

@@ -9,8 +9,8 @@ from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
-CURRICULUM = ("--train", "1000000", *"--curriculum 8 16 32 64 128 256 400".split())
-"""A training goes through so many walks ten times; through the 10,000 of Algorithm it would a thousand times, from the shortest on each time."""
+CURRICULUM = ("--train", "1000000", *["--curriculum", "8", "16", "32", "64", "128", "256", "400"])
+"""A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
 REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
 PAPER_DATA = {
     "Random Walk": Data("random-walk", options=CURRICULUM),
@@ -21,7 +21,9 @@ PAPER_DATA = {
 WALKS = "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500"
 TINY_DATA = {
     "Random Walk": Data("random-walk", options=tuple(f"{WALKS} --segment-length 64".split())),
-    "Algorithm": Data("algorithm", options=tuple(["--statements", "10", "--train", "100000", "--segment-length", "64"])),
+    "Algorithm": Data(
+        "algorithm", options=tuple(["--statements", "10", "--train", "100000", "--segment-length", "64"])
+    ),
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "16")),
 }
 TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}

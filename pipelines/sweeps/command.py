@@ -19,7 +19,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place
 from data_prep.store import SegmentStore
-from pipelines.config.run import TrainConfig, flatten, may_change, to_json
+from pipelines.config.run import TrainConfig, may_change
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS

@@ -214,7 +214,9 @@ def test_a_group(group: Any, order: int) -> None:
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_document_follows_from_its_number_alone(kind: type[Task]) -> None:
     task = kind(train=20, validation=20, test=20, seed=7)
-    assert isinstance(task, Labelled) and set(task.options()) == {field.name for field in fields(task)} - set(kind.later)
+    assert isinstance(task, Labelled) and set(task.options()) == {field.name for field in fields(task)} - set(
+        kind.later
+    )
     sources = {split: task.sources(split) for split in SPLITS}
     read = {split: list(task.read(sources[split])) for split in SPLITS}
     assert len({document.text for split in SPLITS for document in read[split]}) == 60

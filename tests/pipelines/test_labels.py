@@ -101,6 +101,7 @@ def test_a_task_is_learned_scored_and_compared(
     evaluate.main([str(learned), str(early), *QUIET])
     out = capsys.readouterr().out
     assert "bits/byte" not in out and "perplexity" not in out and "unigram" not in out and "bits per label" in out
+    assert "learned is wrong in 0.00% of the labels, early in " in out
     folder = tmp_path / "runs" / "reports" / "learned-vs-early"
     with open(folder / "table.csv", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
