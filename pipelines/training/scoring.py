@@ -24,11 +24,12 @@ from data_prep.corpora import CODE
 from data_prep.errors import UserError
 from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from data_prep.store import SegmentStore
+from pipelines.config.run import ModelSettings
 from pipelines.tracking.score import Score
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, State, clear, detach
 from recur_models.losses import labelled_cross_entropy
-from recur_models.protocol import ModelConfig, kind_of
+from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
 """What is put back to its initial value: the study of section 4.6 clears the states."""
@@ -72,7 +73,7 @@ def has_states(model: RecurrentModel) -> bool:
     return any(kind_of(name) in RECURRENT for name in model.initial_state(0))
 
 
-def carries_states(config: ModelConfig, vocab_size: int) -> bool:
+def carries_states(config: ModelSettings, vocab_size: int) -> bool:
     """The same of a model that is not built."""
     with torch.device("meta"):
         return has_states(config.build(vocab_size))

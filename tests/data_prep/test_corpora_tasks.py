@@ -54,7 +54,7 @@ def every(task: Task) -> list[Pairs]:
 
 
 @given(COUNTS, st.integers(2, 9), st.integers(1, 60), st.lists(st.integers(1, 30), max_size=3))
-def test_a_walk(counts: dict[str, int], grid: int, length: int, curriculum: list[int]) -> None:
+def test_a_walk(counts: dict[str, Any], grid: int, length: int, curriculum: list[int]) -> None:
     task = RandomWalk(**counts, grid=grid, length=length, curriculum=tuple(curriculum))
     for pairs in every(task):
         here, ahead = complex(grid // 2, grid // 2), 1j
@@ -68,7 +68,7 @@ def test_a_walk(counts: dict[str, int], grid: int, length: int, curriculum: list
 
 
 @given(COUNTS, st.integers(2, 9), st.integers(1, 60))
-def test_a_walk_without_a_heading(counts: dict[str, int], grid: int, length: int) -> None:
+def test_a_walk_without_a_heading(counts: dict[str, Any], grid: int, length: int) -> None:
     task = RandomWalk(**counts, grid=grid, length=length, actions="moves")
     for pairs in every(task):
         here = complex(grid // 2, grid // 2)
