@@ -6,6 +6,6 @@ domains = combine("lr+states", preset_values)        # {"optim.lr": tune.logunif
 
 from tune_spaces.drawing import Searcher, draw, expand, grid
 from tune_spaces.spaces import SPACES, Space, combine
-from tune_spaces.stopping import Exploit, Plateau, Rule
+from tune_spaces.stopping import Exploit, Rule, stopper
 
-__all__ = ["SPACES", "Exploit", "Plateau", "Rule", "Searcher", "Space", "combine", "draw", "expand", "grid"]
+__all__ = ["SPACES", "Exploit", "Rule", "Searcher", "Space", "combine", "draw", "expand", "grid", "stopper"]

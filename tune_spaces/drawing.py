@@ -121,10 +121,13 @@ class Searcher:
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
         self._search = make(path, search.Searcher, instead, space=space, metric=METRIC, mode="min", **seeds)
 
-    def suggest(self, trial: str) -> dict[str, Any]:
-        self._drawn.add(trial)
+    def suggest(self, trial: str) -> dict[str, Any] | None:
+        """Values for a trial; None where it has none now: it waits for results, or has no more."""
         with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
             values = self._search.suggest(trial)
+        if not isinstance(values, dict):
+            return None
+        self._drawn.add(trial)
         chosen = {
             key: domain.categories[int(values[key])] if key in self._labels else rounded(domain, float(values[key]))
             for key, domain in self._domains.items()

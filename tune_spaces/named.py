@@ -13,6 +13,7 @@ import inspect
 from typing import Any
 
 from ray.tune import TuneError
+from ray.tune.stopper import TimeoutStopper
 
 
 def is_path(text: str) -> bool:
@@ -32,6 +33,12 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
         return getattr(importlib.import_module(module), call.func.id), given
     except (SyntaxError, ValueError, ImportError, AttributeError) as error:
         raise _cannot(text, error) from None
+
+
+def is_exact(text: str) -> bool:
+    """Whether what it names is Ray Tune's own, and decides by results alone."""
+    kind, _ = kind_of(text)
+    return kind.__module__.startswith("ray.") and not issubclass(kind, TimeoutStopper)
 
 
 def make(text: str, base: type = object, instead: str = "", **offered: Any) -> Any:

@@ -97,7 +97,7 @@ class Rule:
             "reduction_factor": reduction,
             "stop_last_trials": False,  # a trial ends by itself
             "perturbation_interval": every,
-            "hyperparam_mutations": ranges,
+            "hyperparam_mutations": {key: getattr(domain, "categories", domain) for key, domain in ranges.items()},
             "hyperparam_bounds": bounds,
             "log_config": False,
             "synch": True,
@@ -114,8 +114,8 @@ class Rule:
             )
         if not given.get("synch", True):
             raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
-        self.own = not kind.__module__.startswith("ray.")
-        """Whether it is not Tune's."""
+        self.compares_all = isinstance(self._rule, (PopulationBasedTraining, HyperBandScheduler))
+        """Whether trials wait until all others have come."""
         self.exploits: list[Exploit] = []
         """Decided since they were last taken out."""
         self.stopped: list[str] = []
@@ -234,18 +234,7 @@ class Rule:
         return trial.checkpoint
 
 
-class Plateau:
+def stopper(name: str) -> Stopper:
     """When a trial has come to rest: Tune's TrialPlateauStopper, or any other stopper by its import path; none never."""
-
-    def __init__(self, name: str) -> None:
-        instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
-        self._stopper = make(STOPPERS.get(name, name), Stopper, instead, metric="value", mode="min")
-
-    def result(self, trial: str, tokens: int, value: float) -> bool:
-        """Whether to stop it."""
-        told = {"tokens": tokens, "value": value, "training_iteration": tokens}
-        return bool(self._stopper(trial, told))
-
-    def over(self) -> bool:
-        """Whether to stop them all."""
-        return bool(self._stopper.stop_all())
+    instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
+    return make(STOPPERS.get(name, name), Stopper, instead, metric="value", mode="min")

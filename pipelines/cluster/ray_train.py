@@ -1,4 +1,4 @@
-"""Runs Ray Train, for training and for sweeps alike: Ray never starts it again, and an error comes back as what it is.
+"""Runs Ray Train: Ray never starts it again, and an error comes back as what it is.
 
 error = run_workers(worker, {"config": config}, 2, config.placement, use_gpu=False, notes=run.place / ".ray", name="run-0")
 cause_of(error, UserError)              # what a worker raised of this kind, in place of Ray's own around it

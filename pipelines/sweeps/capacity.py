@@ -1,6 +1,6 @@
 """How many trials of a sweep fit at once, by what their workers take (--placement.*) and what the machines have.
 
-room = Room.of(config)          # in the Ray session that was started; a UserError where not even one trial fits
+room = Room(config)          # in the Ray session that was started; a UserError where not even one trial fits
 room.at_once()                  # asked again later: machines come and go
 """
 
@@ -22,29 +22,25 @@ class Room:
     """What the Ray session has for a sweep's trials, counted again as machines come and go."""
 
     def __init__(self, config: SweepConfig) -> None:
+        """Count it, and say what there is. Raises UserError where not even one trial fits."""
         self._config, run, machines = config, config.train, ray_session.free_resources()
         self.use_gpu = run.uses_gpu(sum(there.get("GPU", 0) for _, there in machines))
         self._worker = run.placement.worker(self.use_gpu)
         self._count()
-
-    @classmethod
-    def of(cls, config: SweepConfig) -> Room:
-        """Count it, and say what there is. Raises UserError where not even one trial fits."""
-        room, workers = cls(config), config.train.workers[0]
-        each, has = f"{workers} worker{'s' if workers > 1 else ''}", room._has
-        if room._most < 1:
+        workers, has = run.workers[0], self._has
+        each = f"{workers} worker{'s' if workers > 1 else ''}"
+        if self._most < 1:
             apart = ", no two on one machine" if config.train.placement.strategy == "strict-spread" else ""
-            where = f" on {room._machines} machines" if room._machines > 1 else ""
+            where = f" on {self._machines} machines" if self._machines > 1 else ""
             raise UserError(
-                f"a trial takes {told({name: workers * amount for name, amount in room._worker.items()})} for its {each}{apart}, "
+                f"a trial takes {told({name: workers * amount for name, amount in self._worker.items()})} for its {each}{apart}, "
                 f"and there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers "
                 "or --placement.cpus"
             )
         print(
-            f"  at once {room._trials()} of {each} of {told(room._worker)} each: {told(has)} hold {room._most}",
+            f"  at once {self._trials()} of {each} of {told(self._worker)} each: {told(has)} hold {self._most}",
             flush=True,
         )
-        return room
 
     def at_once(self) -> int:
         """How many trials fit at once. Where machines have gone and none does, one, which waits for them."""

@@ -23,9 +23,9 @@ from pipelines.config.run import TrainConfig, may_change
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
-from tune_spaces import SPACES, Plateau, Rule, Searcher
+from tune_spaces import SPACES, Rule, Searcher, grid, stopper
 from tune_spaces.drawing import SEARCHERS, fields
-from tune_spaces.named import is_path
+from tune_spaces.named import is_exact, is_path
 from tune_spaces.stopping import SCHEDULERS, STOPPERS, changes_values
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
@@ -145,7 +145,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     search, run = "grid" if space.startswith("rec-table") else "random", replace(PRESETS[preset], run="")
     default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
-    name = config.train.run or f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"}))
+    name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
     workers = max(1, config.train.workers[0])  # a trial's are its own throughout
     return replace(config, train=replace(config.train, run=name, num_workers=workers).located())
 
@@ -204,14 +204,22 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(
                 f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
             )
-    if config.rule(domains).own:
-        print(
-            f"note: {config.scheduler} is not Ray Tune's own: after a kill it is told all results again, and goes on as before "
-            "only if it decides by these alone"
+    rule = config.rule(domains)
+    planned = len(grid(domains, config.points)) if config.search == "grid" else config.samples
+    if rule.compares_all and 0 < config.trials < planned:
+        raise UserError(
+            f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some out: "
+            "lower --samples or --points instead"
         )
-    Plateau(config.stop)
+    stopper(config.stop)
     if config.suggested:
         Searcher(config.search, domains, run.seed)
+    for named in filter(is_path, (config.scheduler, config.search, config.stop)):
+        if not is_exact(named):
+            print(
+                f"note: {named} may decide by more than results, as by the clock: after a kill it is told all of these again, and "
+                "goes on as before only if it decides by them alone"
+            )
     if "data.store" not in fields(domains):
         if every:
             SegmentStore.open(run.data.store, run.data.corpus, "validation")

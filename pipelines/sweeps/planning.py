@@ -38,34 +38,35 @@ def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] |
         added = [add(sweep, values) for values in combinations if fits(sweep, values)]
         if left_out := len(combinations) - len(added):
             print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
+        if not sweep.trials:
+            raise UserError(f"nothing of the space {config.space} fits {config.preset}: vary something else")
     elif config.search == "random":
         for index in range(config.samples - len(sweep.trials)):
-            values = new_draw(sweep, domains, index)
+            before = [trial.values for trial in sweep.trials.values()]
+            draws = (draw(domains, config.train.seed, index + attempt * 1_000_003) for attempt in range(MOST_DRAWS))
+            values = next((values for values in draws if values not in before and fits(sweep, values)), None)
             if values is None:
                 print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
                 break
             add(sweep, values)
 
 
-def new_draw(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, Any] | None:
-    """The values of a trial that no other one has; None where the space seems to hold no more."""
-    before = [trial.values for trial in sweep.trials.values()]
-    draws = (draw(domains, sweep.config.train.seed, index + attempt * 1_000_003) for attempt in range(MOST_DRAWS))
-    return next((values for values in draws if values not in before and fits(sweep, values)), None)
+def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
+    """Add the trial that a searcher suggests, if it has one now; each draw is a line of results.jsonl.
 
-
-def suggest(sweep: Sweep, searcher: Searcher) -> Trial:
-    """Add the trial that a searcher suggests; each draw is a line of results.jsonl. Raises UserError where none fits."""
+    Raises UserError where of many none fits.
+    """
     number = f"{len(sweep.trials):03d}"
     for attempt in range(MOST_DRAWS):
         name = f"{number}.{attempt}" if attempt else number
-        values = searcher.suggest(name)
+        if (values := searcher.suggest(name)) is None:
+            return None
         fitting = fits(sweep, values)
         sweep.note(event="draw", name=name, trial=number if fitting else None, values=values)
         if fitting:
             return add(sweep, values)
         searcher.complete(name, 0, None)
-    raise UserError(f"--search {sweep.config.search} suggests nothing that fits the preset: vary something else")
+    raise UserError(f"--search {sweep.config.search} suggests nothing more that fits {sweep.config.preset}")
 
 
 def fits(sweep: Sweep, values: dict[str, Any]) -> bool:

@@ -38,7 +38,8 @@ class Population:
             return
         step = max(trial.last.step for trial in concerned if trial.last)
         saved = {trial.id for trial in concerned if self._sweep.run_place(trial).newest_step() >= step}
-        possible = [each for each in self._rule.exploits if each.source in saved]
+        over = {trial.id for trial in concerned if trial.over}  # where a stopper has ended it
+        possible = [each for each in self._rule.exploits if each.source in saved and each.trial not in over]
         told = [asdict(each) for each in possible]
         self._sweep.note(event="generation", step=step, exploits=told, time=time.time())
         self.go_on(possible, step)

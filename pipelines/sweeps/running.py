@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ray import tune
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import given_by_user
+from data_prep.errors import UserError, given_by_user
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_file import as_preset
 from pipelines.cluster import ray_session
@@ -69,7 +69,7 @@ def run(words: Sequence[str]) -> Done:
             flush=True,
         )
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
-        room = Room.of(config)
+        room = Room(config)
         open_or_plan(sweep, domains, baseline, command)
         return Done(run_trials(sweep, SweepScheduler(sweep, domains), room, command), sweep)
 
@@ -116,7 +116,14 @@ def write_best(sweep: Sweep, best: Trial) -> None:
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:
-    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status."""
+    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status.
+
+    Raises UserError where there are no trials.
+    """
+    if not sweep.trials:
+        raise UserError(
+            f"--search {sweep.config.search} has suggested no trial: vary something else, or choose --search random"
+        )
     if spent:
         left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
         print(f"{spent}: {len(left)} trials are not done; the same command with a larger budget goes on with them")

@@ -1,10 +1,10 @@
 """Decides what a sweep does next: which trial begins or goes on, which is stopped early and why, and when the sweep is over.
 
     scheduler = SweepScheduler(sweep, domains)
-    job = scheduler.next()              # a trial to train now, or None
-    scheduler.watch(job.trial)          # how far it is; where the budget is spent it is asked to stop
-    scheduler.result(job.trial, 20, 5.1)                        # its figure at a step; True: it does badly, and is to stop
-    scheduler.ended(job.trial, "finished")
+    trial = scheduler.next()            # a trial to train now, or None
+    scheduler.watch(trial)              # how far it is; where the budget is spent it is asked to stop
+    scheduler.result(trial, 20, 5.1)    # its figure at a step; True: it does badly, and is to stop
+    scheduler.ended(trial, "finished")
 
 It knows neither Ray nor MLflow. Everything that it decides is first in results.jsonl; made anew from the sweep's folder it stands
 where it stood.
@@ -15,30 +15,22 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from data_prep.errors import UserError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Population
 from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial, first_values
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
-from tune_spaces import Exploit, Plateau, Searcher
+from tune_spaces import Exploit, Searcher, stopper
 
 Outcome = Literal["finished", "stopped", "failed", "died"]
 """How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
 SAVE_SECONDS = 1.0
 """How often a trial's steps and figures are written into its trial.json; its begin and end always are."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A trial that is to be trained now."""
-
-    trial: Trial
-    run: TrainConfig
 
 
 class SweepScheduler:
@@ -48,7 +40,9 @@ class SweepScheduler:
         config = sweep.config
         self.sweep = sweep
         self._searcher = Searcher(config.search, domains, config.train.seed) if config.suggested else None
-        self._plateau = Plateau(config.stop)
+        self._suggests = config.suggested
+        """Whether the searcher may have more to suggest."""
+        self._stopper = stopper(config.stop)
         self._rule = config.rule(domains)
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
@@ -121,22 +115,27 @@ class SweepScheduler:
 
     def _closed(self) -> bool:
         """Whether no trial is to begin or go on any more."""
-        return self._interrupted or bool(self.out_of_budget()) or self._plateau.over()
+        return self._interrupted or bool(self.out_of_budget()) or self._stopper.stop_all()
 
-    def next(self) -> Job | None:
+    def next(self) -> Trial | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
         ready = self.ready()
         self._heed()
         if not ready and self._more() and not self._closed() and self._searcher:
-            trial = suggest(self.sweep, self._searcher)
-            self._rule.add(trial.id, trial.values)
-            ready = self.ready()
+            try:
+                trial = suggest(self.sweep, self._searcher)
+            except UserError as error:
+                self._suggests, trial = False, None
+                print(f"note: {error}", flush=True)
+            if trial:
+                self._rule.add(trial.id, trial.values)
+                ready = self.ready()
         return self.start(ready) if ready else None
 
     def _more(self) -> bool:
         """Whether a searcher may suggest another trial."""
         most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
-        return self._searcher is not None and len(self.sweep.trials) < most
+        return self._suggests and len(self.sweep.trials) < most
 
     def ready(self) -> Trial | None:
         """The trial that is known and is to be trained now."""
@@ -164,7 +163,7 @@ class SweepScheduler:
             return False
         return self.sweep.run_place(trial).newest_step() < trial.last.step
 
-    def start(self, trial: Trial) -> Job:
+    def start(self, trial: Trial) -> Trial:
         """Have a trial trained, for the first time or again."""
         if not (behind := self._behind(trial) or trial in self._population.concerned):
             self._rule.begin(trial.id)
@@ -177,9 +176,9 @@ class SweepScheduler:
         self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
         self._busy[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
-        return Job(trial, self._run(trial))
+        return trial
 
-    def _run(self, trial: Trial) -> TrainConfig:
+    def run_of(self, trial: Trial) -> TrainConfig:
         if trial.id not in self._runs:
             self._runs[trial.id] = self.sweep.run_of(trial)
         return self._runs[trial.id]
@@ -197,7 +196,7 @@ class SweepScheduler:
 
     def _come(self, trial: Trial, step: int) -> None:
         if step > trial.steps:
-            run = self._run(trial)
+            run = self.run_of(trial)
             trial.steps, trial.tokens = step, step * run.tokens_per_step
             trial.flops = trial.tokens * self.sweep.flops_per_token(run)
 
@@ -205,7 +204,7 @@ class SweepScheduler:
         """A figure of the trial. Whether it is to stop for that; a figure that was told before decides nothing anew."""
         if step in self._seen[trial.id]:
             return False
-        name, run = self._hear(trial, step, value), self._run(trial)
+        name, run = self._hear(trial, step, value), self.run_of(trial)
         stop = bool(name) and not trial.baseline and step < run.steps
         reason = self._why(name, trial) if stop else ""
         decision = "stop" if stop else "wait" if self._rule.waits(trial.id) else "continue"
@@ -219,11 +218,12 @@ class SweepScheduler:
 
     def _hear(self, trial: Trial, step: int, value: float) -> str:
         """Take in a figure of the trial. What stops it there, by its name; empty for nothing."""
-        config, run = self.sweep.config, self._run(trial)
+        config, run = self.sweep.config, self.run_of(trial)
         tokens = step * run.tokens_per_step
         self._come(trial, step)
         bad = self._rule.result(trial.id, tokens, value, last=step >= run.steps)
-        flat = self._plateau.result(trial.id, tokens, value)
+        told = {"tokens": tokens, "value": value, "training_iteration": tokens}
+        flat = self._stopper(trial.id, told) or self._stopper.stop_all()
         self._seen[trial.id][step] = value
         trial.last = Figure(step, value)
         if trial.best is None or value < trial.best.value:
@@ -235,7 +235,7 @@ class SweepScheduler:
     def _why(self, name: str, trial: Trial) -> str:
         assert trial.last
         best = min(other.best.value for other in self.sweep.trials.values() if other.best)
-        at = f"step {trial.last.step} ({trial.last.step * self._run(trial).tokens_per_step:,} tokens)"
+        at = f"step {trial.last.step} ({trial.last.step * self.run_of(trial).tokens_per_step:,} tokens)"
         return f"{name} stopped it at {at}: {trial.last.value:.3f}, and the best trial had {best:.3f}"
 
     def _stopped_by_others(self) -> dict[str, str]:
@@ -279,7 +279,7 @@ class SweepScheduler:
         step, (before, count) = self.sweep.run_place(trial).newest_step(), self._failures.get(trial.id, (-1, 0))
         count = count + 1 if step == before else 1
         self._failures[trial.id] = (step, count)
-        if count > self._run(trial).max_failures:
+        if count > self.run_of(trial).max_failures:
             self._end(trial, "failed", said)
             return
         print(f"trial {trial.id}: {said}: it goes on from its newest checkpoint", flush=True)

@@ -212,8 +212,10 @@ class Sweep:
 
     def note(self, **event: Any) -> None:
         """One more line of results.jsonl."""
+        line = json.dumps(event).encode() + b"\n"
         with open(opened_at_end(self.folder / "results.jsonl"), "ab", buffering=0) as file:
-            file.write(json.dumps(event).encode() + b"\n")
+            while line:  # a disk that becomes full takes a part first
+                line = line[file.write(line) :]
         self.publish("results.jsonl")
 
     def events(self) -> Iterator[dict[str, Any]]:

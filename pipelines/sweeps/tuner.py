@@ -27,7 +27,7 @@ from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.sweeps import sweep as sweeps
 from pipelines.sweeps.capacity import Room
-from pipelines.sweeps.scheduler import Job, SweepScheduler
+from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.trial import Trial
 from pipelines.training.stopping import Stop
 
@@ -75,10 +75,8 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
             name="trials",
             storage_path=notes.path,
             storage_filesystem=None if notes.is_local else notes.filesystem,
-            stop=recorded,
             verbose=0,
             callbacks=[Silent()],
-            failure_config=tune.FailureConfig(max_failures=-1),  # the memory counts those without progress
             # With a number to keep, each would take a snapshot.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
         ),
@@ -101,8 +99,11 @@ class Silent(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
 
-class Recorded(Unpickled, TrialScheduler, tune.Stopper):
-    """What Tune asks of a scheduler, and of a stopper, answered by the sweep's memory; ``below`` puts a run below the sweep's."""
+class Recorded(Unpickled, TrialScheduler):
+    """What Tune asks of a scheduler, answered by the sweep's memory; ``below`` puts a run below the sweep's.
+
+    A trial that goes on is a new one to Tune, which itself resumes none: a run finds its own checkpoint.
+    """
 
     def __init__(
         self, memory: SweepScheduler, stop: Stop, below: Callable[[TrainConfig], TrainConfig], room: Room
@@ -111,8 +112,6 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         self._memory, self._stop, self._below, self.room, self.sweep = memory, stop, below, room, memory.sweep
         self._given: dict[str, Any] = {}
         """Tune's trials that are not over, by our names."""
-        self._resumed: list[str] = []
-        """Those that Tune has paused, and that are to go on."""
         self._held: dict[str, float] = {}
         """Trials that wait for others with their actors, and since when."""
         self._kept = self._looked = 0.0
@@ -122,47 +121,34 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
 
     def offer(self) -> dict[str, Any] | None:
         """The config of a trial to begin; None where there is none now."""
-        while self._live() + len(self._resumed) < self.room.at_once() and (job := self._memory.next()):
-            config = self._config(job)
-            if job.trial.id not in self._given:
-                return config
-            self._given[job.trial.id].set_config(config)
-            self._resumed.append(job.trial.id)
-        self.exhausted = not self._live() and not self._resumed and not self._memory.busy
+        if len(self._given) < self.room.at_once() and (ours := self._memory.next()):
+            return self._config(ours)
+        self.exhausted = not self._given
         return None
 
-    def _live(self) -> int:
-        return sum(trial.status in ("PENDING", "RUNNING") for trial in self._given.values())
-
-    def _config(self, job: Job) -> dict[str, Any]:
-        run = self._below(job.run)
+    def _config(self, ours: sweeps.Trial) -> dict[str, Any]:
+        run = self._below(self._memory.run_of(ours))
         (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
-        if job.trial.steps == 0:
-            print(f"trial {job.trial.id} begins: {job.trial.told()}", flush=True)
-        return {"trial": job.trial.id, "run": run, "metric": self.sweep.config.metric, "use_gpu": self.room.use_gpu}
+        if ours.steps == 0:
+            print(f"trial {ours.id} begins: {ours.told()}", flush=True)
+        return {"trial": ours.id, "run": run, "metric": self.sweep.config.metric, "use_gpu": self.room.use_gpu}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._given[trial.config["trial"]] = trial
 
-    def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Called at every turn of Tune's loop, which handles one event."""
+    def choose_trial_to_run(self, tune_controller: Any) -> None:
+        """Called at every turn of Tune's loop, which handles one event. Tune itself begins what it was given."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._look(tune_controller)
             self._looked = time.monotonic()
-        given = self._given  # asked to stop, one may be gone from it
-        self._resumed = [name for name in self._resumed if name in given and given[name].status == "PAUSED"]
-        return self._given[self._resumed[0]] if self._resumed else None
 
     def _look(self, controller: Any) -> None:
         for trial in self._memory.busy:
             self._memory.watch(trial)
         if asked := self._stop.asked():
             self._memory.interrupt()
-        for name, trial in list(self._given.items()):
-            ours = self.sweep.trials[name]
-            if trial.status == "PAUSED" and ours in self._memory.busy and name not in self._resumed:
-                self._ended(ours, "stopped")
-            elif (trial.status in ("PENDING", "PAUSED") and ours.over) or (trial.status == "PENDING" and asked):
+        for trial in list(self._given.values()):
+            if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
                 controller.stop_trial(trial)
         if self._held and (asked or self._memory.out_of_budget() or self._release()):
             for name in self._held:
@@ -181,7 +167,7 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
         """Whether those that wait are to save now: all have come, one is to end, others want their actors, or it takes long."""
         waited = time.monotonic() - min(self._held.values())
         ended = any(self.sweep.trials[name].reason for name in self._held)
-        return len(self._held) == self._live() or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
+        return len(self._held) == len(self._given) or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
 
     # What Tune tells
 
@@ -200,37 +186,25 @@ class Recorded(Unpickled, TrialScheduler, tune.Stopper):
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         ours = self.sweep.trials[trial.config["trial"]]
         self._hear(ours, result)
-        self._ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
-        del self._given[ours.id]
+        self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""))
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """Tune starts it again, unless the memory has ended it."""
-        ours = self.sweep.trials[trial.config["trial"]]
-        self._held.pop(ours.id, None)
         trial.run_metadata.pickled_error_filename = None  # never read
-        self._ended(ours, "died", f"a worker died ({why(trial)})")
-        if not ours.over and not self._stop.asked():
-            self._memory.start(ours)
+        self._ended(trial, "died", f"a worker died ({why(trial)})")
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        ours = self.sweep.trials[trial.config["trial"]]
-        self._ended(ours, "stopped")
-        del self._given[ours.id]
+        self._ended(trial, "stopped")
 
-    def _ended(self, ours: sweeps.Trial, outcome: Any, said: str = "") -> None:
-        if ours not in self._memory.busy:  # it was over, and Tune has started it again
+    def _ended(self, trial: Any, outcome: Any, said: str = "") -> None:
+        ours = self.sweep.trials[trial.config["trial"]]
+        if self._given.get(ours.id) is not trial:  # Tune says twice that one has died
             return
+        del self._given[ours.id]
+        self._held.pop(ours.id, None)
         self._memory.ended(ours, outcome, said)
         if ours.over:
             figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
             print(f"trial {ours.id} {ours.status}: {figure}{', ' + ours.reason if ours.reason else ''}", flush=True)
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        """Nothing runs and nothing is left, though trials may wait."""
-        return self.exhausted
 
 
 def why(trial: Any) -> str:

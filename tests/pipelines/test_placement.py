@@ -58,7 +58,7 @@ def test_how_many_trials_machines_hold() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_is_placed_as_training_is(capsys: pytest.CaptureFixture[str]) -> None:
     def trials(*words: str) -> tuple[int, bool]:
-        room = Room.of(read_command(["lr", "--num-workers", "1", *words]))
+        room = Room(read_command(["lr", "--num-workers", "1", *words]))
         return room.at_once(), room.use_gpu
 
     assert trials() == (4, False) and trials("--num-cpus", "3") == (3, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pipelines.sweeps.command import check, read_command
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.running import conclude, write_best
-from pipelines.sweeps.scheduler import Job, SweepScheduler
+from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
 from pipelines.sweeps.trial import Figures
 from pipelines.terminal import cli
@@ -35,6 +36,7 @@ from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
+from tests.tune_spaces.test_named import OWN
 from tune_spaces import combine
 from tune_spaces.drawing import fields
 
@@ -59,28 +61,29 @@ class Here:
         self._steps_left = kill_at
 
     def run(self) -> Sweep:
-        while job := self.scheduler.next():
-            self.scheduler.ended(job.trial, *self._train(job))
+        while trial := self.scheduler.next():
+            self.scheduler.ended(trial, *self._train(trial))
         return self.sweep
 
-    def _train(self, job: Job) -> tuple[Any, str]:
-        stop, figures = Stop(RunPlace.of(job.run).folder).asked, Figures(job.run, self.config.metric)
+    def _train(self, trial: Trial) -> tuple[Any, str]:
+        run = self.scheduler.run_of(trial)
+        stop, figures = Stop(RunPlace.of(run).folder).asked, Figures(run, self.config.metric)
 
         def told() -> bool:
             new = figures.new()
-            leaves = [self.scheduler.result(job.trial, step, value) for step, value in new]
-            return any(leaves) or (bool(new) and self.scheduler.stays(job.trial, new[-1][0]))
+            leaves = [self.scheduler.result(trial, step, value) for step, value in new]
+            return any(leaves) or (bool(new) and self.scheduler.stays(trial, new[-1][0]))
 
         def asked() -> bool:
             self._steps_left -= 1
             if self._steps_left == 0:
                 raise Killed
             leaves = told()
-            self.scheduler.watch(job.trial)
+            self.scheduler.watch(trial)
             return stop() or leaves
 
         try:
-            train_as_worker(job.run, World.alone(), asked)
+            train_as_worker(run, World.alone(), asked)
         except Stopped:
             return "stopped", ""
         except ValueError as error:
@@ -313,6 +316,51 @@ def test_what_a_damaged_trial_file_said_is_made_again(
     ]
 
 
+def test_a_population_leaves_alone_what_a_stopper_has_stopped(here: Make) -> None:
+    """The last to come, and the worst, is stopped where it would go on from another one."""
+    stops = ("--stop", "ray.tune.stopper:TrialPlateauStopper(std=9, num_results=1, grace_period=1)")
+    sweep = here("optim.lr=1e-2,3e-3,1e-7", *PBT[1:], "--search", "grid", *stops).run()
+    stopped = [trial for trial in sweep.trials.values() if trial.status == "stopped"]
+    assert [trial.values["optim.lr"] for trial in stopped] == [1e-2, 3e-3, 1e-7]
+    for trial in stopped:
+        assert trial.last and trial.last.step == 5 and f"{trial.last.value:.3f}" in trial.reason
+        assert not trial.exploited
+
+
+def test_a_population_stays_among_the_values_that_are_listed(here: Make) -> None:
+    sweep = here("optim.lr=1e-7,1e-3,1e-2", *PBT[1:], "--baseline", "no", "--samples", "3").run()
+    taken = [each["values"]["optim.lr"] for trial in sweep.trials.values() for each in trial.exploited]
+    assert taken and set(taken) <= {1e-7, 1e-3, 1e-2}
+
+
+def test_a_searcher_may_have_no_more_or_nothing_that_fits(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model.window=8,5", "--search", f"{OWN}:First(often=2)", "--samples", "9")
+    assert [trial.values["model.window"] for trial in here(*words).run().trials.values()] == [8, 8, 8]
+    misfits = ("model.window=8,5", "--search", f"{OWN}:First(often=999, place=1)")
+    for _ in range(2):
+        sweep = here(*misfits, name="misfits").run()
+        assert [trial.status for trial in sweep.trials.values()] == ["finished"]  # the preset
+    assert capsys.readouterr().out.count("suggests nothing more that fits small-rec") == 2
+    none = here(*misfits, "--baseline", "no", name="none").run()
+    with pytest.raises(UserError, match="has suggested no trial: vary something else"):
+        conclude(none)
+
+
+def test_what_is_written_of_a_decision_is_whole_or_an_error(here: Make) -> None:
+    sweep = here(*GRID).sweep
+    sweep.note(event="told", text="whole")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (sweep.folder / "results.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))  # as a disk that has room for ten bytes
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            sweep.note(event="told", text="torn")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sweep.note(event="told", text="again")
+    assert [event["text"] for event in sweep.events()] == ["whole", "again"]
+
+
 def test_a_population_without_a_trial_file_is_refused(here: Make) -> None:
     sweep = here(*PBT).run()
     copy = next(trial for trial in sweep.trials.values() if trial.exploited)
@@ -411,21 +459,21 @@ def test_a_trial_asked_to_stop_and_killed_heeds_what_comes_later(here: Make, mon
 def test_workers_that_die_after_the_decision_do_not_undo_it(here: Make) -> None:
     asha = here(*ASHA)
     for outcome in ("finished", "died"):
-        job = asha.scheduler.next()
-        assert job
-        asha._train(job)
-        asha.scheduler.ended(job.trial, outcome)
+        trial = asha.scheduler.next()
+        assert trial
+        asha._train(trial)
+        asha.scheduler.ended(trial, outcome)
     trial = asha.sweep.trials["001"]
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
 
 def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) -> None:
     sweep = here("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none")
-    job = sweep.scheduler.next()
-    assert job
-    Stop(sweep.sweep.place(job.trial)).ask()
-    sweep.scheduler.ended(job.trial, "died", "a worker died")
-    assert job.trial.status == "stopped" and "a file `stop`" in job.trial.reason
+    trial = sweep.scheduler.next()
+    assert trial
+    Stop(sweep.sweep.place(trial)).ask()
+    sweep.scheduler.ended(trial, "died", "a worker died")
+    assert trial.status == "stopped" and "a file `stop`" in trial.reason
 
 
 def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,10 +482,10 @@ def test_a_bad_figure_counts_though_the_budget_is_spent(here: Make, monkeypatch:
         patch.setattr(Stop, "asked", lambda self: False)
         first = here(*ASHA, "--tokens", "2688")
         for _ in range(2):
-            job = first.scheduler.next()
-            assert job
-            first._train(job)
-            first.scheduler.ended(job.trial, "finished" if job.trial.id == "000" else "stopped")
+            trial = first.scheduler.next()
+            assert trial
+            first._train(trial)
+            first.scheduler.ended(trial, "finished" if trial.id == "000" else "stopped")
     trial = here(*ASHA).sweep.trials["001"]
     assert trial.status == "stopped" and "asha stopped it" in trial.reason
 
@@ -527,6 +575,11 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--rung-tokens", "99999"], "nothing would be stopped"),
         (["window", "--scheduler", "pbt"], "model.window cannot change in the middle of a run"),
         (["lr+states", "--scheduler", "pbt"], "model.states cannot change in the middle of a run"),
+        (
+            ["lr", "--scheduler", "pbt", "--samples", "4", "--trials", "2"],
+            "pbt waits until all 4 trials can be compared, and --trials 2 leaves some out: lower --samples",
+        ),
+        (["model.window=3,5", "--search", "grid", "--baseline", "no"], "nothing of the space .* fits small-rec"),
         (["lr", "--data.corpus", "pg20"], "pg20"),
         (["steps=10,20"], "the space varies steps, which --equal tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),

@@ -1,4 +1,4 @@
-"""Sweeps on real Ray Train workers, tracked in MLflow's sqlite file."""
+"""Sweeps on a real Ray, tracked in MLflow's sqlite file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from benchmarks.tune_scale import many, planned
 from pipelines import tune
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.sweeps import tuner
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.tracking.metrics_file import read_records
@@ -202,3 +203,28 @@ def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path)
     tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 12
     assert len(kept) == 12 and max(kept) <= 2 + 4  # those of the last tenth of a second, when they end at once
+
+
+class Stumbles(Ends):
+    """The same; its actor fails once where it is to take the fourth trial."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        run = RunPlace.of(new_config["run"]).folder
+        if new_config["trial"] == "003" and not (run / "stumbled").exists():
+            (run / "stumbled").touch()
+            raise RuntimeError("no room")
+        return True
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_an_actor_that_fails_between_two_trials_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept, domains = many(tmp_path, 6)
+    memory = SweepScheduler(sweep := planned(swept, domains), domains)
+    memory.restore()
+    room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
+    tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Stumbles)
+    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 6
+    out = capsys.readouterr().out
+    assert out.count("a worker died") == 1 and "trial 003: a worker died (RuntimeError): it goes on from" in out

@@ -9,8 +9,9 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher as TuneSearcher
 
 from tests.tune_spaces.test_spaces import values
-from tune_spaces import Plateau, Rule, Searcher, combine
-from tune_spaces.named import make
+from tune_spaces import Rule, Searcher, combine, stopper
+from tune_spaces.named import is_exact, make
+from tune_spaces.stopping import SCHEDULERS
 
 
 class StopsAbove(FIFOScheduler):
@@ -38,6 +39,18 @@ class Counts(TuneSearcher):
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...
 
 
+class First(Counts):
+    """The first category, so often; then it has no more. Where it is of no trial's, another one, for ever."""
+
+    def __init__(self, space: dict[str, Any], seed: int, often: int, place: int = 0) -> None:
+        super().__init__(space, seed)
+        self.often, self.place = often, place
+
+    def suggest(self, trial_id: str) -> Any:
+        self.at += 1
+        return {key: str(self.place) for key in self.space} if self.at <= self.often else self.FINISHED
+
+
 OWN = "tests.tune_spaces.test_named"
 
 
@@ -49,10 +62,11 @@ def test_it_is_given_what_it_takes_and_what_is_written() -> None:
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
     rule = Rule(f"{OWN}:StopsAbove(limit=2.5)", least=1, most=9)
     rule.add("a")
-    assert rule.own and not Rule("asha", least=1, most=9).own
+    assert not is_exact(f"{OWN}:StopsAbove(limit=2.5)") and all(map(is_exact, SCHEDULERS.values()))
+    assert not is_exact("ray.tune.stopper:TimeoutStopper(timeout=9)")  # Tune's own, by the clock
     assert [rule.result("a", 1, value) for value in (2.0, 3.0)] == [False, True]
     searcher = Searcher(f"{OWN}:Counts", combine("states", values("small-rec")), seed=0)
-    states = [searcher.suggest(str(i))["model.states"] for i in range(5)]
+    states = [(searcher.suggest(str(i)) or {})["model.states"] for i in range(5)]
     assert len(set(states[:4])) == 4 and states[4] == states[0]
 
 
@@ -69,15 +83,16 @@ def test_tunes_own_by_path_decide_as_by_name() -> None:
 
 
 def test_a_plateau_stops_what_has_come_to_rest() -> None:
+    def told(value: float) -> dict[str, float]:
+        return {"value": value, "training_iteration": 1}
+
     for name in ("plateau", "ray.tune.stopper:TrialPlateauStopper(std=0.01, num_results=4)"):
-        stops = Plateau(name)
-        assert [stops.result("a", i, value) for i, value in enumerate((3.0, 2.0, 2.0, 2.001, 2.0))] == [False] * 4 + [
-            True
-        ]
-    assert not Plateau("none").result("a", 1, 2.0)
-    whole = Plateau("ray.tune.stopper:ExperimentPlateauStopper(top=2, std=0.1)")
-    assert not whole.over()
-    assert [whole.result(trial, 1, 2.0) for trial in "abc"][-1] and whole.over()
+        stops = stopper(name)
+        assert [stops("a", told(value)) for value in (3.0, 2.0, 2.0, 2.001, 2.0)] == [False] * 4 + [True]
+    assert not stopper("none")("a", told(2.0))
+    whole = stopper("ray.tune.stopper:ExperimentPlateauStopper(top=2, std=0.1)")
+    assert not whole.stop_all()
+    assert [whole(trial, told(2.0)) for trial in "abc"][-1] and whole.stop_all()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +115,7 @@ def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> 
 
 def test_a_scheduler_is_no_searcher_or_stopper() -> None:
     with pytest.raises(ValueError, match="is no stopper of Ray Tune's"):
-        Plateau("ray.tune.schedulers:ASHAScheduler")
+        stopper("ray.tune.schedulers:ASHAScheduler")
     with pytest.raises(ValueError, match="is no searcher of Ray Tune's"):
         Searcher("ray.tune.schedulers:ASHAScheduler", combine("lr", values("small-rec")), seed=0)
 

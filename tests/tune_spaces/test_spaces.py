@@ -173,6 +173,7 @@ def test_listed_values_are_as_they_were_written_and_drawn_ones_short() -> None:
 def test_ranges_of_ones_own_are_drawn_suggested_and_laid_out() -> None:
     domains = {"model.states": tune.randint(8, 65), "optim.clip": tune.uniform(0, 2)}
     some = Searcher("optuna", domains, seed=0).suggest("001")
+    assert some is not None
     assert type(some["model.states"]) is int and some["optim.clip"] == float(f"{some['optim.clip']:.3g}")
     assert grid({"optim.clip": domains["optim.clip"]}, points=3) == [{"optim.clip": value} for value in (0.0, 1.0, 2.0)]
     whole = [each["model.states"] for each in grid({"model.states": domains["model.states"]}, points=3)]
