@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -175,6 +177,27 @@ def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
     assert steps == [5, 10, 15] and capsys.readouterr().out.count(" goes on from ") == 3
     lines = (tmp_path / "runs" / "sweep" / "results.jsonl").read_text().splitlines()
     assert [event["step"] for event in map(json.loads, lines) if event["event"] == "generation"] == [5, 10, 15]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_asked_to_stop_by_a_signal_all_that_run_save(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "runs" / "sweep"
+
+    def signalled() -> None:
+        deadline = time.monotonic() + 100
+        while len(list(sweep.glob("trials/*/checkpoints/step-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=signalled, daemon=True).start()
+    words = ["--search", "grid", "--scheduler", "none", "--baseline", "no", "--num-cpus", "2", "--steps", "20000"]
+    assert tune.main(command("optim.lr=1e-3,3e-3", *words, "--checkpoint.every", "500")) == 75
+    assert "asked to stop: saving first" in capsys.readouterr().err
+    for trial in trials(tmp_path):
+        newest = max((sweep / "trials" / trial["id"] / "checkpoints").glob("step-*"))
+        assert trial["status"] == "pending" and 0 < trial["steps"] == int(newest.name[5:]) < 20_000
 
 
 class Ends(ray.tune.Trainable):
