@@ -7,9 +7,9 @@ group that Tune has reserved for all of them at once. All keep their processes f
 waits where a figure is due until the next `step()`, or until it is to save and leave. Our checkpoints stay where a run has them;
 Tune's hold a pointer to them.
 
-Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB in place of
-17 and 2.9 GB, and the first trial begins after half the time. Where a rank dies, its actor goes with it, as among those that have
-joined none can be replaced; the trial goes on from its newest checkpoint on new ones, and the others keep theirs.
+Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB, in place
+of 17 and 2.9 GB, and the first trial begins after half the time. Where a rank dies, its actor goes with it, as among those that
+have joined none can be replaced; the trial goes on from its newest checkpoint on new ones, and the others keep theirs.
 """
 
 from __future__ import annotations
