@@ -22,7 +22,6 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from benchmarks.tune_scale import many, planned
 from pipelines import tune
-from pipelines.checkpoints.run_place import RunPlace
 from pipelines.sweeps import tuner
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.tracking.metrics_file import read_records
@@ -228,26 +227,22 @@ def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path)
     assert len(kept) == 12 and max(kept) <= 2 + 4  # those of the last tenth of a second, when they end at once
 
 
-class Stumbles(Ends):
-    """The same; its actor fails once where it is to take the fourth trial."""
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        run = RunPlace.of(new_config["run"]).folder
-        if new_config["trial"] == "003" and not (run / "stumbled").exists():
-            (run / "stumbled").touch()
-            raise RuntimeError("no room")
-        return True
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_an_actor_that_fails_between_two_trials_costs_nothing(
+def test_what_fails_before_its_first_step_is_offered_again_and_counted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    swept, domains = many(tmp_path, 6)
+    """As where an actor dies while it is reset for its next trial: Tune ends what it was given, and says so twice."""
+    swept, domains = many(tmp_path, 2)
     memory = SweepScheduler(sweep := planned(swept, domains), domains)
     memory.restore()
-    room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
-    tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Stumbles)
-    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 6
-    out = capsys.readouterr().out
-    assert out.count("a worker died") == 1 and "trial 003: a worker died (RuntimeError): it goes on from" in out
+    room: Any = SimpleNamespace(at_once=lambda: 1, use_gpu=False)
+    recorded = tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room)
+    for _ in range(2):
+        config = recorded.offer()
+        assert config and config["trial"] == "000"
+        given = TuneTrial("trial", config=config, stub=True)
+        recorded.on_trial_add(None, given)
+        assert recorded.offer() is None and not recorded.exhausted  # there is room for one
+        recorded.on_trial_error(None, given)
+        recorded.on_trial_remove(None, given)
+        assert sweep.trials["000"].status == "pending" and not memory.busy
+    assert capsys.readouterr().out.count("a worker died") == 2
