@@ -223,15 +223,19 @@ def remark_on(carried: Score, cleared: Score) -> str:
 
 def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     """By how much the best is ahead of each of the others, of what was read by all: in errors where that has labels."""
-    if all(e.carried.errors is not None for e in evaluations):
-        best = min(evaluations, key=lambda e: e.carried.error_rate)
-        others = [e for e in evaluations if e.split == best.split and e.carried.error_rate > best.carried.error_rate]
-        own = f"{best.name} is wrong in {best.carried.error_rate:.2%} of the labels"
-        return [f"{own}, {e.name} in {e.carried.error_rate:.2%}" for e in others]
-    best = min(evaluations, key=lambda e: e.carried.bits_per_byte)
-    others = [e for e in evaluations if e is not best and e.split == best.split]
-    shares = [(e, 1 - best.carried.bits_per_byte / e.carried.bits_per_byte) for e in others]
-    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares if share > 0]
+    labelled = all(e.carried.errors is not None for e in evaluations)
+
+    def figure(e: Evaluation) -> float:
+        return e.carried.error_rate if labelled else e.carried.bits_per_byte
+
+    best = min(evaluations, key=figure)
+    others = [e for e in evaluations if e.split == best.split and figure(e) > figure(best)]
+    if labelled:
+        return [
+            f"{best.name} is wrong in {figure(best):.2%} of the labels, {e.name} in {figure(e):.2%}" for e in others
+        ]
+    shares = [(e, 1 - figure(best) / figure(e)) for e in others]
+    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares]
 
 
 def track(

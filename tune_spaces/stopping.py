@@ -4,7 +4,7 @@
     rule.add("000", {"optim.lr": 1e-3}); rule.begin("000")
     rule.result("000", tokens=3072, value=6.1)                    # True: stop it
     rule.waits("000"), rule.choose(), rule.exploits, rule.stopped # where the scheduler pauses trials and changes them
-    stops = Plateau("plateau"); stops.result("000", tokens=3072, value=6.1)
+    stops = stopper("plateau"); stops("000", {"value": 6.1, …}), stops.stop_all()
 
 A scheduler plays here on Tune's own records of trials, while Tune's controller runs the real ones. Its state is a pure function of
 the calls in their order: making these again restores it, and nothing is pickled.

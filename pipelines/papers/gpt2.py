@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.papers.tables import Column, Data, Row, Run, Table
+from pipelines.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
 from pipelines.presets.gpt2 import TINY_TOKENS, TWO_EPOCHS, WINDOWS
 
 DATA = {
@@ -54,7 +54,7 @@ VALIDATION, TEST = "validation perplexity", "test perplexity"
 COLUMNS = (
     Column(VALIDATION, "word_perplexity", split="validation", form=".2f"),
     Column(TEST, "word_perplexity", form=".2f"),
-    Column("FLOPs/token", "flops_without_output", form=".2e"),
+    FLOPS_PER_TOKEN,
 )
 FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
 """By overlap, of windows of 300; those of layers and attention, without the output layer."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
+from pipelines.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
-CURRICULUM = ("--train", "1000000", *["--curriculum", "8", "16", "32", "64", "128", "256", "400"])
+CURRICULUM = ("--train", "1000000", "--curriculum", "8", "16", "32", "64", "128", "256", "400")
 """A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
 REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
 PAPER_DATA = {
@@ -21,9 +21,7 @@ PAPER_DATA = {
 WALKS = "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500"
 TINY_DATA = {
     "Random Walk": Data("random-walk", options=tuple(f"{WALKS} --segment-length 64".split())),
-    "Algorithm": Data(
-        "algorithm", options=tuple(["--statements", "10", "--train", "100000", "--segment-length", "64"])
-    ),
+    "Algorithm": Data("algorithm", options=("--statements", "10", "--train", "100000", "--segment-length", "64")),
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "16")),
 }
 TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
@@ -57,8 +55,7 @@ COLUMNS = (
     Column("Reddit", "perplexity", of="Reddit", form=".1f"),
     Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
 )
-COMPUTE = tuple(Column(f"{task}, FLOPs/token", "flops_without_output", of=task, form=".2e") for task in TASKS)
-FLOPS = Column("FLOPs/token", "flops_without_output", form=".2e")
+COMPUTE = tuple(replace(FLOPS_PER_TOKEN, name=f"{task}, {FLOPS_PER_TOKEN.name}", of=task) for task in TASKS)
 RESULTS: dict[str, tuple[str, dict[str, float]]] = {
     "LSTM": ("lstm", {"Random Walk": 0.6, "Algorithm": 1.0, "Enwik8": 1.38}),
     "Transformer-XL": (
@@ -142,7 +139,7 @@ TABLE_2 = Table(
         Column(VALIDATION, "perplexity", split="validation", form=".2f"),
         Column(TEST, "perplexity", form=".2f"),
         Column(TIME, "ms_per_step", form=",.0f"),
-        FLOPS,
+        FLOPS_PER_TOKEN,
     ),
     tuple(
         Row(

@@ -55,7 +55,7 @@ class Data:
     def vocab_size(self) -> int:
         """Symbols and begin-of-document, as far as is known beforehand."""
         corpus = CORPORA[self.corpus]
-        if isinstance(corpus, type) and issubclass(corpus, Task):
+        if issubclass(corpus, Task):
             drawn, _ = tyro.cli(corpus, args=self.options, return_unknown_args=True)  # the others are of `prepare`
             return len(drawn.symbols()) + 1
         pieces = re.search(r":(\d+)$", self.tokenizer)
@@ -102,6 +102,7 @@ class Column:
 
 
 PARAMETERS = Column("parameters", "parameters", form=",.0f")
+FLOPS_PER_TOKEN = Column("FLOPs/token", "flops_without_output", form=".2e")
 
 
 @dataclass(frozen=True)

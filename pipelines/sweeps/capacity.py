@@ -1,6 +1,6 @@
 """How many trials of a sweep fit at once, by what their workers take (--placement.*) and what the machines have.
 
-room = Room(config)          # in the Ray session that was started; a UserError where not even one trial fits
+room = Room(config)             # in the Ray session that was started; a UserError where not even one trial fits
 room.at_once()                  # asked again later: machines come and go
 """
 

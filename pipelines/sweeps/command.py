@@ -204,13 +204,13 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(
                 f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
             )
-    rule = config.rule(domains)
-    planned = len(grid(domains, config.points)) if config.search == "grid" else config.samples
-    if rule.compares_all and 0 < config.trials < planned:
-        raise UserError(
-            f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some out: "
-            "lower --samples or --points instead"
-        )
+    if config.rule(domains).compares_all and config.trials:
+        planned = len(grid(domains, config.points)) if config.search == "grid" else config.samples
+        if config.trials < planned:
+            raise UserError(
+                f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some "
+                "out: lower --samples or --points instead"
+            )
     stopper(config.stop)
     if config.suggested:
         Searcher(config.search, domains, run.seed)
@@ -221,9 +221,9 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 "goes on as before only if it decides by them alone"
             )
     if "data.store" not in fields(domains):
-        if every:
-            SegmentStore.open(run.data.store, run.data.corpus, "validation")
-        check_metric(config, SegmentStore.open(run.data.store, run.data.corpus, "train"))
+        splits = ("train", "validation") if every else ("train",)
+        stores = [SegmentStore.open(run.data.store, run.data.corpus, split) for split in splits]
+        check_metric(config, stores[0])
 
 
 def check_metric(config: SweepConfig, store: SegmentStore) -> None:

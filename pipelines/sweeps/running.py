@@ -118,9 +118,9 @@ def write_best(sweep: Sweep, best: Trial) -> None:
 def conclude(sweep: Sweep, spent: str = "") -> int:
     """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status.
 
-    Raises UserError where there are no trials.
+    Raises UserError where there are no trials, though there was time for them.
     """
-    if not sweep.trials:
+    if not sweep.trials and not spent:
         raise UserError(
             f"--search {sweep.config.search} has suggested no trial: vary something else, or choose --search random"
         )

@@ -130,7 +130,9 @@ class SweepScheduler:
             if trial:
                 self._rule.add(trial.id, trial.values)
                 ready = self.ready()
-        return self.start(ready) if ready else None
+        if ready:
+            self.start(ready)
+        return ready
 
     def _more(self) -> bool:
         """Whether a searcher may suggest another trial."""
@@ -163,7 +165,7 @@ class SweepScheduler:
             return False
         return self.sweep.run_place(trial).newest_step() < trial.last.step
 
-    def start(self, trial: Trial) -> Trial:
+    def start(self, trial: Trial) -> None:
         """Have a trial trained, for the first time or again."""
         if not (behind := self._behind(trial) or trial in self._population.concerned):
             self._rule.begin(trial.id)
@@ -176,7 +178,6 @@ class SweepScheduler:
         self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
         self._busy[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
-        return trial
 
     def run_of(self, trial: Trial) -> TrainConfig:
         if trial.id not in self._runs:

@@ -302,9 +302,8 @@ def test_our_own_session_listens_on_loopback_alone() -> None:
         return os.getpid()
 
     ray.get(work.remote())
-    this = (
-        psutil.Process()
-    )  # beside Ray's it may have processes of other tests, whose end the system takes its time for
+    # Beside Ray's, this process may have those of other tests, which are still ending.
+    this = psutil.Process()
     rays = [child for child in this.children() if any(f"{os.sep}ray{os.sep}" in word for word in child.cmdline())]
     ours = {this.pid, *(process.pid for child in rays for process in (child, *child.children(recursive=True)))}
     assert len(ours) > len(rays) + 1 > 4  # the workers, those that started them, and this one
