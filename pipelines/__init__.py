@@ -1,4 +1,4 @@
-"""One entry script per stage (prepare, train, evaluate), and what they share: config, presets, loop, checkpoints, tracking."""
+"""The commands, a script each (`python -m pipelines.train`), and the rooms of what they share (docs/architecture.md)."""
 
 import os
 from pathlib import Path

@@ -184,7 +184,7 @@ def main(argv: list[str]) -> None:
 def report(
     config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace
 ) -> list[Path]:
-    """Print the table, write the report, and log it; the report\'s files."""
+    """Print the table, write the report, and log it; the report's files."""
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))

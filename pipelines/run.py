@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -29,12 +27,14 @@ from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
-from pipelines import python_path
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.terminal.starting import start
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
 
+OWN = ("run", "root", "preset", "data.store", "data.corpus")
+"""Fields that the stages agree on."""
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
 
@@ -74,10 +74,14 @@ class PipelineConfig:
         for name in (self.preset, *self.also):
             if name not in PRESETS:
                 raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
+            if (self.preset, *self.also).count(name) > 1:
+                raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
         for pair in (*self.set, *self.tune_set):
             field, equals, value = pair.partition("=")
             if not (field and equals and value):
                 raise UserError(f"--set {pair}: write a field and its value, as in --set steps=500 optim.lr=1e-3")
+            if field in OWN:
+                raise UserError(f"--set {pair}: the stages agree on that; see --name, --root, --store and --corpus")
         if self.retries < 0:
             raise UserError(f"--retries is {self.retries}: it must be 0 or more")
 
@@ -164,12 +168,19 @@ def mark(place: Place) -> str:
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:
-    """``steps=500`` → ``--steps 500``."""
-    return [word for pair in pairs for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
+    """``steps=500`` → ``--steps 500``, ``model.feedback=false`` → ``--model.no-feedback``."""
+    words: list[str] = []
+    for field, _, value in (pair.partition("=") for pair in pairs):
+        group, dot, name = field.rpartition(".")
+        flag = {"true": "", "false": "no-"}.get(value.lower())
+        words += [f"--{field}", value] if flag is None else [f"--{group}{dot}{flag}{name}"]
+    return words
 
 
 def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    for preset in (config.preset, *config.also):  # what training would refuse, before the first stage
+        cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
     name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
     record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
     with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
@@ -206,9 +217,8 @@ def attempt(stage: Stage, title: str, retries: int, asked: list[int] | None = No
 
 
 def call(stage: Stage, asked: list[int]) -> int:
-    """Run a stage's command, with our own modules, and pass on to it what asks to stop."""
-    command = [sys.executable, "-m", f"pipelines.{stage.module}", *stage.words]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
+    """Run a stage's command, and pass on to it what asks to stop."""
+    process = start(stage.module, stage.words)
 
     def pass_on(number: int, frame: object) -> None:
         """SIGTERM; Ctrl-C it has had from the terminal. This process lives until that one has ended."""

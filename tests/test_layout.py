@@ -74,7 +74,7 @@ ROOMS = {
     "papers": {"presets", "reports", "training", "checkpoints", "tracking", "config", "terminal"},
     "cluster": {"training", "checkpoints", "tracking", "config", "terminal"},
 }
-"""The rooms of pipelines/, and which others each may import; sweeps/ all of them, and a script whatever it needs."""
+"""The rooms of pipelines/, and which others each may import; sweeps/ all of them but papers/, and a script whatever it needs."""
 ROOMS["sweeps"] = {"presets", "inference", "reports", "cluster", *ROOMS["cluster"]}
 
 

@@ -40,7 +40,7 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
 
     A folder that was made for the lock goes with it, where nothing was written to it.
 
-    Raises Locked, naming ``who`` (\"another preparation\"), when another process still holds it after ``patience`` seconds.
+    Raises Locked, naming ``who`` ("another preparation"), when another process still holds it after ``patience`` seconds.
     """
     place = Place.parse(folder)
     name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"

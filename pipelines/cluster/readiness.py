@@ -201,7 +201,7 @@ def too_small(
                 f"{root} has {size(free)} free, and {kept} checkpoints of {size(checkpoint)} need "
                 f"{size(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
-    use_gpu = config.use_gpu == "yes" or (config.use_gpu == "auto" and any(facts.gpu_memory for facts in found))
+    use_gpu = config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))  # Ray's, as training asks
     most = 0
     for node, facts in zip(nodes, found, strict=True):
         fits = config.placement.fits(node.resources, use_gpu)

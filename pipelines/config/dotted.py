@@ -26,12 +26,13 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         part, _, name = field.rpartition(".")
         owner = getattr(config, part, None) if part else config
         known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-        if name not in known:
+        if name not in known or dataclasses.is_dataclass(getattr(owner, name)):
             raise UserError(f"{config.run} has no field {field!r}: {nearest(field, before)}")
         stood = before.get(field)
         if isinstance(stood, (int, float)) and not isinstance(value, (int, float)) and field != "num_workers":
             raise UserError(f"{field} is {value!r}: give a value such as {stood}")
-        parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
+        listed = isinstance(value, list) or (isinstance(stood, list) and not isinstance(value, tuple))
+        parts.setdefault(part, {})[name] = tuple(value if isinstance(value, list) else [value]) if listed else value
     with given_by_user(ValueError):  # of a model's config, say
         changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
         return dataclasses.replace(config, **changed, **parts.get("", {}))

@@ -7,18 +7,51 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from data_prep.errors import UserError
 
 
-def check_least(group: str, config: object, leasts: Mapping[str, float]) -> None:
-    """Raises UserError where a field is less than this, or no number."""
-    for name, least in leasts.items():
-        if not getattr(config, name) >= least:
-            where = f"{group}.{name}" if group else name
-            raise UserError(f"{where} is {getattr(config, name)}: it must be at least {least}")
+def check_fields(group: str, config: object, **least: float) -> None:
+    """Raises UserError where a field's value is not of the kind of its annotation, or less than this, or no number."""
+    for name, kind in kinds(type(config)).items():
+        value, where = getattr(config, name), f"{group}.{name}" if group else name
+        if needed := is_not(value, kind):
+            raise UserError(f"{where} is {value!r}: it must be {needed}")
+        if name in least and not value >= least[name]:
+            raise UserError(f"{where} is {value}: it must be at least {least[name]}")
+
+
+@cache
+def kinds(config: type) -> dict[str, Any]:
+    """The annotations of a config's fields."""
+    return get_type_hints(config)
+
+
+NAMES = {int: "a whole number", float: "a number", str: "a word"}
+
+
+def is_not(value: Any, kind: Any) -> str:
+    """What a field of this kind needs where the value is none; empty where it is one, and of kinds that are not looked at. (For
+    the hundreds of presets typeguard would take a third of a second.)
+    """
+    inside = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "" if value in inside else f"one of {', '.join(inside)}"
+    if get_origin(kind) is UnionType:
+        return " or ".join(NAMES[one] for one in inside) if all(is_not(value, one) for one in inside) else ""
+    if get_origin(kind) is tuple:
+        each = inside if Ellipsis not in inside else inside[:1] * len(value) if isinstance(value, tuple) else ()
+        whole = isinstance(value, tuple) and len(value) == len(each) and not any(map(is_not, value, each))
+        return "" if whole else f"a list{'' if Ellipsis in inside else f' of {len(inside)}'}, each {NAMES[inside[0]]}"
+    if kind in (int, float):
+        right = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        return "" if right else NAMES[kind]
+    return "" if kind is Any or isinstance(value, kind) else NAMES.get(kind, f"a {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +71,9 @@ class DataConfig:
     """Rows of the global batch, over all workers."""
     segment_length: int = 1024
     """Tokens of a lane in one training step: a multiple of the model's window. Gradients reach this far back."""
+
+    def __post_init__(self) -> None:
+        check_fields("data", self)
 
 
 @dataclass(frozen=True)
@@ -59,7 +95,7 @@ class OptimConfig:
     """Largest global norm of the gradient; 0 leaves it alone."""
 
     def __post_init__(self) -> None:
-        check_least("optim", self, {"lr": 0, "recurrent_lr_scale": 0, "weight_decay": 0, "clip": 0})
+        check_fields("optim", self, lr=0, recurrent_lr_scale=0, weight_decay=0, clip=0)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas is {self.betas}: each must be at least 0 and below 1")
 
@@ -77,7 +113,7 @@ class ScheduleConfig:
     """Cosine: share of the peak rate that is left at the last step."""
 
     def __post_init__(self) -> None:
-        check_least("schedule", self, {"warmup": 0, "final": 0})
+        check_fields("schedule", self, warmup=0, final=0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +132,7 @@ class CheckpointConfig:
     """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
 
     def __post_init__(self) -> None:
-        check_least("checkpoint", self, {"every": 1, "keep": 1, "keep_every": 0, "keep_best": 0})
+        check_fields("checkpoint", self, every=1, keep=1, keep_every=0, keep_best=0)
 
 
 @dataclass(frozen=True)
@@ -124,6 +160,7 @@ class TrackingConfig:
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
 
     def __post_init__(self) -> None:
+        check_fields("tracking", self)
         if re.match(r"sqlite:///(?!/)", self.uri):
             raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
@@ -162,6 +199,7 @@ class PlacementConfig:
     """Only machines that were given this with `ray start --resources='{"NAME": 1}'`."""
 
     def __post_init__(self) -> None:
+        check_fields("placement", self)
         for name in ("cpus", "gpus"):
             if not getattr(self, name) > 0:
                 raise UserError(f"placement.{name} is {getattr(self, name)}: it must be above 0")

@@ -25,7 +25,7 @@ from pipelines.config.parts import (
     PlacementConfig,
     ScheduleConfig,
     TrackingConfig,
-    check_least,
+    check_fields,
 )
 
 Recompute = Literal["nothing", "layer", "block"]
@@ -105,8 +105,9 @@ class TrainConfig:
     """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
 
     def __post_init__(self) -> None:
-        from_0 = dict.fromkeys(("validate_every", "validate_tokens", "max_failures", "hang_seconds"), 0)
-        check_least("", self, {"steps": 1, "log_every": 1, **from_0})
+        check_fields(
+            "", self, steps=1, log_every=1, validate_every=0, validate_tokens=0, max_failures=0, hang_seconds=0
+        )
         if self.micro_lanes < 0:
             raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:

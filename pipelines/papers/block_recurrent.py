@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 
@@ -37,10 +36,10 @@ def runs(name: str, *of: str) -> dict[str, dict[str, Run]]:
     }
 
 
-def on(name: str, data: dict[str, Data], fields: dict[str, Any] | None = None) -> dict[str, dict[str, Run]]:
+def on(name: str, data: dict[str, Data]) -> dict[str, dict[str, Run]]:
     """The PG-19 preset of this name, on this data of each scale."""
     prefixes = {"paper": "pg19", "tiny": "tiny-pg19"}
-    return {scale: {"PG19": Run(f"{prefixes[scale]}-{name}", data[scale], fields or {})} for scale in data}
+    return {scale: {"PG19": Run(f"{prefixes[scale]}-{name}", data[scale])} for scale in data}
 
 
 # Relative step time, then bits per token. Error bars of PG19 tokens are 0.01 where the paper has them.

@@ -5,22 +5,18 @@ failed = run([Job("train mine", "train", ("small-rec", "--run", "mine"), Path("r
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import python_path
-from pipelines.terminal import cli
+from pipelines.terminal import cli, starting
+from pipelines.terminal.starting import Process
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
-
-Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -64,27 +60,10 @@ def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
 
 
 def start(job: Job, at_once: int) -> Process:
-    """One that ends with this process, however that ends; of as many threads as leave the others theirs."""
+    """One of as many threads as leave the others theirs."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, "-m", f"pipelines.{job.module}", *job.words]
-    libc = ctypes.CDLL(None)
-
-    def end_with_parent() -> None:
-        """Linux: SIGKILL when the parent is gone, so that the command that is repeated finds nobody in a run's folder."""
-        if sys.platform == "linux":
-            libc.prctl(1, signal.SIGKILL)
-
     with job.log.open("ab") as log:
         log.write(f"$ python -m pipelines.{job.module} {shlex.join(job.words)}\n".encode())
         log.flush()
-        # A session of its own: Ctrl-C is passed on once, by `run`.
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
+        return starting.start(job.module, job.words, {"OMP_NUM_THREADS": threads}, log)

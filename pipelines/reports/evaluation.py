@@ -175,8 +175,8 @@ def read_report(folder: Path) -> list[Evaluation]:
     return read
 
 
-def kept_evaluation(run: Path, thing: str, seed: int | None, split: str = "test") -> Evaluation | None:
-    """The newest that a report beside a run has of it, over the windows of its training; None where there is none.
+def kept_evaluation(run: Path, thing: str, seed: int | None) -> Evaluation | None:
+    """The newest of the test split that a report beside a run has of it, over its training's windows; None where there is none.
 
     Args:
         thing, seed: of the training, as its config has them: another may have had the run's name.
@@ -186,7 +186,7 @@ def kept_evaluation(run: Path, thing: str, seed: int | None, split: str = "test"
         with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
             for found in read_report(path.parent):
                 of_it = (found.name, found.thing, found.seed) == (run.name, thing, seed)
-                if of_it and found.split.endswith(f"/{split}"):
+                if of_it and found.split.endswith("/test"):
                     return found
     return None
 

@@ -1,7 +1,7 @@
 """Words of a split with what they cost each model: what a model that looks further back is better at.
 
-    words = words_of(tokenizer, tokens, [nats_a, nats_b])     # of one document
-    rows = top(words, count=20)                               # where b costs least against a
+    words = words_of(writing_of(tokenizer), tokens, [nats_a, nats_b])     # of one document
+    best = top(words, count=20)                                           # where b costs least against a
 
 A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is theirs. A character of several
 tokens is written by the last of them. A name is a word with a capital letter whose small form stands nowhere in the document more
@@ -134,9 +134,9 @@ def rare(words: Words, common: int) -> np.ndarray:
     return np.array([text not in frequent for text in words.text_N.tolist()], bool)
 
 
-def top(words: Words, count: int, base: int = 0, better: int = -1) -> Words:
-    """Those by which one model is most below another in nats, the most first; none where it is not below."""
-    gains = words.nats_MN[base] - words.nats_MN[better]
+def top(words: Words, count: int) -> Words:
+    """Those by which the last model is most below the first in nats, the most first; none where it is not below."""
+    gains = words.nats_MN[0] - words.nats_MN[-1]
     best = np.argsort(-gains, kind="stable")[:count]
     return words.at(best[gains[best] > 0])
 

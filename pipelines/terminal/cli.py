@@ -131,11 +131,18 @@ def parse(
     return parsed
 
 
-def _check(config: object) -> None:
-    """Raise UserError for a value that its type allows and nothing here can use."""
+def _check(config: object, group: str = "") -> None:
+    """Raise UserError for a value that its type allows and nothing here can use.
+
+    Args:
+        group: what stands before the names of its options, as ``data.``.
+    """
     for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
-        value, option = getattr(config, field.name), f"--{field.name.replace('_', '-')}"
-        _check(value)
+        value, name = getattr(config, field.name), group + field.name.replace("_", "-")
+        option = f"--{name}"
+        _check(
+            value, group if "tyro.conf" in str(field.type) else f"{name}."
+        )  # marked: its options have no group's name
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and math.isnan(one):
                 raise UserError(f"{option} is nan: give a number")

@@ -1,6 +1,6 @@
 """Reads runs back from MLflow, for those whose folder is not at hand.
 
-run = read_run(TrackingConfig(uri="http://host:5000"), Path("runs"), "0123…")
+run = read_run(TrackingConfig(uri="http://host:5000"), Path("runs"), "0123…", ["validation/bits_per_token"])
 run.params, run.records, run.children
 """
 

@@ -90,7 +90,7 @@ def test_positional() -> None:
         ("small --steps abc", "--steps: invalid literal for int() with base 10: 'abc'; --help lists the options"),
         ("small --steps 0", "steps is 0: it must be at least 1"),
         ("small --steps 99999999999999999999", "--steps is 99999999999999999999: give less than 9007199254740992"),
-        ("small --optim.lr nan", "--lr is nan: give a number"),
+        ("small --optim.lr nan", "--optim.lr is nan: give a number"),
         ("small --steps", "Missing value for argument '--steps'"),
         ("small --optim.name adm", "invalid choice 'adm' for argument '--optim.name'. Expected one of"),
     ],

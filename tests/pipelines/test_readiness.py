@@ -207,6 +207,14 @@ def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> N
     assert "of memory free, and 1 worker of" in said and "activations not counted" in said
 
 
+def test_gpus_are_counted_as_training_counts_them(config: TrainConfig, machines) -> None:
+    found = machines(None)
+    found[0].resources["GPU"] = 1.0
+    assert wrong(replace(config, num_workers=2), found) == ""  # which has no GPU for each, and trains on CPUs
+    one = replace(config, num_workers=1)
+    assert "has GPUs of 0" in wrong(one, found) and wrong(replace(one, use_gpu="no"), found) == ""
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_the_machine_of_a_local_session(config: TrainConfig) -> None:

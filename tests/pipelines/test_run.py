@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,30 @@ def test_a_signal_stops_the_stage_which_saves_and_the_same_command_goes_on(text_
     assert list((tmp_path / "runs/small-rec/checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
+def test_killed_it_leaves_no_stage_behind(tmp_path: Path) -> None:
+    words = ("random-walk", "--train", "5000000", "--num-workers", "0", "--store", str(tmp_path / "store"))  # minutes
+    code = f"from pipelines.run import Stage, call; call(Stage('walks', 'prepare', {words!r}, (), ()), [])"
+    process = subprocess.Popen([sys.executable, "-c", code])
+
+    def children() -> list[str]:
+        return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+    wait_until(lambda: children())
+    begun = children()
+    time.sleep(1)
+    process.kill()
+    assert process.wait(20) == -9
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def stage(tmp_path: Path, script: str) -> Stage:
     """A stage that runs `python -m pipelines.doctor`-like, with these words; its file counts the attempts."""
     return Stage("made up", script, (str(tmp_path / "no-such-run"),), (), ())
@@ -124,6 +149,8 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
     assert tune[-4:] == ("--steps", "9", "--samples", "4")
     assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
+    config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
+    assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +159,13 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
         (["demo-recc"], "unknown preset 'demo-recc': did you mean 'demo-rec'"),
         (["demo-rec", "--set", "steps"], "--set steps: write a field and its value"),
         (["demo-rec", "--retries", "-1"], "--retries is -1"),
+        (["demo-rec", "--set", "root=x"], "--set root=x: the stages agree on that; see --name, --root"),
+        (["demo-rec", "--set", "optim.name=sgd"], "invalid choice 'sgd' for argument '--optim.name'"),
+        (
+            ["demo-rec", "--also", "demo-slide", "--set", "model.statez=4"],
+            "unknown option --model.statez: did you mean",
+        ),
+        (["demo-rec", "--also", "demo-rec"], "--also demo-rec: each preset is trained once"),
     ],
 )
 def test_bad_words_are_sentences(words: list[str], sentence: str) -> None:

@@ -512,6 +512,41 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
             presets_with(PRESETS, [str(tmp_path / "run.json")])
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"steps": 2.5}, "steps is 2.5: it must be a whole number"),
+        ({"optim.name": "sgd"}, "optim.name is 'sgd': it must be one of adamw, adafactor"),
+        ({"precision": "fp16"}, "precision is 'fp16': it must be one of auto, float32, bfloat16"),
+        ({"optim.betas": [0.9]}, r"optim.betas is \(0.9,\): it must be a list of 2, each a number"),
+        ({"num_workers": 1.5}, "num_workers is 1.5: it must be a whole number or a word"),
+        ({"checkpoint.keep": True}, "checkpoint.keep is True: it must be a whole number"),
+        ({"data.corpus": 3}, "data.corpus is 3: it must be a word"),
+        ({"placement.strategy": "far"}, "placement.strategy is 'far': it must be one of pack, spread, strict-spread"),
+        ({"allow_change": [1]}, r"allow_change is \(1,\): it must be a list, each a word"),
+        ({"optim": 1}, "has no field 'optim': did you mean 'optim.lr'"),
+        ({"model": 1}, "has no field 'model': did you mean 'model.name'"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused_wherever_it_comes_from(
+    values: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        with_fields(PRESETS["demo-rec"], values)
+    (field, value), config = *values.items(), to_json(PRESETS["demo-rec"])
+    part, _, name = field.rpartition(".")
+    if isinstance(config.get(field), dict):
+        return
+    (config[part] if part else config)[name] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=sentence):
+        presets_with(PRESETS, [str(tmp_path / "config.json")])
+
+
+def test_one_value_is_a_list_of_one() -> None:
+    assert to_json(with_fields(PRESETS["demo-rec"], {"model.recurrent_layers": 2}))["model"]["recurrent_layers"] == [2]
+
+
 def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> None:
     """Whatever else ends it is raised: the sweep starts it again."""
     from pipelines.sweeps.trial import train_trial  # imports Ray
