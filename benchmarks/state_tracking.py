@@ -7,8 +7,8 @@ Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_
 the newest checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
 state_tracking.png: errors over the position in a document. What is done already is not done again; a killed training goes on.
 
-- walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 64 actions, half of the walks to train on 16: the cell
-  after each action. The paper has 400 actions and says nothing of the grid.
+- walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 128 actions: the cell after each. To train on there
+  are walks of 8, 16, 32 and 64, too, as many actions of each. The paper has 400 actions and says nothing of the grid.
 - algorithm: programs of 10 statements with 3 variables: what each `print` prints (paper: 100 statements).
 - mqar: 8 pairs of 256 symbols, then each key again: recall, which needs no state that changes.
 - permutation: products of 32 permutations of three things, S3. Those of S5 are the hardest state to follow (Merrill et al. 2024).

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from data_prep.corpora.tasks import Draws, Task, Written
 from data_prep.documents import NOTHING, CorpusError
@@ -39,32 +39,39 @@ class Algorithm(Task):
     """Programs of assignments, ++, --, if and print; what is printed is to be predicted."""
 
     name: ClassVar[str] = "algorithm"
+    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     statements: int = 100
     """Statements of a program."""
     variables: int = 3
     """Variables of a program: 3 or 5 as published."""
+    curriculum: tuple[int, ...] = ()
+    """Statements of the programs to train on instead: an equal share of the split has each, in this order. The other splits keep
+    --statements."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(statements=1, variables=1)
+        self.check_curriculum(self.curriculum)
         if self.variables > len(VARIABLES):
             raise CorpusError(
                 f"variables of corpus {self.name} is {self.variables}: give --variables {len(VARIABLES)} or fewer"
             )
 
     def symbols(self) -> list[str]:
-        numbers = range(
-            2 - self.statements, LITERALS + self.statements
-        )  # the first statement assigns, all others count
+        counted = max((self.statements, *self.curriculum)) - 1  # the first statement assigns, all others count
+        numbers = range(1 - counted, LITERALS + 1 + counted)
         return [*WORDS, *VARIABLES[: self.variables], *map(str, numbers)]
 
     def size(self, split: str, index: int) -> int:
-        return 10 * self.statements
+        return 10 * self.statements_of(split, index)
+
+    def statements_of(self, split: str, index: int) -> int:
+        return self.length_in(self.curriculum, self.statements, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         program = Program(draws.one, list(VARIABLES[: self.variables]))
-        for _ in range(self.statements):
+        for _ in range(self.statements_of(split, index)):
             while not program.statement():
                 pass
         targets = [NOTHING] * len(program.text)

@@ -26,7 +26,6 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written, followed
-from data_prep.documents import CorpusError
 
 ACTIONS = {"turns": ("L", "R", "F"), "moves": ("N", "E", "S", "W")}
 AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
@@ -55,10 +54,7 @@ class RandomWalk(Task):
         super().__post_init__()
         self.check(grid=2, length=1)
         self.check_most(grid=math.isqrt(MOST_SYMBOLS))
-        if least := [length for length in self.curriculum if length < 1]:
-            raise CorpusError(
-                f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum lengths of 1 or more"
-            )
+        self.check_curriculum(self.curriculum)
 
     def symbols(self) -> list[str]:
         return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]
@@ -67,9 +63,7 @@ class RandomWalk(Task):
         return 2 * self.length_of(split, index)
 
     def length_of(self, split: str, index: int) -> int:
-        if split != "train" or not self.curriculum:
-            return self.length
-        return self.curriculum[index * len(self.curriculum) // self.train]
+        return self.length_in(self.curriculum, self.length, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         known = ACTIONS[self.actions]

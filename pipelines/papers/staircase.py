@@ -18,7 +18,7 @@ PAPER_DATA = {
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "32")),
     "Reddit": REDDIT,
 }
-WALKS = "--grid 3 --length 64 --curriculum 16 64 --train 100000 --validation 500 --test 500"
+WALKS = "--grid 3 --length 128 --curriculum 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64 128 --train 200000 --validation 500 --test 500"
 TINY_DATA = {
     "Random Walk": Data("random-walk", options=tuple(f"{WALKS} --segment-length 64".split())),
     "Algorithm": Data("algorithm", options=("--statements", "10", "--train", "100000", "--segment-length", "64")),
@@ -45,7 +45,7 @@ def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Ru
 
 
 TINY = (
-    "Walks of 64 actions on 3 × 3 cells (the paper: 400) and programs of 10 statements (100), models of 50,000 parameters beside "
+    "Walks of 128 actions on 3 × 3 cells (the paper: 400) and programs of 10 statements (100), models of 50,000 parameters beside "
     "embeddings; Enwik8 with 4 layers of d 96. The paper takes the best of several seeds on the first two, we the mean."
 )
 COLUMNS = (

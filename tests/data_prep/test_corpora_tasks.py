@@ -92,6 +92,22 @@ def test_a_curriculum() -> None:
     assert task.options() == json.loads(json.dumps(task.options()))
 
 
+def test_a_curriculum_of_programs() -> None:
+    task = Algorithm(train=5, validation=1, test=1, statements=9, curriculum=(2, 20))
+
+    def statements(split: str) -> list[int]:
+        return [sum(word == ";" for word, _ in pairs) for pairs in documents(task, split)]
+
+    assert [statements(split) for split in SPLITS] == [[2, 2, 2, 20, 20], [9], [9]]
+    assert [source.bytes for source in task.sources("train")] == [20, 20, 20, 200, 200]
+    assert {"-18", "29"} <= {*task.symbols()} and "30" not in task.symbols()
+
+
+def test_programs_of_a_store_of_before_are_those_without_a_curriculum() -> None:
+    assert list(Algorithm().options()) == ["train", "validation", "test", "seed", "statements", "variables"]
+    assert Algorithm(curriculum=(3, 5)).options()["curriculum"] == [3, 5]
+
+
 def run_program(text: str, literals: range) -> Iterator[tuple[int, int]]:
     """Execute a program line by line. Yields each printed value that the text holds, and the value that the variable has."""
     values: dict[str, int] = {}
@@ -125,11 +141,11 @@ def run_program(text: str, literals: range) -> Iterator[tuple[int, int]]:
                 raise AssertionError(other)
 
 
-@given(COUNTS, st.integers(1, 60), st.integers(1, 26))
-def test_a_program(counts: dict[str, int], statements: int, variables: int) -> None:
-    for pairs in every(Algorithm(**counts, statements=statements, variables=variables)):
+@given(COUNTS, st.integers(1, 60), st.integers(1, 26), st.lists(st.integers(1, 90), max_size=2))
+def test_a_program(counts: dict[str, int], statements: int, variables: int, curriculum: list[int]) -> None:
+    for pairs in every(Algorithm(**counts, statements=statements, variables=variables, curriculum=tuple(curriculum))):
         text = " ".join(word for word, _ in pairs)
-        assert text.count(";") == statements
+        assert text.count(";") in {statements, *curriculum}
         printed = list(run_program(text, range(1, 11)))
         assert [said for said, _ in printed] == [true for _, true in printed]
         labels = [(i, label) for i, (_, label) in enumerate(pairs) if label != NOTHING]
@@ -273,6 +289,7 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: RandomWalk(grid=1), "grid of corpus random-walk is 1: give --grid 2 or more"),
     (lambda: RandomWalk(length=0), "length of corpus random-walk is 0: give --length 1 or more"),
     (lambda: RandomWalk(curriculum=(8, 0)), "curriculum of corpus random-walk holds 0: give --curriculum lengths of 1 or more"),
+    (lambda: Algorithm(curriculum=(-3,)), "curriculum of corpus algorithm holds -3: give --curriculum lengths of 1 or more"),
     (lambda: Algorithm(statements=0), "statements of corpus algorithm is 0: give --statements 1 or more"),
     (lambda: Algorithm(variables=27), "variables of corpus algorithm is 27: give --variables 26 or fewer"),
     (lambda: Mqar(pairs=0), "pairs of corpus mqar is 0: give --pairs 1 or more"),
