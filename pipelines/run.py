@@ -18,6 +18,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import tyro
@@ -28,7 +29,7 @@ from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from data_prep.places import Place, is_uri
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.presets import PRESETS
+from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
 from pipelines.terminal.starting import start
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
@@ -37,6 +38,13 @@ OWN = ("run", "root", "preset", "data.store", "data.corpus")
 """Fields that the stages agree on."""
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
+
+
+def presets() -> Mapping[str, TrainConfig]:
+    """All of them; they import torch, which `--help` does without."""
+    from pipelines.presets import PRESETS
+
+    return PRESETS
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,10 @@ class PipelineConfig:
     """Times that a failed stage is tried again."""
 
     def __post_init__(self) -> None:
+        known = presets()
         for name in (self.preset, *self.also):
-            if name not in PRESETS:
-                raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
+            if name not in known:
+                raise UserError(f"unknown preset {name!r}: {nearest(name, known)}")
             if (self.preset, *self.also).count(name) > 1:
                 raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
         for pair in (*self.set, *self.tune_set):
@@ -87,7 +96,8 @@ class PipelineConfig:
 
     def located(self) -> PipelineConfig:
         """With what the preset says where nothing else was said."""
-        data, root = PRESETS[self.preset].data, self.root or PRESETS[self.preset].root
+        preset = presets()[self.preset]
+        data, root = preset.data, self.root or preset.root
         return replace(self, corpus=self.corpus or data.corpus, store=self.store or data.store, root=root)
 
 
@@ -180,7 +190,7 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
 def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
     for preset in (config.preset, *config.also):  # what training would refuse, before the first stage
-        cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
+        cli.parse_preset(presets(), [preset, *_options(config.set)], "")
     name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
     record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
     with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
