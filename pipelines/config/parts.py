@@ -36,8 +36,9 @@ NAMES = {int: "a whole number", float: "a number", str: "a word"}
 
 
 def is_not(value: Any, kind: Any) -> str:
-    """What a field of this kind needs where the value is none; empty where it is one, and of kinds that are not looked at. (For
-    the hundreds of presets typeguard would take a third of a second.)
+    """What a field of this kind needs where the value is none; empty where it is one.
+
+    Ours, since typeguard takes True for a whole number, and twice as long (67 and 39 ms for the fields of all presets).
     """
     inside = get_args(kind)
     if get_origin(kind) is Literal:
