@@ -31,8 +31,9 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         stood = before.get(field)
         if isinstance(stood, (int, float)) and not isinstance(value, (int, float)) and field != "num_workers":
             raise UserError(f"{field} is {value!r}: give a value such as {stood}")
-        listed = isinstance(value, list) or (isinstance(stood, list) and not isinstance(value, tuple))
-        parts.setdefault(part, {})[name] = tuple(value if isinstance(value, list) else [value]) if listed else value
+        if isinstance(stood, list) and not isinstance(value, (list, tuple)):
+            value = [value]
+        parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
     with given_by_user(ValueError):  # of a model's config, say
         changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
         return dataclasses.replace(config, **changed, **parts.get("", {}))

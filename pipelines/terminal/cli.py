@@ -140,9 +140,8 @@ def _check(config: object, group: str = "") -> None:
     for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
         value, name = getattr(config, field.name), group + field.name.replace("_", "-")
         option = f"--{name}"
-        _check(
-            value, group if "tyro.conf" in str(field.type) else f"{name}."
-        )  # marked: its options have no group's name
+        unnamed = "tyro.conf" in str(field.type)  # marked so that its options stand without its name
+        _check(value, group if unnamed else f"{name}.")
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and math.isnan(one):
                 raise UserError(f"{option} is nan: give a number")

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data_prep.places import Place
 from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
+from tests.mlflow_server import wait_until
 from tests.pipelines.conftest import TINY
 
 # TINY's options as `--set` has them, and none of its preset's name.
@@ -91,19 +91,12 @@ def test_killed_it_leaves_no_stage_behind(tmp_path: Path) -> None:
     def children() -> list[str]:
         return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
-    wait_until(lambda: children())
+    wait_until(children, 60)
     begun = children()
     time.sleep(1)
     process.kill()
     assert process.wait(20) == -9
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun), 60)
 
 
 def stage(tmp_path: Path, script: str) -> Stage:
