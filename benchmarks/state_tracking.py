@@ -147,7 +147,8 @@ def table(results: list[Result], config: BenchConfig) -> Table:
 
 
 def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
-    """Errors over position, a panel for each task; of each model the best seed."""
+    """Errors over position, a panel for each task; of each model the best seed. Lines of the models named first are wider, so that
+    all are seen where several have no errors."""
     tasks = [task for task in config.tasks if any(r.task == task for r in results)]
     figure = Figure(figsize=(4.2 * len(tasks) + 2.4, 4.2), layout="constrained")
     panels: list[Any] = list(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0])
@@ -157,7 +158,9 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
             if found:
                 best = min(found, key=lambda r: r.error)
                 places, shares = coarse(best)
-                style = {"color": f"C{number % 10}", "linestyle": "-" if number < 4 else "--" if number < 8 else ":"}
+                dashes = "-" if number < 4 else "--" if number < 8 else ":"
+                width = max(1.5, 7.5 - 2 * number)
+                style = {"color": f"C{number % 10}", "linestyle": dashes, "linewidth": width}
                 axes.plot(places, [100 * share for share in shares], label=model, **style)
         axes.set_title(task)
         axes.set_xlabel("position in the document, tokens")

@@ -10,7 +10,7 @@ terminal, and as Markdown and JSON into a folder and into MLflow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import first_writable
+from pipelines.inference.subjects import first_writable, tracking_of
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
 from pipelines.reports.index import write_index
@@ -153,10 +153,8 @@ def main(argv: list[str]) -> None:
 
 def track(config: ContinuationsConfig, checkpoint: Checkpoint, root: Path, paths: list[Path]) -> None:
     """The report's files in a run of their own in MLflow, by default where the run itself is."""
-    trained, asked = checkpoint.meta["config"]["tracking"], config.tracking
-    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
     tracker = Tracker.start(
-        replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off").located(),
+        tracking_of(checkpoint, config.tracking).located(),
         root=root,
         run_folder=paths[0].parent,
         run_name=f"continuations {checkpoint.meta['config']['run']}",

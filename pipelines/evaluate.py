@@ -30,7 +30,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrackingConfig, but_for_seed
-from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, writable
+from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
 from pipelines.reports.words import BYTES, writing_of
@@ -252,7 +252,7 @@ def track(
             continue
         root = root_of(run.folder, subject.checkpoint.meta["config"]["run"])
         home = root if subject is subjects[0] else home
-        tracker = Tracker.attach(tracking_of(subject, config.tracking), root, run.folder)
+        tracker = Tracker.attach(tracking_of(subject.checkpoint, config.tracking), root, run.folder)
         row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
         of = "_".join(
             [f"whole_{split}{config.cleared}", *(f"{field}_{value}" for field, value in subject.changed.items())]
@@ -260,7 +260,7 @@ def track(
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
-    first, tracking = evaluations[0], tracking_of(subjects[0], config.tracking)
+    first, tracking = evaluations[0], tracking_of(subjects[0].checkpoint, config.tracking)
     tracking = tracking.located() if subjects[0].run is None else tracking  # its run's database is not beside it
     tracker = Tracker.start(
         tracking if tracking.uri or writable(home) else replace(tracking, backend="none"),
@@ -281,13 +281,6 @@ def track(
     for path in paths:
         tracker.log_artifact(path)
     tracker.finish()
-
-
-def tracking_of(subject: Subject, asked: TrackingConfig) -> TrackingConfig:
-    """Where the run itself was tracked, unless the command line says where."""
-    trained = subject.checkpoint.meta["config"]["tracking"]
-    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
-    return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
 
 
 if __name__ == "__main__":

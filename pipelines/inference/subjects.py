@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run
+from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.terminal import cli
 
@@ -188,6 +189,13 @@ def writable(file: Path | Place) -> bool:
         path = path.parent
     made = path != Path(place.path)
     return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
+
+
+def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:
+    """Where the run of a checkpoint was itself tracked, unless the command line says where."""
+    trained = checkpoint.meta["config"]["tracking"]
+    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
+    return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:

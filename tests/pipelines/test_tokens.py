@@ -179,10 +179,11 @@ def test_two_runs_are_compared_on_one_page(
     train: Callable[..., Path], server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [train("--steps", "4", "--seed", seed, name=name) for seed, name in (("0", "first"), ("1", "second"))]
-    words = [*map(str, runs), "--tracking.backend", "none"]
+    words = [*map(str, runs)]
     main(words)
     out = capsys.readouterr().out
     folder = tmp_path / "runs" / "reports" / "tokens-first-vs-second"
+    assert not (tmp_path / "runs" / "mlflow.db").exists()  # the runs were tracked nowhere
     page = (folder / "tokens.html").read_text("utf-8")
     assert "second against first" in page and "<mark>" in page and page.count("<tr>") > 10
     assert not re.search(r'(src|href)="(?!data:)', page)
