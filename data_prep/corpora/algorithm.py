@@ -1,25 +1,23 @@
 """Algorithm: short programs that are to be executed; at each print the value of the variable is to be predicted.
 
-    text     x = 4 ; x ++ ; print x 5 ; if x < 9 : x -- ; print x 4 ;
-    targets  _ _ _ _ _ _  _ _     5 _ _ _  _ _ _ _ _ _  _ _     4 _ _
+    text     x = 4 ; x ++ ; print x ; if x < 9 : x -- ; print x ;
+    targets  _ _ _ _ _ _  _ _     _ 5 _  _ _ _ _ _ _  _ _     _ 4
 
-The value follows in the text, as what the program prints. A statement is drawn from five operations with equal odds: an assignment
-of 1 … 10 to a variable without a value, `++`, `--`, `if` and `print`. What cannot be is drawn again: an assignment once all
-variables have values, anything else while none has. `if` compares a variable with another one or with 1 … 10, by `<` or `>`, and a
-`++` or `--` follows; each choice has equal odds. Nothing bounds a value: it may fall below 0 and grow past 10, and each that can be
-reached is a symbol.
+A statement is drawn from five operations with equal odds: an assignment of 1 … 10 to a variable without a value, `++`, `--`, `if`
+and `print`. `if` compares a variable with another one or with 1 … 10, by `<` or `>`; an assignment, `++` or `--` follows, and is
+done where that is true. What cannot be is drawn again: an assignment once all variables have values, anything else while none has,
+a comparison with another variable where there is none, and `++` at 10 and `--` at 1, so that all values are 1 … 10. Each choice has
+equal odds. The text does not say what is printed.
 
 Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory"; Ju et al. 2021, "Staircase Attention for
-Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 10,000 programs. What they leave open is chosen so
-that a program has what is known of theirs, about 431 tokens and 25.5 labels (here 432.2 and 25.4): where an `if` would compare a
-variable with itself the operation is drawn again, so that there are fewer of it than of `print`.
+Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 10,000 programs, of about 431 tokens and 25.5 labels.
 
     python -m pipelines.prepare algorithm
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,8 +25,8 @@ from data_prep.corpora.tasks import Draws, Task, Written
 from data_prep.documents import NOTHING, CorpusError
 
 VARIABLES = "xyzuvwabcdefghijklmnopqrst"
-LITERALS = 10
-"""Numbers that a program holds: 1 … 10."""
+MOST = 10
+"""Values and the numbers that a program holds are 1 … 10."""
 WORDS = ("=", ";", "++", "--", "if", "<", ">", ":", "print")
 ASSIGN, INCREMENT, DECREMENT, IF, PRINT = range(5)
 """The operations, equally likely."""
@@ -58,10 +56,12 @@ class Algorithm(Task):
                 f"variables of corpus {self.name} is {self.variables}: give --variables {len(VARIABLES)} or fewer"
             )
 
+    def options(self) -> dict[str, Any]:
+        """With the bound of values, which programs of earlier versions did not have: a store of theirs is not of this corpus."""
+        return {**super().options(), "most": MOST}
+
     def symbols(self) -> list[str]:
-        counted = max((self.statements, *self.curriculum)) - 1  # the first statement assigns, all others count
-        numbers = range(1 - counted, LITERALS + 1 + counted)
-        return [*WORDS, *VARIABLES[: self.variables], *map(str, numbers)]
+        return [*WORDS, *VARIABLES[: self.variables], *map(str, range(1, MOST + 1))]
 
     def size(self, split: str, index: int) -> int:
         return 10 * self.statements_of(split, index)
@@ -70,63 +70,68 @@ class Algorithm(Task):
         return self.length_in(self.curriculum, self.statements, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
-        program = Program(draws.one, list(VARIABLES[: self.variables]))
+        program, values = Program(draws.one, VARIABLES[: self.variables]), dict[str, int]()
         for _ in range(self.statements_of(split, index)):
-            while not program.statement():
-                pass
-        targets = [NOTHING] * len(program.text)
-        for place in program.printed:
-            targets[place - 1] = program.text[place]
-        return program.text, targets
+            program.statement(values)
+        return program.text, program.targets
 
 
 class Program:
     """A program while it is drawn, and executed."""
 
-    def __init__(self, one: Callable[[int], int], free: list[str]) -> None:
-        self._one, self._free = one, free
-        self._values: dict[str, int] = {}
-        self._known: list[str] = []
-        """The variables that have values."""
+    def __init__(self, one: Callable[[int], int], variables: str) -> None:
+        self._one, self._variables = one, variables
         self.text: list[str] = []
-        self.printed: list[int] = []
-        """Where in the text the printed values stand."""
+        self.targets: list[str] = []
 
-    def statement(self) -> bool:
-        """Draw an operation, and do it. Returns False, with nothing done, where it cannot be."""
-        operation = self._one(5)
-        if operation == ASSIGN and self._free:
-            name, value = self._free.pop(self._one(len(self._free))), self._one(LITERALS) + 1
-            self._known.append(name)
-            self._values[name] = value
-            self.text += name, "=", str(value), ";"
-            return True
-        if operation == ASSIGN or not self._known:
+    def statement(self, values: dict[str, int], inside: bool = False) -> None:
+        """Draw a statement and write it; ``values`` of the variables become those after it. ``inside``: behind an `if`."""
+        while not self._done(self._one(5), values, inside):
+            pass
+
+    def _done(self, operation: int, values: dict[str, int], inside: bool) -> bool:
+        """Returns False, with nothing written, where the operation cannot be."""
+        if operation == ASSIGN:
+            if free := [name for name in self._variables if name not in values]:
+                name = self._any(free)
+                values[name] = self._number()
+                self._write(name, "=", str(values[name]), ";")
+            return bool(free)
+        if not values or (inside and operation in (IF, PRINT)):
             return False
-        name = self._any()
+        name = self._any([*values])
         if operation == IF:
-            return self._if(name)
+            return self._if(name, values)
         if operation == PRINT:
-            self.text += "print", name, str(self._values[name]), ";"
-            self.printed.append(len(self.text) - 2)
+            self._write("print", name, ";", target=str(values[name]))
+            return True
+        value = values[name] + (1 if operation == INCREMENT else -1)
+        if possible := 1 <= value <= MOST:
+            values[name] = value
+            self._write(name, "++" if operation == INCREMENT else "--", ";")
+        return possible
+
+    def _if(self, name: str, values: dict[str, int]) -> bool:
+        others = [other for other in values if other != name]
+        if by_variable := bool(self._one(2)):
+            if not others:
+                return False
+            other = self._any(others)
         else:
-            self._count(name, operation, True)
-        return True
-
-    def _any(self) -> str:
-        return self._known[self._one(len(self._known))]
-
-    def _if(self, name: str) -> bool:
-        other = self._any() if self._one(2) else self._one(LITERALS) + 1
-        if other == name:
-            return False
-        left, right = self._values[name], other if isinstance(other, int) else self._values[other]
+            other = str(self._number())
+        left, right = values[name], values[other] if by_variable else int(other)
         less = self._one(2)
-        self.text += "if", name, "<" if less else ">", str(other), ":"
-        self._count(self._any(), (INCREMENT, DECREMENT)[self._one(2)], left < right if less else left > right)
+        self._write("if", name, "<" if less else ">", other, ":")
+        self.statement(values if (left < right if less else left > right) else dict(values), inside=True)
         return True
 
-    def _count(self, name: str, operation: int, executed: bool) -> None:
-        self.text += name, "++" if operation == INCREMENT else "--", ";"
-        if executed:
-            self._values[name] += 1 if operation == INCREMENT else -1
+    def _any(self, names: Sequence[str]) -> str:
+        return names[self._one(len(names))]
+
+    def _number(self) -> int:
+        return self._one(MOST) + 1
+
+    def _write(self, *words: str, target: str = NOTHING) -> None:
+        """Words, of which the last has this target."""
+        self.text += words
+        self.targets += [NOTHING] * (len(words) - 1) + [target]

@@ -128,7 +128,7 @@ def test_the_command_line_knows_every_model() -> None:
         assert given == replace(preset, model=config(dropout=0.25))  # pyrefly: ignore
 
 
-SYMBOLS = {"algorithm": 221, "walk": 68, "enwik8": 257, "reddit": 8001, "tiny-enwik8": 257}
+SYMBOLS = {"algorithm": 23, "walk": 68, "enwik8": 257, "reddit": 8001, "tiny-enwik8": 257}
 
 
 @pytest.mark.parametrize("task", SYMBOLS)
@@ -172,9 +172,9 @@ def test_a_step_of_each_model_of_a_task_on_programs(tmp_path: Path) -> None:
         name = f"algorithm-{model}"
         main([name, *where, *tiny, "--validate-every", "0"])
         records = read_records(tmp_path / "runs" / name / "metrics.jsonl")
-        assert 0.9 < records[0].metrics["train/error_rate"] <= 1, (
+        assert 0.8 < records[0].metrics["train/error_rate"] <= 1, (
             name
-        )  # one of 220 symbols, by a model that knows nothing
+        )  # one of 22 symbols, by a model that knows nothing
 
 
 WORDS = shlex.split("""
