@@ -27,8 +27,9 @@ KINDS: dict[str, type[CoreConfig]] = {
 }
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 IN_LAYER = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1": "hidden", "ff.fc2": "mlp_out"}
-MEMORY_WEIGHTS = "single_memory_attn_params"
-"""A feedback transformer's, before the softmax; a buffer beside them has them after it."""
+PROJECTIONS = tuple(f"attn.proj_{kind}.weight" for kind in ("query", "key", "val"))
+MEMORY_WEIGHTS, MEMORY_BUFFER = "single_memory_attn_params", "single_memory_attn_buf"
+"""A feedback transformer's, before the softmax, and after it."""
 OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_norm"}
 
 
@@ -84,7 +85,7 @@ def _config(
     sizes: dict[str, int],
 ) -> CoreConfig:
     distances = _distances(layers[0], others)
-    width, d_model = _need(layers[0], "attn.proj_query.weight").shape
+    width, d_model = _need(layers[0], PROJECTIONS[0]).shape
     given: dict[str, Any] = {
         "layers": len(layers),
         "d_model": d_model,
@@ -102,7 +103,7 @@ def _config(
             )
     else:
         given |= {"span": distances.shape[-1], "window": 1}
-    if kind is FeedbackTransformerConfig and "attn.proj_key.weight" not in layers[max(layers)]:
+    if kind is FeedbackTransformerConfig and PROJECTIONS[1] not in layers[max(layers)]:
         given["keys"] = "shared"
     try:
         return kind(**given | dict[str, Any](sizes))
@@ -114,28 +115,34 @@ def _config(
 def _weights(
     layers: dict[int, dict[str, np.ndarray]], others: dict[str, np.ndarray], config: CoreConfig
 ) -> dict[str, Tensor]:
-    weights = {"distances_EP": _distances(layers[0], others)}
-    shared = {
-        f"attn.{found[0]}": value
-        for name, value in others.items()
-        if (found := re.search(r"proj_(key|val)\.weight$", name))
-    }
+    first, weights = layers[0], {"distances_EP": _distances(layers[0], others)}
     for i, layer in sorted(layers.items()):
-        rows = [_need(layer, "attn.proj_query.weight")]
-        if i == 0 or "attn.proj_key.weight" in layer:
-            rows += [_need({**shared, **layer}, f"attn.proj_{kind}.weight") for kind in ("key", "val")]
+        if not np.array_equal(_distances({**first, **layer}, others), weights["distances_EP"]):
+            raise ValueError(f"layer {i} has other embeddings of distances than layer 0: all layers share them here")
+        shared = i > 0 and PROJECTIONS[1] not in layer  # the keys and their norm, named in the first layer alone
+        rows = [_need(layer, name) for name in (PROJECTIONS[:1] if shared else PROJECTIONS)]
         weights[f"layers.{i}.qkv.weight"] = np.concatenate(rows)
-        for theirs, ours in IN_LAYER.items():
-            for kind in ("weight", "bias"):
-                if f"{theirs}.{kind}" in layer:
-                    weights[f"layers.{i}.{ours}.{kind}"] = layer[f"{theirs}.{kind}"]
-    for name, value in others.items():
-        theirs, _, kind = name.rpartition(".")
-        if theirs in OUTSIDE:
-            weights[f"{OUTSIDE[theirs]}.{kind}"] = value
-        elif name.rpartition(".")[2] == MEMORY_WEIGHTS and isinstance(config, FeedbackTransformerConfig):
-            weights["memory_weights_L"] = value.reshape(-1)
+        norm = {name: value for name, value in first.items() if shared and name.startswith("norm1.")}
+        weights |= _renamed({**norm, **layer}, IN_LAYER, f"layers.{i}.", ("key_pe", *PROJECTIONS))
+    memory = (MEMORY_WEIGHTS, MEMORY_BUFFER) if isinstance(config, FeedbackTransformerConfig) else ()
+    weights |= _renamed(others, OUTSIDE, "", ("key_pe", *memory))
+    for name in (name for name in others if name.endswith(MEMORY_WEIGHTS)):
+        weights["memory_weights_L"] = others[name].reshape(-1)
     return {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+
+
+def _renamed(
+    params: Mapping[str, np.ndarray], names: Mapping[str, str], prefix: str, elsewhere: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Under our names; those whose names end in ``elsewhere`` are read elsewhere. Raises ValueError for any other."""
+    renamed = {}
+    for name, value in params.items():
+        module, _, kind = name.rpartition(".")
+        if module in names:
+            renamed[f"{prefix}{names[module]}.{kind}"] = value
+        elif not name.endswith(elsewhere):
+            raise ValueError(f"these parameters hold {name!r}, which is not a model's that is read here")
+    return renamed
 
 
 def _distances(layer: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> np.ndarray:

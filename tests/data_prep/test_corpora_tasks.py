@@ -261,8 +261,8 @@ for name in sys.argv[1:]:
 
 
 def test_documents_are_the_same_in_every_process() -> None:
-    """And from one version to the next: a store of a task that is made anew has the bytes that it had, unless its options say that it
-    is another one."""
+    """And from one version to the next: a store of a task that is made anew has the bytes that it had, unless its options say
+    that it is another one."""
     names = [kind.name for kind in TASKS]
     for seed in ("1", "2"):
         command = [sys.executable, "-c", DIGEST, *names]

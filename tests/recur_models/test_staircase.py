@@ -199,7 +199,7 @@ OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_no
 INSIDE = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1": "hidden", "ff.fc2": "mlp_out"}
 
 
-def theirs(model: Any, shared: bool = False) -> dict[str, np.ndarray]:
+def theirs(model: Any) -> dict[str, np.ndarray]:
     """Our weights under the names of the authors' code."""
     w, weights = model.config.width, {name: value.numpy() for name, value in model.state_dict().items()}
     names = dict(OUTSIDE)
@@ -211,9 +211,7 @@ def theirs(model: Any, shared: bool = False) -> dict[str, np.ndarray]:
         for kind, value in zip(
             ("query", "key", "val"), np.split(weights[f"layers.{i}.qkv.weight"], range(w, 3 * w, w)), strict=False
         ):
-            if shared and kind != "query":
-                found.setdefault(f"transformer.proj_{kind}.weight", value)
-            else:
+            if len(value):
                 found[f"{prefix}attn.proj_{kind}.weight"] = value
     for name, ours in names.items():
         found |= {
@@ -241,12 +239,35 @@ def test_weights_under_the_authors_names_are_read(config: Any) -> None:
     if config.name == "feedback-transformer":
         torch.nn.init.normal_(model.memory_weights_L)
     sizes = {"chunk": 4, "passes": 3} if config.name == "staircase" else {}
-    params = theirs(model, shared=getattr(config, "keys", "") == "shared")
+    params = theirs(model)
     read = model_from_params(params, config.name, **sizes).eval()
     text = tokens(2, 12)
     assert torch.equal(read(text)[0], model(text)[0])
+    unknown = {"pos_emb.weight": np.zeros((6, 8)), "transformer.layers.0.attn.attn.val_pe": np.zeros((1, 4, 6))}
+    for name, value in unknown.items():
+        with pytest.raises(ValueError, match=rf"hold '.*{name.rpartition('.')[2]}'"):
+            model_from_params({**params, name: value}, config.name, **sizes)
+    key_pe = "transformer.layers.1.attn.attn.key_pe"
+    with pytest.raises(ValueError, match="layer 1 has other embeddings of distances"):
+        model_from_params({**params, key_pe: params[key_pe] + 1}, config.name, **sizes)
     del params["out_norm.bias"]
     with pytest.raises(ValueError, match=r"they lack 'final_norm.bias'"):
         model_from_params(params, config.name, **sizes)
     with pytest.raises(ValueError, match="not a transformer-sequential model"):
         model_from_params({"a": np.zeros(1)}, config.name)
+
+
+def test_keys_that_all_layers_share_may_be_named_in_each_layer_or_in_the_first() -> None:
+    """As a state_dict of the authors' code has them, and as `named_parameters`."""
+    torch.manual_seed(0)
+    model = FeedbackTransformerConfig(**SIZE, window=1, span=6).build(VOCAB).eval()
+    first, text = theirs(model), tokens(2, 12)
+    again = ("attn.proj_key", "attn.proj_val", "norm1", "attn.attn.key_pe")
+    each = {
+        n: first[n.replace("layers.1", "layers.0")] if any(part in n for part in again) else v for n, v in first.items()
+    }
+    once = {n: v for n, v in each.items() if not ("layers.1" in n and any(part in n for part in again))}
+    assert len(once) < len(each)
+    own, shared = (model_from_params(params, "feedback-transformer").eval() for params in (each, once))
+    assert sum(p.numel() for p in shared.parameters()) < sum(p.numel() for p in own.parameters())
+    assert torch.allclose(own(text)[0], shared(text)[0], atol=1e-6)
