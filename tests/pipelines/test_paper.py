@@ -72,6 +72,14 @@ def test_block_recurrents_table_1_is_the_papers(label: str) -> None:
     assert found[lengths : lengths + len(row.paper)] == list(row.paper.values())
 
 
+def test_a_figure_of_reddit_is_of_the_model_that_has_it_in_table_2() -> None:
+    tables = PAPERS["staircase"]
+    of = {row.paper["test ppl"]: row.runs["paper"][""] for row in tables["table-2"].rows}
+    for row in (*tables["table-1"].rows[1:], *tables["figure-2"].rows):
+        assert row.runs["paper"]["Reddit"] == of[row.paper["Reddit"]], row.label
+    assert [row.x for row in tables["figure-2"].rows] == [0, 1, 1, 2, 4, 8]
+
+
 def test_the_other_figures_are_the_papers() -> None:
     text = "block-recurrent-transformers"
     tables = PAPERS["block-recurrent"]
