@@ -208,8 +208,8 @@ def remark_on(carried: Score, cleared: Score) -> str:
     if carried.errors is not None:
         worth = cleared.bits_per_token - carried.bits_per_token
     if worth > 0:
-        bits = cleared.nats / carried.nats - 1
-        return f"clearing its recurrent states costs {worth:.4f} bits per {unit} ({bits:.1%}), so they carry something"
+        share = f" ({cleared.nats / carried.nats - 1:.1%})" if carried.nats else ""
+        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}{share}, so they carry something"
     if not carried.shows_worth:
         return (
             "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "

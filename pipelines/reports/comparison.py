@@ -3,7 +3,7 @@
     comparison = compare([run_of_folder(Path("runs/demo-rec")), run_of_folder(Path("runs/demo-slide"))])
     write_comparison(comparison, Path("runs/reports/compare"))      # comparison.csv, comparison.png
 
-Runs of different tokenizers are compared in bits per byte alone.
+Runs of different tokenizers are compared in bits per byte alone, those on labels in errors.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
         if not any(map(run.curve, (TOKEN, BYTE, TRAIN))):
             raise UserError(f"{run.name} has no figure to compare: it was never logged, train it first")
     notes, wanted = [], (TOKEN, BYTE, TRAIN)
+    if any(run.curve(ERROR) for run in runs):
+        wanted = (ERROR, *wanted)
     tokenizers = {run.tokenizer for run in runs}
     if len(tokenizers - {""}) > 1:
         notes.append("the runs have different tokenizers: only bits per byte can be compared")

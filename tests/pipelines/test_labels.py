@@ -118,9 +118,13 @@ def test_a_task_is_learned_scored_and_compared(
 
     compare.main([str(learned), str(early), "--output", str(tmp_path / "compared")])
     assert "errors" in capsys.readouterr().out
+    records = [r for r in read_records(early / "metrics.jsonl") if "validation/error_rate" in r.metrics]
+    fewest = min(records, key=lambda record: record.metrics["validation/error_rate"])
     with open(tmp_path / "compared" / "comparison.csv", newline="") as file:
         compared = {row["run"]: row for row in csv.DictReader(file)}
     assert float(compared["learned"]["best_error_rate"]) == 0 and "best_bits_per_byte" not in compared["learned"]
+    assert float(compared["early"]["best_error_rate"]) == fewest.metrics["validation/error_rate"]
+    assert int(compared["early"]["best_step"]) == fewest.step
 
     with pytest.raises(UserError, match="predicts labels and not the next token"):
         generate.main([str(learned)])
