@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,11 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         self.check(train=0, validation=0, test=0, seed=0)
+        for field, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and (value := getattr(self, field)) not in get_args(kind):
+                raise CorpusError(
+                    f"{field} of corpus {self.name} is {value!r}: give --{field} {' or '.join(get_args(kind))}"
+                )
 
     def check(self, **least: int) -> None:
         """Raises CorpusError where a field is less than the least that it may be."""

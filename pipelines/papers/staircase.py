@@ -9,7 +9,7 @@ from pipelines.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, R
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
-CURRICULUM = ("--train", "1000000", "--curriculum", "8", "16", "32", "64", "128", "256", "400")
+CURRICULUM = tuple("--train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400".split())
 """A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
 REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
 PAPER_DATA = {
@@ -18,10 +18,12 @@ PAPER_DATA = {
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "32")),
     "Reddit": REDDIT,
 }
-WALKS = "--grid 3 --length 128 --curriculum 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64 128 --train 200000 --validation 500 --test 500"
+WALKS = "--grid 3 --length 128 --curriculum 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64 128"
+PROGRAMS = "--variables 1 --statements 100 --curriculum 5 5 5 5 5 5 5 5 10 10 10 10 20 20 40 100"
+SMALL = "--train 200000 --validation 500 --test 500 --segment-length 64"
 TINY_DATA = {
-    "Random Walk": Data("random-walk", options=tuple(f"{WALKS} --segment-length 64".split())),
-    "Algorithm": Data("algorithm", options=("--statements", "10", "--train", "100000", "--segment-length", "64")),
+    "Random Walk": Data("random-walk", options=tuple(f"{WALKS} {SMALL}".split())),
+    "Algorithm": Data("algorithm", options=tuple(f"{PROGRAMS} {SMALL}".split())),
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "16")),
 }
 TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
@@ -45,7 +47,7 @@ def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Ru
 
 
 TINY = (
-    "Walks of 128 actions on 3 × 3 cells (the paper: 400) and programs of 10 statements (100), models of 50,000 parameters beside "
+    "Walks of 128 actions on 3 × 3 cells (the paper: 400) and programs of one variable (3), models of 50,000 parameters beside "
     "embeddings; Enwik8 with 4 layers of d 96. The paper takes the best of several seeds on the first two, we the mean."
 )
 COLUMNS = (

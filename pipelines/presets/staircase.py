@@ -14,7 +14,7 @@ dropout 0.2, Adam at 1e-4 after 1,000 steps, clip 0.1, C 64 of a step of 128, sp
 What is ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
 Random Walk, which has Algorithm's sizes and shorter chunks; enwik8, at the sizes of a 12-layer Transformer-XL (Dai et al. 2019).
 
-    python -m pipelines.prepare random-walk --train 1000000 --curriculum 8 16 32 64 128 256 400
+    python -m pipelines.prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400
     python -m pipelines.prepare enwik8 --source enwik8.zip --pieces 32
     python -m pipelines.prepare jsonl --source threads.jsonl --thread-field link_id --tokenizer sentencepiece:8000
 """

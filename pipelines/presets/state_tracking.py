@@ -52,21 +52,27 @@ MODELS: dict[str, ModelSettings] = {
 }
 """By name; block-recurrent's have windows of 8 tokens and as many states."""
 
-TASKS = {"walk": "random-walk", "algorithm": "algorithm", "mqar": "mqar", "permutation": "permutation"}
-"""What a preset's name calls a task, and its corpus."""
-STEPS = {"walk": 3000, "algorithm": 6000, "mqar": 2000, "permutation": 1000}
-"""Of 4,096 tokens."""
+TASKS: dict[str, tuple[str, int]] = {
+    "walk": ("random-walk", 3000),
+    "algorithm": ("algorithm", 3000),
+    "mqar": ("mqar", 2000),
+    "permutation": ("permutation", 1000),
+    "permutation-a5": ("permutation", 2000),
+    "permutation-s5": ("permutation", 2000),
+}
+"""What a preset's name calls a task: its corpus, and steps of 4,096 tokens."""
 
 
 def tiny(task: str, model: ModelSettings) -> TrainConfig:
     """This model on this task."""
+    corpus, steps = TASKS[task]
     return TrainConfig(
         model=model,
-        data=DataConfig(corpus=TASKS[task], store="runs/state-tracking/store", lanes=64, segment_length=64),
+        data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
         optim=OptimConfig(name="adamw", lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=ScheduleConfig(name="cosine", warmup=100),
         root="runs/state-tracking",
-        steps=STEPS[task],
+        steps=steps,
         num_workers=0,
         log_every=50,
         validate_every=500,

@@ -288,6 +288,8 @@ def test_every_field_is_explained(kind: type[Task], capsys: pytest.CaptureFixtur
 
 BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: RandomWalk(train=-1), "train of corpus random-walk is -1: give --train 0 or more"),
+    (lambda: Permutation(group="X5"), "group of corpus permutation is 'X5': give --group S3 or A5 or S5"),  # pyrefly: ignore
+    (lambda: RandomWalk(actions="fly"), "actions of corpus random-walk is 'fly': give --actions turns or moves"),  # pyrefly: ignore
     (lambda: Algorithm(seed=-1), "seed of corpus algorithm is -1: give --seed 0 or more"),
     (lambda: RandomWalk(grid=1), "grid of corpus random-walk is 1: give --grid 2 or more"),
     (lambda: RandomWalk(length=0), "length of corpus random-walk is 0: give --length 1 or more"),
