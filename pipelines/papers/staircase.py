@@ -9,13 +9,11 @@ from pipelines.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, R
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
-CURRICULUM = tuple(
-    ["--train", "1000000", "--segment-length", "64", "--curriculum", "8", "16", "32", "64", "128", "256", "400"]
-)
+CURRICULUM = "--train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400"
 """A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
 REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
 PAPER_DATA = {
-    "Random Walk": Data("random-walk", options=CURRICULUM),
+    "Random Walk": Data("random-walk", options=tuple(CURRICULUM.split())),
     "Algorithm": Data("algorithm"),
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "32")),
     "Reddit": REDDIT,
