@@ -120,6 +120,7 @@ class Searcher:
         """The trials that it has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
         self._search = make(path, search.Searcher, instead, space=space, metric=METRIC, mode="min", **seeds)
+        self._search.set_search_properties(METRIC, "min", space)  # one that has them already heeds it not
 
     def suggest(self, trial: str) -> dict[str, Any] | None:
         """Values for a trial; None where it has none now: it waits for results, or has no more."""

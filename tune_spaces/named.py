@@ -8,12 +8,17 @@ Arguments are plain values, written as in Python: nothing of them is run.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 from typing import Any
 
 from ray.tune import TuneError
-from ray.tune.stopper import TimeoutStopper
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper, TimeoutStopper
+
+BASES = (TrialScheduler, Searcher, Stopper)
 
 
 def is_path(text: str) -> bool:
@@ -30,9 +35,18 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
         if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
             raise ValueError("not of the form module:Name(field=value, …)")
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        return getattr(importlib.import_module(module), call.func.id), given
-    except (SyntaxError, ValueError, ImportError, AttributeError) as error:
+        home, name = importlib.import_module(module), call.func.id
+        if not hasattr(home, name):  # as ray.tune.schedulers has PB2, in pb2.py
+            with contextlib.suppress(ImportError):
+                home = importlib.import_module(f"{module}.{name.lower()}")
+        kind = getattr(home, name)
+        if not isinstance(kind, type) or kind in BASES:
+            raise ValueError(f"{name} is {'only what others are made of' if kind in BASES else 'no class'}")
+    except (SyntaxError, ValueError, TypeError, ImportError, AttributeError) as error:
         raise _cannot(text, error) from None
+    if given.get("mode", "min") != "min" or "metric" in given:
+        raise ValueError(f"{text}: leave metric and mode out; the sweep's --metric is compared, and lower is better")
+    return kind, given
 
 
 def is_exact(text: str) -> bool:

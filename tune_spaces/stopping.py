@@ -106,6 +106,8 @@ class Rule:
         kind, given = kind_of(path)
         if isinstance(kind, type) and issubclass(kind, HyperBandScheduler):
             offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
+        if odd := sorted(given.get("hyperparam_mutations", {}).keys() - ranges.keys()):
+            raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(ranges)}")
         self._rule: Any = make(path, **offered)
         if not isinstance(self._rule, TrialScheduler) or isinstance(self._rule, ELSEWHERE):
             raise ValueError(
@@ -114,6 +116,7 @@ class Rule:
             )
         if not given.get("synch", True):
             raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
+        self._rule.set_search_properties("value", "min")  # one that has them already heeds it not
         self.compares_all = isinstance(self._rule, (PopulationBasedTraining, HyperBandScheduler))
         """Whether trials wait until all others have come."""
         self.exploits: list[Exploit] = []

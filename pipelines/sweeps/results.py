@@ -24,6 +24,18 @@ from pipelines.reports.sweep_result import TrialResult, read_sweep
 class _Files(ExperimentAnalysis):
     """Tune's, with the curves of our own files."""
 
+    def _load_trials(self) -> list[Any]:
+        return []  # Tune unpickles them where it is given none
+
+    def get_best_trial(self, *args: Any, **kwargs: Any) -> Any:
+        """One that has not failed, if any: as best.json says."""
+        every = self.trials
+        self.trials = [trial for trial in every if trial.status != "ERROR"] or every
+        try:
+            return super().get_best_trial(*args, **kwargs)
+        finally:
+            self.trials = every
+
     def _fetch_trial_dataframe(self, trial: Any) -> DataFrame:
         return DataFrame(trial.results)
 
@@ -47,8 +59,10 @@ def _as_tunes(place: Place, metric: str, trial: TrialResult) -> Any:
     ours.storage = SimpleNamespace(trial_fs_path=place.path, storage_filesystem=place.filesystem)
     ours.status = {"failed": "ERROR", "pending": "PENDING", "running": "PAUSED"}.get(trial.status, "TERMINATED")
     said = {"config": ours.config, "trial_id": trial.id, "status": trial.status, "reason": trial.reason}
-    ours.get_pickled_error, ours.get_error = lambda: None, lambda: TuneError(trial.reason)
+    error = TuneError(trial.reason) if trial.status == "failed" else None
+    ours.get_pickled_error, ours.get_error = lambda: None, lambda: error
     ours.results = [{metric: point.value, "step": point.step, "tokens": point.tokens} for point in trial.points]
+    ours.update_last_result(said)
     for number, result in enumerate(ours.results, start=1):
         result["training_iteration"] = number
         ours.update_last_result({**result, **said})

@@ -50,8 +50,7 @@ class SweepScheduler:
         self._population = Population(sweep, self._rule, self._seen)
         self._failures: dict[str, tuple[int, int]] = {}
         """Of a trial: the step that it had reached when its workers died, and how often they did there."""
-        self._asked = set[str]()
-        """Trials that were told to save and leave."""
+        self._begun = set[str]()
         self._busy: dict[str, float] = {}
         """Trials that are being trained, and since when."""
         self.budget = Budget(sweep)
@@ -75,9 +74,11 @@ class SweepScheduler:
                     self._rule.add(trial.id, event["values"])
                 else:
                     self._searcher.complete(event["name"], 0, None)
-            elif kind == "begin" and not event.get("behind"):
-                self._rule.choose(event.get("held", ()))  # which may decide something too
-                self._rule.begin(trial.id)
+            elif kind == "begin":
+                self._begun.add(trial.id)
+                if not event.get("behind"):
+                    self._rule.choose(event.get("held", ()))  # which may decide something too
+                    self._rule.begin(trial.id)
             elif kind == "result":
                 self._hear(trial, event["step"], event["value"])
                 if event["decision"] == "stop":
@@ -110,12 +111,17 @@ class SweepScheduler:
 
     def waiting(self) -> bool:
         """Whether there is anything left to train."""
-        some = any(not trial.over for trial in list(self.sweep.trials.values())[: self.sweep.config.trials or None])
-        return (some or self._more()) and not self._closed()
+        return (bool(self._allowed()) or self._more()) and not self._closed()
 
     def _closed(self) -> bool:
         """Whether no trial is to begin or go on any more."""
-        return self._interrupted or bool(self.out_of_budget()) or self._stopper.stop_all()
+        return self._interrupted or bool(self.out_of_budget())
+
+    def _allowed(self) -> list[Trial]:
+        """The trials that are not over, and may begin or go on; where a stopper has ended the sweep, those that have begun."""
+        first = islice(self.sweep.trials.values(), self.sweep.config.trials or None)
+        ended = self._stopper.stop_all()
+        return [trial for trial in first if not trial.over and (not ended or trial.id in self._begun)]
 
     def next(self) -> Trial | None:
         """A trial to train now; None when there is none, or when the sweep's budget is spent."""
@@ -137,14 +143,14 @@ class SweepScheduler:
     def _more(self) -> bool:
         """Whether a searcher may suggest another trial."""
         most = min(self.sweep.config.trials or self.sweep.config.samples, self.sweep.config.samples)
-        return self._suggests and len(self.sweep.trials) < most
+        return self._suggests and len(self.sweep.trials) < most and not self._stopper.stop_all()
 
     def ready(self) -> Trial | None:
         """The trial that is known and is to be trained now."""
         if self._closed():
             return None
-        allowed = islice(self.sweep.trials.values(), self.sweep.config.trials or None)
-        free = {trial.id: trial for trial in allowed if not trial.over and trial.id not in self._busy}
+        allowed = self._allowed()
+        free = {trial.id: trial for trial in allowed if trial.id not in self._busy}
         for trial in free.values():
             if self._behind(trial) or trial.id in self._rule.left:
                 return trial
@@ -152,7 +158,8 @@ class SweepScheduler:
         others = [t.id for t in trials if not t.over and (t.id not in free or t in concerned)]
         if chosen := self._rule.choose(others):
             return self.sweep.trials[chosen]
-        nobody = not self._more() and not concerned and all(trial.over or trial.id in free for trial in trials)
+        ended = self._stopper.stop_all() and not self._busy  # those that have not begun will not
+        nobody = not self._more() and not concerned and all(t.over or t.id in free or ended for t in trials)
         return next(iter(free.values()), None) if nobody else None  # all wait, and for nobody
 
     def stays(self, trial: Trial, step: int) -> bool:
@@ -173,9 +180,9 @@ class SweepScheduler:
         trial.status, trial.recorded = "running", False
         self._runs.pop(trial.id, None)  # its values may be others since
         self._stop(trial).clear()
-        self._asked.discard(trial.id)
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, behind=behind, held=held, time=time.time())
+        self._begun.add(trial.id)
         self._busy[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
 
@@ -308,7 +315,6 @@ class SweepScheduler:
 
     def interrupt(self) -> None:
         """The sweep was asked to stop: its trials save and leave."""
+        for trial in () if self._interrupted else self.busy:
+            self._stop(trial).ask()
         self._interrupted = True
-        for name in self._busy.keys() - self._asked:
-            self._stop(self.sweep.trials[name]).ask()
-            self._asked.add(name)

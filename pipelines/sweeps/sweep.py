@@ -223,7 +223,8 @@ class Sweep:
         path = self.folder / "results.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # torn by a kill, and written again after it
-                yield json.loads(line)
+                if isinstance(event := json.loads(line), dict) and "event" in event:
+                    yield event
 
     def _load_trials(self, plan: list[dict[str, Any]] | None) -> None:
         """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl, but
@@ -234,6 +235,8 @@ class Sweep:
         known |= {event["trial"]: Trial(event["trial"], event["values"]) for event in drawn}
         lost = set(known)
         for path in (self.folder / "trials").glob("*/trial.json"):
+            if not path.parent.name.isdigit():
+                continue  # a copy that somebody has made
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
                 trial.best, trial.last = self._figure(trial.best), self._figure(trial.last)

@@ -87,7 +87,20 @@ class Trial(tune.Trainable):
             address = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
         where = {"init_method": address, "world_size": size}
         joined = [peer.join.remote(device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
-        join(device, rank=0, **where)
+        failed: list[BaseException] = []
+
+        def join_them() -> None:
+            try:
+                join(device, rank=0, **where)
+            except BaseException as error:
+                failed.append(error)
+
+        own = threading.Thread(target=join_them, daemon=True)
+        own.start()
+        while own.is_alive():  # torch waits half an hour for one that has died
+            ray.get(ray.wait(joined, num_returns=len(joined), timeout=LOOK_SECONDS)[0])
+        if failed:
+            raise failed[0]
         ray.get(joined)
 
     def step(self) -> dict[str, Any]:
@@ -109,9 +122,6 @@ class Trial(tune.Trainable):
         place = RunPlace.of(self._run)
         pointer = {"run": place.place.recorded, "step": place.newest_step()}
         Path(checkpoint_dir, "pointer.json").write_text(json.dumps(pointer))
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """A run finds its newest checkpoint itself."""
 
     def cleanup(self) -> None:
         for peer in self._peers:

@@ -13,10 +13,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune import TuneError
 from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
@@ -39,8 +42,6 @@ ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that fails has no figure
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
 }
-HOLD_SECONDS = 60.0
-"""How long a trial that waits for others keeps its actor, and no longer."""
 LOOK_SECONDS = 0.1
 """How often it is looked how far trials are, and whether to stop."""
 KEEP_SECONDS = 10.0
@@ -54,34 +55,60 @@ KEPT = ("_trials", "_stopped_trials", "_failed_trials", "_trials_to_cache")
 def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
     """Run what is left of a sweep."""
     config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
-    os.environ.update(ENVIRONMENT, TUNE_MAX_PENDING_TRIALS_PG=str(recorded.room.at_once()))
     notes.delete()
+    with our_words({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(recorded.room.at_once())}):
+        tuner = tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(
+                metric=config.metric,
+                mode="min",
+                num_samples=-1,
+                search_alg=Offered(recorded),
+                scheduler=recorded,
+                reuse_actors=config.workers == "reuse",
+                trial_dirname_creator=lambda trial: trial.config["trial"],
+            ),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=notes.path,
+                storage_filesystem=None if notes.is_local else notes.filesystem,
+                verbose=0,
+                callbacks=[Silent()],
+                # With a number to keep, each would take a snapshot.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+            ),
+        )
+        try:
+            tuner.fit()
+        except TuneError as error:  # of ours, in Tune's loop
+            raise first_of(error) from None
+        if recorded.error:
+            raise recorded.error
+
+
+@contextmanager
+def our_words(environment: Mapping[str, str]) -> Iterator[None]:
+    """What has happened to a trial is told in our own words. Afterwards Tune is as it was: a notebook may have its own Tuner."""
+    logger, passed = logging.getLogger("ray.tune"), class_cache.ENV_VARS_TO_PROPAGATE
+    before, level = {name: os.environ.get(name) for name in environment}, logger.level
+    os.environ.update(environment)
+    logger.setLevel(logging.CRITICAL)
     # A machine has the keys of buckets in its own environment. Those that Ray Tune passes to trials, Ray writes into its logs.
-    passed = class_cache.ENV_VARS_TO_PROPAGATE
     class_cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what has happened to a trial is told in our own words
-    tuner = tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(
-            metric=config.metric,
-            mode="min",
-            num_samples=-1,
-            search_alg=Offered(recorded),
-            scheduler=recorded,
-            reuse_actors=config.workers == "reuse",
-            trial_dirname_creator=lambda trial: trial.config["trial"],
-        ),
-        run_config=tune.RunConfig(
-            name="trials",
-            storage_path=notes.path,
-            storage_filesystem=None if notes.is_local else notes.filesystem,
-            verbose=0,
-            callbacks=[Silent()],
-            # With a number to keep, each would take a snapshot.
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
-        ),
-    )
-    tuner.fit()
+    try:
+        yield
+    finally:
+        class_cache.ENV_VARS_TO_PROPAGATE = passed
+        logger.setLevel(level)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What an error came of."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 class Unpickled:
@@ -112,19 +139,17 @@ class Recorded(Unpickled, TrialScheduler):
         self._memory, self._stop, self._below, self.room, self.sweep = memory, stop, below, room, memory.sweep
         self._given: dict[str, Any] = {}
         """Tune's trials that are not over, by our names."""
-        self._held: dict[str, float] = {}
-        """Trials that wait for others with their actors, and since when."""
         self._kept = self._looked = 0.0
-        self.exhausted = False
+        self.error: Exception | None = None
+        """Of ours, where Tune would take it for a trial's."""
 
     # What Tune is given
 
-    def offer(self) -> dict[str, Any] | None:
-        """The config of a trial to begin; None where there is none now."""
+    def offer(self) -> Any:
+        """The config of a trial to begin; None where there is none now, FINISHED where there will be none."""
         if len(self._given) < self.room.at_once() and (ours := self._memory.next()):
             return self._config(ours)
-        self.exhausted = not self._given
-        return None
+        return None if self._given else Searcher.FINISHED
 
     def _config(self, ours: sweeps.Trial) -> dict[str, Any]:
         run = self._below(self._memory.run_of(ours))
@@ -138,6 +163,8 @@ class Recorded(Unpickled, TrialScheduler):
 
     def choose_trial_to_run(self, tune_controller: Any) -> None:
         """Called at every turn of Tune's loop, which handles one event. Tune itself begins what it was given."""
+        if self.error:
+            raise self.error
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._look(tune_controller)
             self._looked = time.monotonic()
@@ -149,11 +176,8 @@ class Recorded(Unpickled, TrialScheduler):
             self._memory.interrupt()
         for trial in list(self._given.values()):
             if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
+                trial.init_local_path()  # Tune's results ask for its folder, though it has not begun
                 controller.stop_trial(trial)
-        if self._held and (asked or self._memory.out_of_budget() or self._release()):
-            for name in self._held:
-                controller.pause_trial(self._given[name])
-            self._held.clear()
         for trial in [trial for trial in controller.get_trials() if trial.is_finished()][:-1]:
             # Results are made of the sweep's files. One is left: with none Tune would unpickle its snapshot.
             for name in KEPT:
@@ -163,30 +187,24 @@ class Recorded(Unpickled, TrialScheduler):
             self._memory.budget.keep()
             self._kept = time.monotonic()
 
-    def _release(self) -> bool:
-        """Whether those that wait are to save now: all have come, one is to end, others want their actors, or it takes long."""
-        waited = time.monotonic() - min(self._held.values())
-        ended = any(self.sweep.trials[name].reason for name in self._held)
-        return len(self._held) == len(self._given) or ended or self._memory.ready() is not None or waited > HOLD_SECONDS
-
     # What Tune tells
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         ours = self.sweep.trials[trial.config["trial"]]
         if self._hear(ours, result):
             return self.STOP
-        if self._memory.stays(ours, result["step"]):
-            self._held[ours.id] = time.monotonic()
-            return self.NOOP
-        return self.CONTINUE
+        return self.PAUSE if self._memory.stays(ours, result["step"]) else self.CONTINUE
 
     def _hear(self, ours: sweeps.Trial, result: dict[str, Any]) -> bool:
         return any([self._memory.result(ours, step, value) for step, value in result.get("figures", ())])
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        ours = self.sweep.trials[trial.config["trial"]]
-        self._hear(ours, result)
-        self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""))
+        try:
+            self._hear(self.sweep.trials[trial.config["trial"]], result)
+            self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""))
+        except Exception as error:
+            self.error = error
+            raise
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         trial.run_metadata.pickled_error_filename = None  # never read
@@ -197,10 +215,9 @@ class Recorded(Unpickled, TrialScheduler):
 
     def _ended(self, trial: Any, outcome: Any, said: str = "") -> None:
         ours = self.sweep.trials[trial.config["trial"]]
-        if self._given.get(ours.id) is not trial:  # Tune says twice that one has died
+        if self._given.get(ours.id) is not trial or self.error:  # Tune says twice that one has died
             return
         del self._given[ours.id]
-        self._held.pop(ours.id, None)
         self._memory.ended(ours, outcome, said)
         if ours.over:
             figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
@@ -209,8 +226,12 @@ class Recorded(Unpickled, TrialScheduler):
 
 def why(trial: Any) -> str:
     """What ended a trial's worker, in a line."""
-    said = str(trial.get_error()).rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
-    return said.strip().rpartition("\n")[2] if said.startswith("ray::") else first_line(RuntimeError(said))
+    said = (
+        Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
+    )  # not yet where Tune's own looks for it
+    said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
+    ends = "ray::" in said.partition("\n")[0]
+    return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
 
 
 class Offered(Unpickled, Searcher):
@@ -221,6 +242,6 @@ class Offered(Unpickled, Searcher):
         self._recorded = recorded
 
     def suggest(self, trial_id: str) -> Any:
-        return self._recorded.offer() or (Searcher.FINISHED if self._recorded.exhausted else None)
+        return self._recorded.offer()
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...

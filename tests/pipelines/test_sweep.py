@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import random
 import resource
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune.stopper import Stopper
 
 from data_prep.errors import UserError
 from data_prep.places import Place
@@ -504,6 +508,66 @@ def test_the_results_are_tunes_own(here: Make) -> None:
     assert found.checkpoint and Checkpoint.open(Path(found.checkpoint.path)).step == 20
     table = grid.get_dataframe(filter_metric="validation/bits_per_token", filter_mode="min")
     assert set(table["config/optim.lr"]) == {2e-3, 1e-3}  # one has no figure
+
+
+def test_results_hold_no_error_of_what_waits_and_nothing_of_a_file_is_unpickled(here: Make, tmp_path: Path) -> None:
+    sweep = here("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none").sweep
+    grid = results(sweep.folder)
+    assert len(grid) == 3 and not grid.errors and grid[1].config == {"optim.lr": 1e-3}
+    ran = tmp_path / "ran"
+    code = pickle.dumps(Runs(f"touch {ran}")).hex()
+    (tmp_path / "planted" / "trials").mkdir(parents=True)
+    said = json.loads((sweep.folder / "sweep.json").read_text()) | {
+        "x": {"_type": "CLOUDPICKLE_FALLBACK", "value": code}
+    }
+    (tmp_path / "planted" / "sweep.json").write_text(json.dumps(said))
+    assert len(results(tmp_path / "planted")) == 0 and not ran.exists()
+
+
+class Runs:
+    """Whoever unpickles it runs a command."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_lines_that_are_no_events_and_copies_of_trials_are_passed_over(here: Make) -> None:
+    sweep = here(*GRID).run()
+    statuses = {name: trial.status for name, trial in sweep.trials.items()}
+    with open(sweep.folder / "results.jsonl", "a") as file:
+        file.write('null\n{"a": 1}\n')
+    shutil.copytree(sweep.folder / "trials" / "001", sweep.folder / "trials" / "old-001")
+    again = here(*GRID).sweep
+    assert {name: trial.status for name, trial in again.trials.items()} == statuses
+
+
+def test_what_had_begun_when_a_stopper_ended_the_sweep_goes_on_after_a_kill(here: Make) -> None:
+    words = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--stop", f"{__name__}:Second")
+    first = here(*words)
+    for trial in (first.scheduler.next(), first.scheduler.next()):  # two at a time
+        assert trial
+    for trial in list(first.sweep.trials.values())[:2]:
+        first.scheduler.result(trial, 10, 5.0)
+    assert first.scheduler.next() is None  # killed here: the first two are being trained, the third has not begun
+    sweep = here(*words).run()
+    assert [trial.status for trial in sweep.trials.values()] == ["finished", "stopped", "pending"]
+
+
+class Second(Stopper):
+    """Ends the sweep with its second figure."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.told += 1
+        return self.told > 1
+
+    def stop_all(self) -> bool:
+        return self.told > 1
 
 
 def test_a_trial_that_diverges_fails_with_the_reason(here: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -227,6 +228,39 @@ def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path)
     assert len(kept) == 12 and max(kept) <= 2 + 4  # those of the last tenth of a second, when they end at once
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "of-a-notebook")
+    swept, domains = many(tmp_path, 3)
+    memory = SweepScheduler(sweep := planned(swept, domains), domains)
+    memory.restore()
+    room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
+    (stop := Stop(sweep.folder)).ask()
+    tuner.fit(tuner.Recorded(memory, stop, lambda run: run, room), Ends)
+    assert [trial.status for trial in sweep.trials.values()] == ["pending"] * 3
+
+    def full(trial: Any, step: int, value: float) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stop.clear()
+    (memory := SweepScheduler(sweep, domains)).restore()
+    memory.result = full  # pyrefly: ignore
+    with pytest.raises(OSError, match="No space left"):
+        tuner.fit(tuner.Recorded(memory, stop, lambda run: run, room), Ends)
+    assert os.environ["RAY_CHDIR_TO_TRIAL_DIR"] == "of-a-notebook" and "RAY_AIR_NEW_OUTPUT" not in os.environ
+
+
+def test_what_ended_a_worker_is_told_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_text(
+        "Failure # 1 (occurred at 2026-11-23_12-00-00)\n\x1b[36mray::Trial.train()\x1b[39m (pid=1, ip=10.0.0.1)\n"
+        "  File ...\nRuntimeError: out of memory, tried to allocate 9 GiB\n"
+    )
+    trial: Any = SimpleNamespace(error_file=str(tmp_path / "error.txt"))
+    assert tuner.why(trial) == "RuntimeError: out of memory, tried to allocate 9 GiB"
+
+
 def test_what_fails_before_its_first_step_is_offered_again_and_counted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,9 +273,10 @@ def test_what_fails_before_its_first_step_is_offered_again_and_counted_once(
     for _ in range(2):
         config = recorded.offer()
         assert config and config["trial"] == "000"
-        given = TuneTrial("trial", config=config, stub=True)
+        given: Any = TuneTrial("trial", config=config, stub=True)
+        given.storage = SimpleNamespace(trial_driver_staging_path=str(tmp_path))
         recorded.on_trial_add(None, given)
-        assert recorded.offer() is None and not recorded.exhausted  # there is room for one
+        assert recorded.offer() is None  # there is room for one
         recorded.on_trial_error(None, given)
         recorded.on_trial_remove(None, given)
         assert sweep.trials["000"].status == "pending" and not memory.busy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from ray.tune.search import Searcher as TuneSearcher
 
 from tests.tune_spaces.test_spaces import values
 from tune_spaces import Rule, Searcher, combine, stopper
-from tune_spaces.named import is_exact, make
+from tune_spaces.named import is_exact, kind_of, make
 from tune_spaces.stopping import SCHEDULERS
 
 
@@ -57,6 +58,45 @@ OWN = "tests.tune_spaces.test_named"
 def test_it_is_given_what_it_takes_and_what_is_written() -> None:
     made = make(f"{OWN}:StopsAbove(limit=2.5)", metric="value", mode="min")
     assert (made.limit, made.name) == (2.5, "value")
+
+
+class LearnsLater(Counts):
+    """It is told of the space as Tune tells a searcher that was made without one."""
+
+    def __init__(self) -> None:
+        super().__init__({}, 0)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        self.space = config
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (".foo:Bar", "cannot be made"),
+        ("ray.tune.schedulers:create_scheduler(scheduler='hyperband')", "create_scheduler is no class"),
+        ("ray.tune.schedulers:TrialScheduler", "TrialScheduler is only what others are made of"),
+        ("ray.tune.schedulers:ASHAScheduler(metric='validation/bits_per_token')", "leave metric and mode out"),
+        ("ray.tune.schedulers:ASHAScheduler(mode='max')", "lower is better"),
+        (
+            "ray.tune.schedulers:PopulationBasedTraining(hyperparam_mutations={'lr': [1.0]})",
+            "does not vary lr: it varies optim.lr",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Rule(text, least=1, most=9, domains=combine("optim.lr=1e-3,3e-3", values("small-rec")))
+
+
+def test_tunes_own_is_found_in_a_module_of_its_name() -> None:
+    assert kind_of("ray.tune.schedulers:PB2(quantile_fraction=0.5)")[0].__module__ == "ray.tune.schedulers.pb2"
+
+
+def test_a_searcher_that_is_told_of_the_space_later() -> None:
+    searcher = Searcher(f"{OWN}:LearnsLater", combine("states", values("small-rec")), seed=0)
+    assert (searcher.suggest("000") or {})["model.states"]
 
 
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
