@@ -96,6 +96,8 @@ class Result:
     positions: list[float]
     errors: list[float]
     """Around each of these positions, in a block of the model's."""
+    labels: list[int]
+    """There."""
 
 
 def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
@@ -130,6 +132,7 @@ def read(task: str, model: str, seed: int, training: Training) -> Result | None:
     return Result(
         task, model, seed, found.parameters, found.train_tokens, score.error_rate,
         (kept * score.bucket + score.bucket / 2).tolist(), (errors[kept] / tokens[kept]).tolist(),
+        tokens[kept].tolist(),
     )  # fmt: skip
 
 
@@ -178,11 +181,16 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
     FigureCanvasAgg(figure).print_figure(path, dpi=130)
 
 
-def coarse(result: Result, bins: int = 16) -> tuple[list[float], list[float]]:
-    """The curve in at most so many points."""
-    groups = np.array_split(np.arange(len(result.positions)), min(bins, len(result.positions)))
-    places, errors = np.array(result.positions, float), np.array(result.errors)
-    return [float(places[group].mean()) for group in groups], [float(errors[group].mean()) for group in groups]
+def coarse(result: Result, most: int = 16) -> tuple[list[float], list[float]]:
+    """The curve in at most so many points, of as many labels each."""
+    labels = np.array(result.labels)
+    point = (np.cumsum(labels) - labels / 2) * min(most, len(labels)) // labels.sum()
+    groups = [np.flatnonzero(point == number) for number in np.unique(point)]
+
+    def means(values: list[float]) -> list[float]:
+        return [float(np.average(np.array(values)[group], weights=labels[group])) for group in groups]
+
+    return means(result.positions), means(result.errors)
 
 
 def main(argv: list[str]) -> None:
