@@ -24,7 +24,7 @@ from ray import tune
 from ray.tune import search
 from ray.tune.search.sample import Categorical, Float, Integer
 
-from tune_spaces.named import make
+from tune_spaces.named import kind_of, make
 
 METRIC = "value"
 SEARCHERS = {
@@ -119,8 +119,18 @@ class Searcher:
         self._drawn = set[str]()
         """The trials that it has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
-        self._search = make(path, search.Searcher, instead, space=space, metric=METRIC, mode="min", **seeds)
+        _, given = kind_of(path)
+        if points := given.get("points_to_evaluate"):
+            given["points_to_evaluate"] = [{key: self._labelled(key, point[key]) for key in point} for point in points]
+        self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)
         self._search.set_search_properties(METRIC, "min", space)  # one that has them already heeds it not
+
+    def _labelled(self, key: str, value: Any) -> Any:
+        """A value as the searcher knows it."""
+        known = self._domains[key].categories if key in self._labels else ()
+        if known and value not in known:
+            raise ValueError(f"points_to_evaluate: {key} is {value!r}, which is not of this sweep's: {known}")
+        return self._labels[key][known.index(value)] if known else value
 
     def suggest(self, trial: str) -> dict[str, Any] | None:
         """Values for a trial; None where it has none now: it waits for results, or has no more."""

@@ -55,14 +55,14 @@ def is_exact(text: str) -> bool:
     return kind.__module__.startswith("ray.") and not issubclass(kind, TimeoutStopper)
 
 
-def make(text: str, base: type = object, instead: str = "", **offered: Any) -> Any:
-    """Make one. It is given those of ``offered`` that it takes. Raises ValueError, in a sentence, where that cannot be, or where it
-    is none of the base's; ``instead`` says what to choose.
+def make(text: str, base: type = object, instead: str = "", given: dict[str, Any] | None = None, **offered: Any) -> Any:
+    """Make one. It is given those of ``offered`` that it takes, and what is written, or ``given`` in place of that. Raises
+    ValueError, in a sentence, where that cannot be, or where it is none of the base's; ``instead`` says what to choose.
     """
-    kind, given = kind_of(text)
+    kind, written = kind_of(text)
     try:
         taken = inspect.signature(kind).parameters
-        made = kind(**{key: value for key, value in offered.items() if key in taken} | given)
+        made = kind(**{key: value for key, value in offered.items() if key in taken} | (given or written))
     except (ValueError, TypeError, ImportError, AttributeError, AssertionError, RuntimeError, TuneError) as error:
         raise _cannot(text, error) from None
     if not isinstance(made, base):

@@ -94,6 +94,17 @@ def test_tunes_own_is_found_in_a_module_of_its_name() -> None:
     assert kind_of("ray.tune.schedulers:PB2(quantile_fraction=0.5)")[0].__module__ == "ray.tune.schedulers.pb2"
 
 
+def test_points_to_begin_with_are_written_as_values() -> None:
+    space = combine("states+lr", values("small-rec"))
+    known = space["model.states"].categories
+    written = (
+        f"ray.tune.search.optuna:OptunaSearch(points_to_evaluate=[{{'optim.lr': 0.001, 'model.states': {known[2]}}}])"
+    )
+    assert Searcher(written, space, seed=0).suggest("000") == {"optim.lr": 0.001, "model.states": known[2]}
+    with pytest.raises(ValueError, match=r"model\.states is 3, which is not of this sweep's"):
+        Searcher(written.replace(f": {known[2]}", ": 3"), space, seed=0)
+
+
 def test_a_searcher_that_is_told_of_the_space_later() -> None:
     searcher = Searcher(f"{OWN}:LearnsLater", combine("states", values("small-rec")), seed=0)
     assert (searcher.suggest("000") or {})["model.states"]
