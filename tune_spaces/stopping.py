@@ -106,7 +106,7 @@ class Rule:
         kind, given = kind_of(path)
         if isinstance(kind, type) and issubclass(kind, HyperBandScheduler):
             offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
-        if odd := sorted(given.get("hyperparam_mutations", {}).keys() - ranges.keys()):
+        if odd := sorted(set(given.get("hyperparam_mutations") or ()) - ranges.keys()):
             raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(ranges)}")
         self._rule: Any = make(path, **offered)
         if not isinstance(self._rule, TrialScheduler) or isinstance(self._rule, ELSEWHERE):

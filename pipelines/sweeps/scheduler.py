@@ -149,8 +149,7 @@ class SweepScheduler:
         """The trial that is known and is to be trained now."""
         if self._closed():
             return None
-        allowed = self._allowed()
-        free = {trial.id: trial for trial in allowed if trial.id not in self._busy}
+        free = {trial.id: trial for trial in self._allowed() if trial.id not in self._busy}
         for trial in free.values():
             if self._behind(trial) or trial.id in self._rule.left:
                 return trial

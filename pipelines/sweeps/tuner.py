@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ray import tune
@@ -56,7 +57,7 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
     """Run what is left of a sweep."""
     config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
     notes.delete()
-    with our_words({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(recorded.room.at_once())}):
+    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(recorded.room.at_once())}):
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -80,14 +81,14 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
         )
         try:
             tuner.fit()
-        except TuneError as error:  # of ours, in Tune's loop
-            raise first_of(error) from None
+        except TuneError as error:
+            raise wrapped_by(error) from None
         if recorded.error:
             raise recorded.error
 
 
 @contextmanager
-def our_words(environment: Mapping[str, str]) -> Iterator[None]:
+def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
     """What has happened to a trial is told in our own words. Afterwards Tune is as it was: a notebook may have its own Tuner."""
     logger, passed = logging.getLogger("ray.tune"), class_cache.ENV_VARS_TO_PROPAGATE
     before, level = {name: os.environ.get(name) for name in environment}, logger.level
@@ -101,12 +102,15 @@ def our_words(environment: Mapping[str, str]) -> Iterator[None]:
         class_cache.ENV_VARS_TO_PROPAGATE = passed
         logger.setLevel(level)
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def first_of(error: BaseException) -> BaseException:
-    """What an error came of."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+def wrapped_by(error: BaseException) -> BaseException:
+    """An error of ours, which was raised in Tune's loop; Tune's own where there is none."""
+    while isinstance(error, TuneError) and (cause := error.__cause__ or error.__context__):
         error = cause
     return error
 
@@ -195,16 +199,11 @@ class Recorded(Unpickled, TrialScheduler):
             return self.STOP
         return self.PAUSE if self._memory.stays(ours, result["step"]) else self.CONTINUE
 
-    def _hear(self, ours: sweeps.Trial, result: dict[str, Any]) -> bool:
+    def _hear(self, ours: sweeps.Trial, result: Mapping[str, Any]) -> bool:
         return any([self._memory.result(ours, step, value) for step, value in result.get("figures", ())])
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        try:
-            self._hear(self.sweep.trials[trial.config["trial"]], result)
-            self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""))
-        except Exception as error:
-            self.error = error
-            raise
+        self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""), result)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         trial.run_metadata.pickled_error_filename = None  # never read
@@ -213,12 +212,19 @@ class Recorded(Unpickled, TrialScheduler):
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         self._ended(trial, "stopped")
 
-    def _ended(self, trial: Any, outcome: Any, said: str = "") -> None:
+    def _ended(
+        self, trial: Any, outcome: Any, said: str = "", result: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         ours = self.sweep.trials[trial.config["trial"]]
         if self._given.get(ours.id) is not trial or self.error:  # Tune says twice that one has died
             return
         del self._given[ours.id]
-        self._memory.ended(ours, outcome, said)
+        try:
+            self._hear(ours, result)
+            self._memory.ended(ours, outcome, said)
+        except Exception as error:
+            self.error = error
+            raise
         if ours.over:
             figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
             print(f"trial {ours.id} {ours.status}: {figure}{', ' + ours.reason if ours.reason else ''}", flush=True)
@@ -226,9 +232,8 @@ class Recorded(Unpickled, TrialScheduler):
 
 def why(trial: Any) -> str:
     """What ended a trial's worker, in a line."""
-    said = (
-        Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
-    )  # not yet where Tune's own looks for it
+    # Not yet where Tune's own `get_error` looks for it.
+    said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
     said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
     ends = "ray::" in said.partition("\n")[0]
     return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
