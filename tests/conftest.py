@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from data_prep.corpora import CORPORA
 from pipelines import PACKAGE_ROOT, PACKAGES
@@ -28,6 +29,9 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"  # the same in the processes that tests start
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the others are used already
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("untimed")
 
 SHARED = ("ray_session", "server", "s3_endpoint")
 """Fixtures of the whole session that are dear to make."""

@@ -13,12 +13,13 @@ Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Languag
 generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.
 
     python -m pipelines.prepare mqar --length 256 --pairs 16
+    python -m pipelines.prepare mqar --length 256 --pairs 64 --curriculum 4 8 16 32 64
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Mqar(Task):
     """Pairs of keys and values; where a key comes back its value is to be predicted."""
 
     name: ClassVar[str] = "mqar"
+    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     train: int = 100_000
     """Documents to train on."""
@@ -50,11 +52,16 @@ class Mqar(Task):
     """Queries come in slot g with odds proportional to g^(power − 1)."""
     filler: Literal["blank", "random"] = "blank"
     """What stands where there is neither pair nor query: the blank, or any symbol, be it a key."""
+    curriculum: tuple[int, ...] = ()
+    """Pairs in the documents to train on instead: an equal share of the split has each number, in this order; to be read with
+    --data.order listed, or mixed. The other splits keep --pairs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(pairs=1)
-        self.check(length=4 * self.pairs, vocabulary=2 * self.pairs + 2)
+        self.check_curriculum(self.curriculum, "pairs")
+        most = max((self.pairs, *self.curriculum))
+        self.check(length=4 * most, vocabulary=2 * most + 2)
         self.check_most(vocabulary=MOST_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
@@ -66,12 +73,16 @@ class Mqar(Task):
         return f"{'k' if number < self.vocabulary // 2 else 'v'}{number}" if number else BLANK
 
     def size(self, split: str, index: int) -> int:
-        return 2 * self.length + 12 * self.pairs if self.filler == "blank" else 6 * self.length
+        return 2 * self.length + 12 * self.pairs_of(split, index) if self.filler == "blank" else 6 * self.length
+
+    def pairs_of(self, split: str, index: int) -> int:
+        return self.length_in(self.curriculum, self.pairs, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
-        half, context = self.vocabulary // 2, 2 * self.pairs
-        keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, self.pairs)]
-        values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, self.pairs)]
+        pairs = self.pairs_of(split, index)
+        half, context = self.vocabulary // 2, 2 * pairs
+        keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, pairs)]
+        values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs)]
         text, targets = [BLANK] * self.length, [NOTHING] * self.length
         if self.filler == "random":
             text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
@@ -79,7 +90,7 @@ class Mqar(Task):
         # The order in which clocks with rates of these odds ring is that of drawing with these odds, none twice.
         odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
         uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
-        slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[: self.pairs].tolist()
+        slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[:pairs].tolist()
         for slot, key, value in zip(slots, keys, values, strict=True):
             text[context + 2 * slot], targets[context + 2 * slot] = key, value
         return text, targets

@@ -99,16 +99,14 @@ class Task(ABC):
             if (value := getattr(self, field)) > bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or less")
 
-    def check_curriculum(self, curriculum: Sequence[int]) -> None:
-        """Raises CorpusError where one of its lengths is none."""
+    def check_curriculum(self, curriculum: Sequence[int], of: str = "lengths") -> None:
+        """Raises CorpusError where one of its lengths, or what else they are ``of``, is none."""
         if least := [length for length in curriculum if length < 1]:
-            raise CorpusError(
-                f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum lengths of 1 or more"
-            )
+            raise CorpusError(f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum {of} of 1 or more")
 
     def length_in(self, curriculum: Sequence[int], length: int, split: str, index: int) -> int:
-        """How long a document is: an equal share of those to train on has each length of the curriculum, in its order; all others,
-        and all where there is none, have ``length``.
+        """How long a document is, or how many pairs it has: an equal share of those to train on has each length of the curriculum,
+        in its order; all others, and all where there is none, have ``length``.
         """
         if split != "train" or not curriculum:
             return length

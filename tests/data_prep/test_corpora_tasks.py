@@ -201,6 +201,16 @@ def test_recall(counts: dict[str, int], pairs: int, longer: int, more: int, fill
             assert all((word == ".") == (label == NOTHING) for word, label in tail)
 
 
+def test_a_curriculum_of_pairs() -> None:
+    task = Mqar(train=4, validation=2, test=1, pairs=3, length=20, vocabulary=30, curriculum=(1, 5))
+    labels = {
+        split: [sum(label != NOTHING for _, label in read) for read in documents(task, split)] for split in SPLITS
+    }
+    assert labels == {"train": [1, 1, 5, 5], "validation": [3, 3], "test": [3]}
+    assert all(len(read) == 20 for read in every(task))
+    assert "curriculum" not in Mqar().options() and Mqar(curriculum=(4, 8)).options()["curriculum"] == [4, 8]
+
+
 def test_queries_come_as_the_power_law_says() -> None:
     """The first key's slot, against odds that are added up here."""
     for power, pairs in ((0.01, 1), (1.0, 4)):
@@ -310,6 +320,8 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: Mqar(pairs=64), "length of corpus mqar is 128: give --length 256 or more"),
     (lambda: Mqar(vocabulary=17), "vocabulary of corpus mqar is 17: give --vocabulary 18 or more"),
     (lambda: Mqar(vocabulary=10**12), f"vocabulary of corpus mqar is {10**12}: give --vocabulary 1000000 or less"),
+    (lambda: Mqar(pairs=2, curriculum=(0,)), "curriculum of corpus mqar holds 0: give --curriculum pairs of 1 or more"),
+    (lambda: Mqar(pairs=2, curriculum=(40,)), "length of corpus mqar is 128: give --length 160 or more"),
     (lambda: RandomWalk(grid=1001), "grid of corpus random-walk is 1001: give --grid 1000 or less"),
     (lambda: Mqar(power=float("nan")), "power of corpus mqar is nan: give --power 0.01, or any from -32 to 32"),
     (lambda: Permutation(length=0), "length of corpus permutation is 0: give --length 1 or more"),
