@@ -183,7 +183,7 @@ def test_programs_are_those_of_the_paper() -> None:
 @given(
     COUNTS, st.integers(1, 9), st.integers(0, 30), st.integers(0, 40), st.sampled_from(["blank", "random"]), st.floats(-2, 3)
 )  # fmt: skip
-def test_recall(counts: dict[str, int], pairs: int, longer: int, more: int, filler: Any, power: float) -> None:
+def test_recall(counts: dict[str, Any], pairs: int, longer: int, more: int, filler: Any, power: float) -> None:
     task = Mqar(
         **counts, pairs=pairs, length=4 * pairs + longer, vocabulary=2 * pairs + 2 + more, filler=filler, power=power
     )
