@@ -119,6 +119,10 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
+    from ray._private import ray_constants
+
+    # What was read of OWN as Ray was imported: that may have been before this module, as in a notebook.
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True)
     before = psutil.Process().children(recursive=True)
     for left in reversed(range(STARTS)):
         try:

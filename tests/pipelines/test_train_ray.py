@@ -21,6 +21,7 @@ from ray.train import WorkerGroupError
 from benchmarks.killing import Group
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import SaveError
+from pipelines.cluster import ray_session
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.pipelines.conftest import TINY
@@ -281,14 +282,19 @@ def timed_out(*arguments, **options):
 
 ray.init = timed_out
 ray_session.start(num_cpus=1)
-raylets = [child for child in psutil.Process().children(recursive=True) if child.name() == "raylet"]
-print(len(calls), ray.is_initialized(), len(raylets))
+children = psutil.Process().children(recursive=True)
+raylets = [child for child in children if child.name() == "raylet"]
+ours = {psutil.Process().pid, *(child.pid for child in children)}
+listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in ours]
+print(len(calls), ray.is_initialized(), len(raylets), *{c.laddr.ip.removeprefix("::ffff:") for c in listening})
 """
 
 
 def test_a_session_that_came_up_too_late_is_started_again() -> None:
-    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, timeout=200)
-    assert done.stdout.split() == ["2", "True", "1"], done.stderr
+    """On loopback alone, also where Ray was imported before us, as in a notebook and by `pipelines.tune`."""
+    environment = {name: value for name, value in os.environ.items() if name not in ray_session.OWN}
+    done = subprocess.run([sys.executable, "-c", SLOW], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["2", "True", "1", "127.0.0.1"], done.stderr
     assert "Ray did not start (The current node timed out during startup): trying again" in done.stderr
 
 
