@@ -25,13 +25,9 @@ from ray.tune import search
 from ray.tune.search.sample import Categorical, Float, Integer
 
 from tune_spaces.named import kind_of, make
+from tune_spaces.names import SEARCHERS
 
 METRIC = "value"
-SEARCHERS = {
-    "optuna": ("ray.tune.search.optuna:OptunaSearch", "optuna"),
-    "bohb": ("ray.tune.search.bohb:TuneBOHB", "hpbandster ConfigSpace"),
-}
-"""By our names: where they are, and the packages that they need."""
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,6 @@ from ray.tune.stopper import Stopper, TimeoutStopper
 BASES = (TrialScheduler, Searcher, Stopper)
 
 
-def is_path(text: str) -> bool:
-    """Whether it is an import path, ``module:Name``, and not one of our names."""
-    return ":" in text
-
-
 def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
     """The class that is named, and the arguments that are written. Raises ValueError, in a sentence, where that cannot be."""
     module, _, written = text.partition(":")

@@ -18,14 +18,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-from ray import tune
-from ray.tune.search.sample import Categorical
 
 Values = Mapping[str, Any]
 Domains = dict[str, Any]
@@ -42,23 +39,37 @@ class Space:
     domains: Callable[[Values], Domains]
 
 
+def choice(values: Sequence[Any]) -> Any:
+    """A list, as Ray Tune has it. Like the next one it imports Ray when it is called, and not before: this takes seconds."""
+    from ray import tune
+
+    return tune.choice(values)
+
+
+def loguniform(low: float, high: float) -> Any:
+    """A range on a logarithmic scale."""
+    from ray import tune
+
+    return tune.loguniform(low, high)
+
+
 def lr(values: Values) -> Domains:
     rate = values["optim.lr"]
-    return {"optim.lr": tune.loguniform(rate / 10, rate * 10)}
+    return {"optim.lr": loguniform(rate / 10, rate * 10)}
 
 
 def states(values: Values) -> Domains:
-    return {"model.states": tune.choice(_around(values["model.states"], (0.25, 0.5, 1, 2)))}
+    return {"model.states": choice(_around(values["model.states"], (0.25, 0.5, 1, 2)))}
 
 
 def window(values: Values) -> Domains:
     length = values["data.segment_length"]
     windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
-    return {"model.window": tune.choice([size for size in windows if length % size == 0 and length >= 2 * size])}
+    return {"model.window": choice([size for size in windows if length % size == 0 and length >= 2 * size])}
 
 
 def gate(values: Values) -> Domains:
-    return {"model.gate,model.cell": tune.choice(list(product(("fixed", "lstm"), ("dual", "single", "skip"))))}
+    return {"model.gate,model.cell": choice(list(product(("fixed", "lstm"), ("dual", "single", "skip"))))}
 
 
 def optimizer(values: Values) -> Domains:
@@ -66,14 +77,14 @@ def optimizer(values: Values) -> Domains:
     rates: dict[str, tuple[float, ...]] = {"adamw": (3e-4, 1e-3, 3e-3), "adafactor": (0.003, 0.01, 0.03)}
     own = values["optim.lr"]
     rates[values["optim.name"]] = tuple(float(f"{rate:.3g}") for rate in (own / 3, own, own * 3))
-    return {"optim.name,optim.lr": tune.choice([(name, rate) for name, some in rates.items() for rate in some])}
+    return {"optim.name,optim.lr": choice([(name, rate) for name, some in rates.items() for rate in some])}
 
 
 def schedule(values: Values) -> Domains:
     """`final` only where it counts: for the cosine."""
     final, warmups = values["schedule.final"], _around(values["schedule.warmup"], (0.5, 1, 2))
     shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
-    return {"schedule.name,schedule.final": tune.choice(shapes), "schedule.warmup": tune.choice(warmups)}
+    return {"schedule.name,schedule.final": choice(shapes), "schedule.warmup": choice(warmups)}
 
 
 def segment(values: Values) -> Domains:
@@ -81,13 +92,13 @@ def segment(values: Values) -> Domains:
     length, size = values["data.segment_length"], values["model.window"]
     lengths = _around(length, (0.5, 1, 2, 4))
     fitting = [new for new in lengths if new % (2 * size) == 0] or [new for new in lengths if new % size == 0]
-    return {"data.segment_length": tune.choice(fitting)}
+    return {"data.segment_length": choice(fitting)}
 
 
 def size(values: Values) -> Domains:
     fields = ("model.d_model", "model.heads", "model.mlp_dim")
     sizes = [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]
-    return {",".join(fields): tune.choice(list(dict.fromkeys(sizes)))}
+    return {",".join(fields): choice(list(dict.fromkeys(sizes)))}
 
 
 def staircase_passes(values: Values) -> Domains:
@@ -95,7 +106,7 @@ def staircase_passes(values: Values) -> Domains:
     passes = [count for count in (1, 2, 4, 8) if count <= values.get("model.chunks", count)]
     chunks = _around(values["model.chunk"], (0.5, 1, 2))
     fitting = [size for size in chunks if values["data.segment_length"] % size == 0]
-    return {"model.passes": tune.choice(passes), "model.chunk": tune.choice(fitting)}
+    return {"model.passes": choice(passes), "model.chunk": choice(fitting)}
 
 
 def rows(names: Iterable[str], *of: str) -> Callable[[Values], Domains]:
@@ -110,7 +121,7 @@ def rows(names: Iterable[str], *of: str) -> Callable[[Values], Domains]:
             )
         own = own if own in of else of[-1]
         left_out = ("feedback", "memorizing") if own == "github" else ("-",)  # the paper's table has a dash there
-        return {"preset": tune.choice([f"{own}-{name}" for name in names if not name.startswith(left_out)])}
+        return {"preset": choice([f"{own}-{name}" for name in names if not name.startswith(left_out)])}
 
     return domains
 
@@ -123,7 +134,7 @@ def stores(values: Values) -> Domains:
             f"{folder} holds {len(found)} stores of {corpus}, and Table 5 compares vocabularies: prepare the corpus with several "
             f"tokenizers, each with a --store of its own below {folder}"
         )
-    return {"data.store": tune.choice([str(path) for path in found])}
+    return {"data.store": choice([str(path) for path in found])}
 
 
 MODELS = (
@@ -183,7 +194,7 @@ def combine(text: str, values: Values) -> Domains:
         for key, domain in found.items():
             if again := taken & set(key.split(",")):
                 raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
-            if isinstance(domain, Categorical) and not len(domain):
+            if not getattr(domain, "categories", True):
                 raise ValueError(f"the space {part!r} has no value that fits {values['preset']}: vary something else")
         domains |= found
     return domains
@@ -221,10 +232,10 @@ def _inline(part: str, values: Values) -> Domains:
             low, high = (float(end) for end in written.split(".."))
             if kind is not float or not 0 < low < high:
                 raise ValueError
-            return {field: tune.loguniform(low, high)}
+            return {field: loguniform(low, high)}
         if kind not in (int, float, str):
             raise ValueError
-        return {field: tune.choice(list(dict.fromkeys(kind(word.strip()) for word in written.split(","))))}
+        return {field: choice(list(dict.fromkeys(kind(word.strip()) for word in written.split(","))))}
     except ValueError:
         raise ValueError(
             f"the space {part!r} does not give values of {field} (a {kind.__name__}, {values[field]} in {values['preset']}): write "

@@ -33,15 +33,8 @@ from ray.tune.stopper import Stopper
 
 from tune_spaces.drawing import expand, rounded, seeded
 from tune_spaces.named import kind_of, make
+from tune_spaces.names import SCHEDULERS, STOPPERS
 
-SCHEDULERS = {
-    "asha": "ray.tune.schedulers:ASHAScheduler",
-    "median": "ray.tune.schedulers:MedianStoppingRule(min_samples_required=2)",
-    "pbt": "ray.tune.schedulers:PopulationBasedTraining",
-    "none": "ray.tune.schedulers:FIFOScheduler",
-}
-"""By our names."""
-STOPPERS = {"none": "ray.tune.stopper:NoopStopper", "plateau": "ray.tune.stopper:TrialPlateauStopper"}
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 """These change what a trial takes, or repeat another sweep's changes: they cannot be fed with results."""
 COMPARING = (AsyncHyperBandScheduler, MedianStoppingRule)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def run_sweep(words: Sequence[str]) -> Done:
     """Begin a sweep or go on with it, by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
-    from pipelines.sweeps.running import run  # imports Ray
+    from pipelines.sweeps.command import read_and_check
 
-    return run(words)
+    config, domains = read_and_check(words)
+    from pipelines.sweeps.running import run  # imports Ray and more: what is refused before it is refused at once
+
+    return run(config, domains, words)

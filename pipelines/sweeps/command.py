@@ -1,8 +1,7 @@
 """What a sweep is told: the options of `pipelines.tune` before those of a run, and all that can be said against them before
 anything is begun.
 
-config = read_command(["lr+states", "--preset", "small-rec", "--samples", "12"])
-check(config, domains)
+config, domains = read_and_check(["lr+states", "--preset", "small-rec", "--samples", "12"])
 """
 
 from __future__ import annotations
@@ -11,22 +10,23 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, nearest
+from data_prep.errors import UserError, given_by_user, nearest
 from data_prep.places import Place
 from data_prep.store import SegmentStore
-from pipelines.config.run import TrainConfig, may_change
+from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
-from tune_spaces import SPACES, Rule, Searcher, grid, stopper
-from tune_spaces.drawing import SEARCHERS, fields
-from tune_spaces.named import is_exact, is_path
-from tune_spaces.stopping import SCHEDULERS, STOPPERS, changes_values
+from tune_spaces import SPACES, combine
+from tune_spaces.names import SCHEDULERS, SEARCHERS, STOPPERS, is_path
+
+if TYPE_CHECKING:
+    from tune_spaces import Rule
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
@@ -100,6 +100,8 @@ class SweepConfig:
     @property
     def populates(self) -> bool:
         """Whether trials go on from each other. Raises ValueError for a scheduler that is none."""
+        from tune_spaces.stopping import changes_values  # imports Ray Tune: seconds, as below
+
         return changes_values(self.scheduler)
 
     @property
@@ -112,11 +114,27 @@ class SweepConfig:
         """Tokens of a trial, where all have the same."""
         return self.train.steps * self.train.tokens_per_step
 
+    @property
+    def flat(self) -> dict[str, Any]:
+        """The preset by its dotted fields, with its name: what a space is laid around."""
+        return {"preset": self.preset, **flatten(to_json(self.train))}
+
     def rule(self, domains: Mapping[str, Any]) -> Rule:
         """The scheduler. Raises ValueError where it cannot be."""
+        from tune_spaces import Rule
+
         every = self.train.validate_every * self.train.tokens_per_step
         least = self.rung_tokens or max(1, self.whole // 9)
         return Rule(self.scheduler, least, self.whole, self.reduction, every, domains, self.train.seed)
+
+
+def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
+    """The sweep and its domains. Raises UserError for what is wrong, or could only fail."""
+    config = read_command(words)
+    with given_by_user(ValueError):
+        domains = combine(config.space, config.flat)
+        check(config, domains)
+    return config, domains
 
 
 def changes_learning(field: str) -> bool:
@@ -152,6 +170,10 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
+    from tune_spaces import Searcher, grid, stopper
+    from tune_spaces.drawing import fields
+    from tune_spaces.named import is_exact
+
     run, every = config.train, config.train.validate_every
     if without_credentials(config.space) != config.space:
         raise UserError(

@@ -1,6 +1,6 @@
-"""Runs a sweep from its command's words to what it has found: the winner, its command and its preset file.
+"""Runs a sweep from its command to what it has found: the winner, its command and its preset file.
 
-done = run(["lr", "--preset", "small-rec", "--num-workers", "1"])
+done = run(config, domains, ["lr", "--preset", "small-rec", "--num-workers", "1"])     # of read_and_check
 done.status, done.results.get_best_result(scope="all").config
 """
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ray import tune
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user
+from data_prep.errors import UserError
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_file import as_preset
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
-from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps.capacity import Room
-from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import SweepScheduler
@@ -32,7 +32,6 @@ from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import Recorded, fit
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, Stop
-from tune_spaces import combine
 from tune_spaces.drawing import fields
 
 
@@ -51,15 +50,10 @@ class Done:
         return results(self.sweep.folder, self.sweep.run.place)
 
 
-def run(words: Sequence[str]) -> Done:
-    """Begin a sweep, or go on with it, by the words of `pipelines.tune`. Raises UserError."""
-    config = read_command(words)
-    flat = {"preset": config.preset, **flatten(to_json(config.train))}
-    with given_by_user(ValueError):
-        domains = combine(config.space, flat)
-        check(config, domains)
+def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
+    """Begin a sweep, or go on with it: what was read of these ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
-    baseline = baseline_values(sweep, flat)
+    baseline = baseline_values(sweep, config.flat)
     sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with hold(sweep.folder, "another process of this sweep"):
