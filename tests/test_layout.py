@@ -138,7 +138,10 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
     [
         ("config.run, pipelines.config.dotted", "torch ray mlflow transformers"),
         ("presets", "ray mlflow transformers"),
-        ("train, pipelines.preflight, pipelines.sweeps.command", "ray mlflow transformers matplotlib tokenizers sentencepiece"),
+        (
+            "train, pipelines.preflight, pipelines.sweeps.command",
+            "ray mlflow transformers matplotlib tokenizers sentencepiece",
+        ),
         (
             "prepare, pipelines.verify, pipelines.vocabulary, pipelines.doctor, pipelines.evaluate, pipelines.compare, "
             "pipelines.generate, pipelines.continuations, pipelines.embed, pipelines.run, "
