@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from pipelines.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
+from pipelines.presets import PRESETS
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
 PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
@@ -31,13 +31,13 @@ TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
 
 
 def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Run]]:
-    """The presets of a model on these tasks. ``passes``: of a tiny staircase on the two of them that need a state."""
-    fields: dict[str, Any] = {"model.passes": passes} if passes > 2 else {}
+    """The presets of a model on these tasks. ``passes``: of a staircase; 0 for what Table 1 has."""
     name = f"{model}-{passes}" if passes > 2 else model
-    tiny = {
-        task: Run(f"tiny-{PREFIXES[task]}-{TINY_NAMES.get(model, model)}", TINY_DATA[task], fields)
-        for task in TASKS[:2]
-    }
+    tiny: dict[str, Run] = {}
+    for task in TASKS[:2]:
+        preset = f"tiny-{PREFIXES[task]}-{TINY_NAMES.get(model, model)}"
+        other = passes > 1 and getattr(PRESETS[preset].model, "passes", passes) != passes
+        tiny[task] = Run(preset, TINY_DATA[task], {"model.passes": passes} if other else {})
     tiny["Enwik8"] = Run(f"tiny-enwik8-{name}", TINY_DATA["Enwik8"])
     paper = {task: Run(f"{PREFIXES[task]}-{name}", PAPER_DATA[task]) for task in TASKS}
     return {
