@@ -95,6 +95,7 @@ class SweepScheduler:
                 self._end(trial, "stopped", decided[trial.id])
             elif trial.status == "running" or trial.reason.startswith(BUDGET):  # that may be larger by now
                 trial.status, trial.reason = "pending", ""
+                self.sweep.save(trial)  # it may not go on now
             self._rule.rest(trial.id)
         self._population.take_over(self._moves)
 

@@ -23,11 +23,11 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_file import as_preset, presets_with
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import flatten, to_json
+from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import population, scheduler
-from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.command import read_and_check
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.running import conclude, write_best
@@ -41,7 +41,6 @@ from pipelines.training.world import World
 from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
 from tests.tune_spaces.test_named import OWN
-from tune_spaces import combine
 from tune_spaces.drawing import fields
 
 
@@ -53,12 +52,9 @@ class Here:
     """A sweep in this process: like pipelines.tune, less Ray and MLflow."""
 
     def __init__(self, words: list[str], kill_at: int = -1) -> None:
-        self.config = read_command(words)
-        flat = {"preset": self.config.preset, **flatten(to_json(self.config.train))}
-        domains = combine(self.config.space, flat)
-        check(self.config, domains)
+        self.config, domains = read_and_check(words)
         self.sweep = Sweep(self.config, fields(domains))
-        baseline = baseline_values(self.sweep, flat)
+        baseline = baseline_values(self.sweep, self.config.flat)
         open_or_plan(self.sweep, domains, baseline, "command")
         self.scheduler = SweepScheduler(self.sweep, domains)
         self.scheduler.restore()
@@ -442,6 +438,20 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(here: Make) -> None:
     some = here(*GRID, "--trials", "4").run()
     assert [trial.status for trial in some.trials.values()] == [*["finished"] * 4, "pending"]
     assert all(trial.status == "finished" for trial in here(*GRID).run().trials.values())
+
+
+def test_what_a_kill_leaves_running_waits_where_a_smaller_budget_leaves_it_out(here: Make) -> None:
+    with pytest.raises(Killed):
+        here(*GRID, kill_at=30).run()
+    assert [trial.status for trial in read_sweep(here(*GRID).sweep.folder).trials][:3] == [
+        "finished",
+        "pending",
+        "pending",
+    ]
+    sweep = here(*GRID, "--trials", "1").run()
+    saved = read_sweep(sweep.folder).trials
+    assert [trial.status for trial in saved] == ["finished"] + ["pending"] * 4
+    assert [trial.status for trial in here(*GRID).run().trials.values()] == ["finished"] * 5
 
 
 def test_a_trial_asked_to_stop_and_killed_heeds_what_comes_later(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
