@@ -128,7 +128,9 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
 
     ``scale_H``: for queries, |scale| of their head multiplies that: the learned temperature of normalised attention.
     """
-    factor_Hn1 = torch.rsqrt(x_HnE.float().square().sum(-1, keepdim=True) + 1e-6)
+    factor_Hn1 = torch.rsqrt(
+        x_HnE.to(torch.promote_types(x_HnE.dtype, torch.float32)).square().sum(-1, keepdim=True) + 1e-6
+    )
     factor_Hn1 = factor_Hn1 if scale_H is None else factor_Hn1 * scale_H.abs()[:, None, None]
     return x_HnE * factor_Hn1.to(x_HnE.dtype)
 

@@ -82,7 +82,8 @@ class OptimConfig:
     """The optimizer."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it."""
+    """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it; keys, values and queries
+    of a layer are one parameter here, which it scales together, and three or four in the authors' code."""
     lr: float = 1e-3
     """Peak learning rate; for adafactor, relative to the size of each parameter."""
     recurrent_lr_scale: float = 1.0
@@ -91,7 +92,8 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates; adafactor uses the first as its momentum."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay of all parameters with two dimensions or more: beside matrices these are embeddings, tables of
+    position biases, and the states that a recurrence begins with."""
     clip: float = 1.0
     """Largest global norm of the gradient; 0 leaves it alone."""
 
@@ -106,12 +108,12 @@ class ScheduleConfig:
     """Learning rate over steps: linear warm-up, then one of three shapes."""
 
     name: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
-    """cosine to `final` at the last step; inverse-sqrt: lr / √max(step, warmup), as the paper writes it, with no linear part;
-    constant."""
+    """cosine to `final` at the end of the last step; inverse-sqrt: lr / √max(step, warmup), as the paper writes it, with no linear
+    part; constant."""
     warmup: int = 100
     """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
     final: float = 0.1
-    """Cosine: share of the peak rate that is left at the last step."""
+    """Cosine: share of the peak rate that is left when the last step is done."""
 
     def __post_init__(self) -> None:
         check_fields("schedule", self, warmup=0, final=0)

@@ -113,10 +113,12 @@ def train(
                 flush=True,
             )
         restore_optimizer(optimizer, model, config.optim, resume)
-        if reads_on(resume, config, schedule, train_store):
-            state, read_B, sums = restore_lanes(resume, config, world, state, sums)
-        else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State
-            print("the lanes are laid out otherwise than before: State begins anew on each of them", flush=True)
+        there = reads_on(resume, config, schedule, train_store)
+        if there and (restored := restore_lanes(resume, config, world, state, sums)):
+            state, read_B, sums = restored
+        else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State, or it is other
+            what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
+            print(f"{what} than before: State begins anew on each of them", flush=True)
             logged = first_step
     wrapped, dtype = world.wrap(model), precision(config, world)
     autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)

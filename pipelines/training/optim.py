@@ -15,8 +15,8 @@ from recur_models import RecurrentModel
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of matrices alone. Where a group has an
-    ``lr_scale``, its rate is to be multiplied by that.
+    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of what has two dimensions or more. Where
+    a group has an ``lr_scale``, its rate is to be multiplied by that.
 
     Raises UserError where a recurrence is to have a rate of its own, and the model tells no parameters of one apart.
     """

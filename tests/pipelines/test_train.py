@@ -430,6 +430,17 @@ class TestRefusals:
         train("--steps", "4", *words, "--seed", "7", "--allow-change", "seed", "steps")
         assert "State begins anew" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("window", ["4", "16"])
+    def test_a_model_of_another_state_begins_it_anew(
+        self, window: str, train: Train, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        train("--steps", "5")
+        capsys.readouterr()
+        again = ("--model.window", window, "--allow-change", "model.window", "steps")
+        folder = train("--steps", "8", *again)
+        assert "than before: State begins anew" in capsys.readouterr().out
+        assert (folder / "checkpoints" / "step-00000008").is_dir()
+
     def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
         from pipelines.prepare import prepare
 
