@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.errors import UserError
 from data_prep.manifest import PartEntry
 from data_prep.places import TEMPORARY, Place
 
@@ -31,8 +32,11 @@ ABANDONED_SECONDS = 3600
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for all of Throughline."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "throughline"
+    """The user's cache folder for all of Throughline. Raises UserError where that cannot be known."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "throughline"
+    except RuntimeError:
+        raise UserError("this user has no home folder to keep a cache in: set XDG_CACHE_HOME, or HOME") from None
 
 
 @dataclass(frozen=True)

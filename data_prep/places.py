@@ -87,6 +87,11 @@ class Place:
             )
         if uri.scheme == "file":
             return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
+        if re.search(r"""['"\s]""", uri.netloc):
+            raise PlaceError(
+                f"the URI {uri.scheme}://… has a quote or a blank in a key or password: write %27 for ', %22 for \" and %20 for a "
+                "blank, or give it in the environment"
+            )
         bare = text.partition("?")[0]
         if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:
             raise PlaceError(

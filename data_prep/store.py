@@ -89,7 +89,8 @@ class SegmentStore:
         manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
         documents = read_table(folder, manifest.table)
         check_parts(folder, manifest)
-        return cls(folder, dataclasses.replace(manifest, documents=documents), documents, SegmentCache.of(cache))
+        kept = None if folder.is_local else SegmentCache.of(cache)
+        return cls(folder, dataclasses.replace(manifest, documents=documents), documents, kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process that is given it opens its own."""

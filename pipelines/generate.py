@@ -10,7 +10,6 @@ continuation goes to stdout, everything else to stderr. Without a text, a new do
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
@@ -24,6 +23,7 @@ import tyro
 from data_prep.errors import UserError
 from pipelines.inference.trained import TextTokenizer, Trained, device, load, read_text
 from pipelines.terminal import cli
+from pipelines.terminal.output import discard, printable
 
 if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
     import torch
@@ -146,15 +146,16 @@ def main(argv: list[str]) -> None:
     prompt_ids = trained.tokenizer.encode(prompt).tolist()
     seed = secrets.randbits(31) if config.seed is None else config.seed
     print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
+    safe = printable if sys.stdout.isatty() else str
     stream, began, first = TextStream(trained.tokenizer, prompt_ids), time.monotonic(), 0.0
     try:
         for count, token in enumerate(generate(trained, prompt_ids, config, seed)):
             first = time.monotonic() if count == 0 else first
-            print(stream.put(token), end="", flush=True)
-        print(stream.end())
+            print(safe(stream.put(token)), end="", flush=True)
+        print(safe(stream.end()))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard()
         return
     rate = (config.max_new_tokens - 1) / max(time.monotonic() - first, 1e-9)
     print(f"text read in {first - began:.1f} s, then {rate:.0f} tokens/s", file=sys.stderr)

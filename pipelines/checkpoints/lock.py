@@ -43,7 +43,10 @@ def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None
     Raises Locked, naming ``who`` ("another preparation"), when another process still holds it after ``patience`` seconds.
     """
     place = Place.parse(folder)
-    name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
+    try:
+        name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
+    except UnicodeEncodeError:
+        raise UserError(f"the name of the folder {place.recorded!a} is not UTF-8: choose another one") from None
     here = Path(tempfile.gettempdir()) / name / LOCK
     path = Path(place.path) / LOCK if place.is_local else here
     made = [above for above in (here.parent, *path.parents) if not above.exists()]

@@ -36,7 +36,7 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
             return {**presets, argv[0]: TrainConfig(**given)}
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
 
 

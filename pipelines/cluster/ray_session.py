@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import sys
 import time
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, is_users
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost
@@ -58,14 +59,22 @@ STARTS = 3
 """How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
 
 
+SOCKET_NAME = 107
+"""Bytes of the longest name that a socket may have."""
+
+
+def temporary() -> str:
+    """The folder below which Ray has its sockets, logs and addresses."""
+    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+
+
 def cluster_address() -> str:
     """The address of the cluster that this process is to join; empty where it is to start a session of its own."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address != "auto":
         return "" if address == "local" else address
-    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:  # what `ray start` leaves on a node
-        address = Path(temporary, "ray", "ray_current_cluster").read_text().strip()
+        address = Path(temporary(), "ray", "ray_current_cluster").read_text().strip()
         knock(address, LOOK_SECONDS)
         return address
     except (OSError, ValueError):
@@ -119,6 +128,13 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         return
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
+    if len(f"{temporary()}/ray/session_2026-01-31_12-00-00_000000_{os.getpid()}/sockets/plasma_store") > SOCKET_NAME:
+        raise UserError(
+            f"the temporary folder is {temporary()}, whose name is too long for Ray's sockets: set RAY_TMPDIR=/tmp, say"
+        )
+    # Else Ray keeps a token in the home folder, where others may read it, or nobody can write.
+    if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray._private import ray_constants
 
     # What was read of OWN as Ray was imported: that may have been before this module, as in a notebook.
@@ -134,7 +150,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         except Exception as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError…
             ray.shutdown()
             abandon(but=before)
-            if not left:
+            if not left or is_users(error):
                 raise
             why = str(error).strip().partition(". ")[0]
             print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)

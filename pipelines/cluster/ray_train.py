@@ -30,12 +30,11 @@ def run_workers(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    from ray import train  # whose names are of one of two versions, by a setting
-    from ray.train.torch import TorchTrainer
-
-    classes: Any = train
-
     try:
+        from ray import train  # whose names are of one of two versions, by a setting
+        from ray.train.torch import TorchTrainer
+
+        classes: Any = train
         TorchTrainer(
             worker,
             train_loop_config=arguments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ def check_fields(group: str, config: object, **least: float) -> None:
         value, where = getattr(config, name), f"{group}.{name}" if group else name
         if needed := is_not(value, kind):
             raise UserError(f"{where} is {value!r}: it must be {needed}")
-        if name in least and not value >= least[name]:
-            raise UserError(f"{where} is {value}: it must be at least {least[name]}")
+        if name in least and not least[name] <= value < math.inf:
+            raise UserError(f"{where} is {value}: it must be {'finite' if value > 0 else f'at least {least[name]}'}")
 
 
 @cache
@@ -168,8 +169,10 @@ class TrackingConfig:
             raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
             )
-        database = re.match(r"(?!https?:)[\w+.-]+://[^:/@]*:([^@]*)@", self.uri)
-        if database and re.search(r"""[?#/'"\s]""", database[1]):
+        named = re.match(
+            r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri
+        )  # no port
+        if named and re.search(r"""[?#/'"\s]""", named[1]):
             raise UserError(
                 "the password in tracking.uri has a sign that would cut it short where it is taken out of what is recorded: write "
                 "%3F for ?, %23 for #, %2F for /, %27 for '"

@@ -98,7 +98,13 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
 
         disable_progress_bar()
         with given_by_user(ValueError, OSError, KeyError, SafetensorError):  # of a folder that is not whole
-            wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
+            try:
+                wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
+            except (TypeError, RuntimeError) as error:
+                why = " ".join(str(error).split())
+                raise UserError(
+                    f"config.json and weights of {path} do not fit each other ({why}): export it again"
+                ) from None
             model, tokenizer = wrapped.model.eval(), ExportedTokenizer(Path(path))
             return Trained(str(path), model, tokenizer, wrapped.config.bos_token_id, tokenizer.labels)
     checkpoint = find_checkpoint(path, best)

@@ -24,6 +24,8 @@ import io
 import math
 import os
 import re
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,18 +52,24 @@ from tyro._errors import (
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, is_users, listed, nearest
 from pipelines.terminal import home, plugins
+from pipelines.terminal.output import discard
 
 T = TypeVar("T")
 
 COUNTS, SEEDS = 1 << 53, 1 << 63
 """What whole numbers are less than: products of counts have 64 bits still."""
+UNREAD_STATUS = 128 + signal.SIGPIPE
+"""Where nobody reads any more what a command was made to print, as a shell has it of others."""
 URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 """How a URI begins that was taken for a path."""
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:  # closed by whoever began this process
+            stream = open(os.devnull, "w")  # noqa: SIM115
+            setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     try:
@@ -75,6 +83,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         plugins.load()
         status = main(sys.argv[1:])
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            sys.exit(UNREAD_STATUS)
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
             raise
         status = 2 if is_users(error) else 1
@@ -83,8 +93,26 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
+    _unread()
     gc.freeze()  # else the interpreter looks through all of torch for garbage before it ends: 0.6 s
     sys.exit(status)
+
+
+def _unread() -> bool:
+    """Whether whoever read stdout has gone: what is left to print goes nowhere then."""
+    gone = False
+    try:
+        sys.stdout.flush()
+        look = select.poll()
+        look.register(sys.stdout.fileno(), 0)
+        gone = any(event & select.POLLERR for _, event in look.poll(0))
+    except BrokenPipeError:
+        gone = True
+    except (OSError, ValueError):  # it is no file
+        return False
+    if gone:
+        discard()
+    return gone
 
 
 def sentence(error: BaseException) -> str:

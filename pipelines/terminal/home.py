@@ -26,6 +26,10 @@ def enter() -> None:
 
     Without it a Ray job stands in a copy of its folder, which goes with the job: the home folder is taken then.
     """
+    try:
+        Path.home()
+    except RuntimeError:
+        raise UserError("this user has no home folder, which Ray and MLflow ask for: set HOME to a folder") from None
     home = os.environ.get("THROUGHLINE_HOME", "")
     if not home and in_job_folder():
         home = "~"

@@ -8,6 +8,7 @@ with bar("verifying", size, DownloadColumn(), console=out) as update:
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,11 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
     )
+
+
+def discard() -> None:
+    """What is printed goes nowhere from now on: whoever read it has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

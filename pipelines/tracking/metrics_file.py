@@ -50,7 +50,7 @@ def parse_record(line: bytes | str) -> Record | None:
     try:
         values = json.loads(line)
         return Record(int(values["step"]), int(values["time"]), {key: float(v) for key, v in values["metrics"].items()})
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -25,7 +25,14 @@ from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_figures, validation_figures
 from pipelines.training.optim import build_optimizer, learning_rate
-from pipelines.training.restoring import digest_lanes, random_state, reads_on, restore_lanes, restore_optimizer
+from pipelines.training.restoring import (
+    digest_lanes,
+    random_state,
+    reads_on,
+    restore_lanes,
+    restore_optimizer,
+    state_fits,
+)
 from pipelines.training.scoring import has_states, predict, score_split, tensors
 from pipelines.training.stopping import Stopped
 from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
@@ -114,8 +121,8 @@ def train(
             )
         restore_optimizer(optimizer, model, config.optim, resume)
         there = reads_on(resume, config, schedule, train_store)
-        if there and (restored := restore_lanes(resume, config, world, state, sums)):
-            state, read_B, sums = restored
+        if there and state_fits(resume, config, world, state):
+            state, read_B, sums = restore_lanes(resume, config, world, state, sums)
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State, or it is other
             what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
             print(f"{what} than before: State begins anew on each of them", flush=True)
@@ -190,7 +197,8 @@ def train(
 
         leaving = world.any(asked_to_stop()) and done < config.steps
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
-            check_finite(sums.sum().item() + float(gradient_norm), done)
+            size = torch.stack(torch._foreach_norm(list(model.parameters()))).sum()  # of the weights after this step
+            check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done)
             with speed.paused():
                 gc.collect()
                 saver.save(
@@ -277,7 +285,7 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[s
 
 
 def check_finite(value: float, step: int) -> None:
-    """Raise UserError when the loss, or its gradient, is no number any more: such weights are neither trained on nor saved."""
+    """Raise UserError when the loss, its gradient or a weight is no number any more: these are neither trained on nor saved."""
     if not math.isfinite(value):
         raise UserError(
             f"the loss became {value} by step {step}: lower optim.lr or optim.clip; the last checkpoint is intact"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from data_prep.places import Place
-from pipelines.terminal.output import bar
+from pipelines.terminal.output import bar, discard
 from pipelines.tracking.metrics import METRICS
 from pipelines.tracking.metrics_file import Record, parse_record
 
@@ -74,23 +74,25 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
     shown: set[tuple[int, tuple[str, ...]]] = set()
     with bar(f"training {run.name}", steps, *columns, console=console, stays=True) as update:
         update(completed=first_step)
-        while True:
+        finishing = False
+        while not finishing:
             finishing = stop.is_set()
-            for line in messages.lines():
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-            for record in metrics.records(last=finishing):
-                key = (record.step, tuple(record.metrics))
-                if record.step <= first_step or key in shown:
-                    continue
-                shown.add(key)
-                latest |= record.metrics
-                update(completed=record.step, figures=_figures(latest))
-                if not console.is_terminal:
-                    left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
-                    told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
-                    print(f"{told}  about {left:.0f} s left", flush=True)
-            if finishing:
-                return
+            try:
+                for line in messages.lines():
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                for record in metrics.records(last=finishing):
+                    key = (record.step, tuple(record.metrics))
+                    if record.step <= first_step or key in shown:
+                        continue
+                    shown.add(key)
+                    latest |= record.metrics
+                    update(completed=record.step, figures=_figures(latest))
+                    if not console.is_terminal:
+                        left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
+                        told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
+                        print(f"{told}  about {left:.0f} s left", flush=True)
+            except BrokenPipeError:  # the training goes on
+                discard()
             stop.wait(POLL_SECONDS if run.is_local else BUCKET_SECONDS)
 
 

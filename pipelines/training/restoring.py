@@ -29,6 +29,13 @@ def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, s
     return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
 
 
+def state_fits(resume: Checkpoint, config: TrainConfig, world: World, fresh: State) -> bool:
+    """Whether the State of own lanes has the shapes of a ``fresh`` one; --allow-change may have let another model through."""
+    lanes, _ = resume.lanes(*world.lanes(config.data.lanes))
+    saved = {name: value.shape[1:] for name, value in lanes.items()}
+    return all(saved.get(f"state/{name}") == value.shape[1:] for name, value in fresh.items())
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
 ) -> None:
@@ -62,17 +69,13 @@ def random_state(world: World) -> dict[str, torch.Tensor]:
 
 def restore_lanes(
     resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
-) -> tuple[State, torch.Tensor, torch.Tensor] | None:
-    """State and digests of own lanes, and the sums since the last log; the generators are set as they were. None where the State
-    is not of the shapes of the ``fresh`` one: --allow-change has let another model through.
+) -> tuple[State, torch.Tensor, torch.Tensor]:
+    """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
 
     State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
     another number of processes than before, lanes move to their new owners; dropout then draws anew.
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
-    shapes = {name: value.shape[1:] for name, value in lanes.items()}
-    if any(shapes.get(f"state/{name}") != value.shape[1:] for name, value in fresh.items()):
-        return None
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
     if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
         torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)

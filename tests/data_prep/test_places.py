@@ -76,6 +76,13 @@ def test_credentials_are_never_shown(monkeypatch: pytest.MonkeyPatch):
         assert "KEY" not in text and "secret" not in text
 
 
+@pytest.mark.parametrize("secret", ["sec'ret", 'sec"ret', "sec ret"])
+def test_a_secret_that_could_be_shown_in_part_is_refused(secret: str):
+    with pytest.raises(PlaceError, match="has a quote or a blank in a key or password: write %27") as caught:
+        Place.parse(f"s3://KEY:{secret}@bucket/x?region=eu")
+    assert "ret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("uri", ["foo://user:secret@host/x", "s3://user:secret@bucket/x?nonsense=1"])
 def test_a_uri_that_nothing_opens_is_refused_without_its_credentials(uri: str):
     with pytest.raises(PlaceError, match="cannot be opened") as caught:

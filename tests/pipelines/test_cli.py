@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -155,6 +158,31 @@ FAILS = "from pipelines.terminal import cli\ndef main(argv):\n    raise {error}\
 def test_what_nobody_is_to_blame_for_shows_its_traceback_and_ends_with_1(error: str) -> None:
     done = subprocess.run([sys.executable, "-c", FAILS.format(error=error)], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("Traceback") and "in main" in done.stderr
+
+
+PRINTS = """
+import sys, time
+from pipelines.terminal import cli
+
+def main(words):
+    for i in range(50):
+        print(i, flush=True)
+        time.sleep(0.01)
+    return 0
+
+cli.run(main)
+"""
+
+
+def test_a_reader_that_goes_and_an_output_that_is_closed() -> None:
+    words = [sys.executable, "-c", PRINTS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
+    closed = subprocess.run([*words], preexec_fn=partial(os.close, 1), stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_names_of_files_are_short_and_do_not_collide() -> None:

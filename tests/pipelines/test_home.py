@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from data_prep.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.terminal import home
 
@@ -36,6 +38,22 @@ def test_relative_paths_begin_in_the_shared_folder(tmp_path: Path, monkeypatch: 
     ):
         home.enter()
     home.follow()  # a worker goes on
+
+
+def test_a_user_without_a_home_folder_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # as in a container that is run as any user
+    with pytest.raises(UserError, match="no home folder, which Ray and MLflow ask for: set HOME"):
+        home.enter()
+
+
+def test_a_temporary_folder_whose_name_is_too_long_for_sockets(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "RAY_TMPDIR": str(tmp_path / ("x" * 60))}
+    done = subprocess.run([sys.executable, "-c", STARTS_RAY], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "too long for Ray's sockets: set RAY_TMPDIR=/tmp" in done.stderr
 
 
 def test_a_job_without_shared_folder_does_not_write_into_its_copy(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from data_prep.errors import UserError
 from pipelines.checkpoints.lock import Locked, hold
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
@@ -146,6 +147,15 @@ def test_two_preparations_of_one_store_at_once(make_config: Callable[..., Prepar
     alone = make_config()
     prepare(alone)
     assert contents(Path(made.store)) == contents(Path(alone.store)) and os.listdir(made.store) == ["text"]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"x\\udce9' is not UTF-8: choose another one"),
+        hold(tmp_path / "x\udce9", "another"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_went_wrong_inside_is_told_though_the_folder_is_gone(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from pipelines.tracking.metrics import METRICS
-from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.metrics_file import parse_record, read_records
 
 
 def test_every_figure_of_a_run_is_in_the_table(train: Callable[..., Path]) -> None:
@@ -14,6 +16,12 @@ def test_every_figure_of_a_run_is_in_the_table(train: Callable[..., Path]) -> No
     on_gpus_alone = {"train/mfu", "train/share_of_matrix_rate"}
     of_labels_alone = {"train/error_rate", "validation/error_rate"}
     assert logged | on_gpus_alone | of_labels_alone == METRICS.keys()
+
+
+@pytest.mark.parametrize("step", ["Infinity", "1" * 500, "[" * 100_000, "null", '{"a": 1}', '"many"'])
+def test_a_line_that_is_no_record_is_none(step: str) -> None:
+    assert parse_record(f'{{"step": {step}, "time": 1, "metrics": {{"a": 1}}}}') is None or step == "1" * 500
+    assert parse_record(f'{{"step": 1, "time": 1, "metrics": {{"a": {step}}}}}') is None or step == "Infinity"
 
 
 def test_every_figure_is_documented() -> None:

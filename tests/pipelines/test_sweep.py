@@ -622,6 +622,9 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     file.write_text('{"run": "a", "model": {"name": "rec"}, "stepz": 3}')
     with pytest.raises(ValueError, match=r"some.json is not a run's config of this version .*stepz"):
         presets_with(PRESETS, [str(file)])
+    file.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"some.json is not a run's config of this version .*recursion"):
+        presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
 

@@ -469,11 +469,19 @@ class TestRefusals:
             (("--run", "../x"), "run is '../x'"),
             (("--use-gpu", "yes"), "use_gpu is yes, and there is no GPU that torch can use"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a sign that would cut it short"),
+            (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a sign that would cut it short"),
+            (("--optim.lr", "inf"), "optim.lr is inf: it must be finite"),
         ],
     )
     def test_bad_words(self, train: Train, words: tuple[str, ...], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             train(*words)
+
+    def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
+        """Though the loss, which is of the weights before the step, was one."""
+        with pytest.raises(UserError, match=r"the loss became nan by step 1: lower optim\.lr"):
+            train("--optim.lr", "1e38", "--schedule.warmup", "0", "--checkpoint.every", "1", name="wild")
+        assert not (tmp_path / "runs" / "wild" / "checkpoints").exists()
 
     def test_a_changed_byte_in_a_part(self, train: Train, store: Path) -> None:
         part = next((store / "text" / "train").glob("part-*.arrow"))

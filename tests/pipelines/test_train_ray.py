@@ -299,12 +299,14 @@ print(len(calls), ray.is_initialized(), len(raylets), *{c.laddr.ip.removeprefix(
 """
 
 
-def test_a_session_that_came_up_too_late_is_started_again() -> None:
-    """On loopback alone, also where Ray was imported before us, as in a notebook and by `pipelines.tune`."""
-    environment = {name: value for name, value in os.environ.items() if name not in ray_session.OWN}
+def test_a_session_that_came_up_too_late_is_started_again(tmp_path: Path) -> None:
+    """On loopback alone, also where Ray was imported before us, as in a notebook or for a sweep; its token is in no file."""
+    ours = {*ray_session.OWN, "RAY_AUTH_TOKEN"}
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | {"HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", SLOW], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["2", "True", "1", "127.0.0.1"], done.stderr
     assert "Ray did not start (The current node timed out during startup): trying again" in done.stderr
+    assert not list(tmp_path.rglob("auth_token"))
 
 
 @pytest.mark.usefixtures("ray_session")
