@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["SPACES", "Exploit", "Rule", "Searcher", "Space", "combine", "draw", "expand", "grid", "stopper"]
 
 
+LATER = {name: "stopping" if name in ("Exploit", "Rule", "stopper") else "drawing" for name in __all__[1:]}
+"""The modules of what is imported when it is asked for."""
+
+
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        import_module(f"{__name__}.{'stopping' if name in ('Exploit', 'Rule', 'stopper') else 'drawing'}"), name
-    )
+    return getattr(import_module(f"{__name__}.{LATER[name]}"), name)

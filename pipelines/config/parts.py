@@ -169,9 +169,8 @@ class TrackingConfig:
             raise UserError(
                 f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
             )
-        named = re.match(
-            r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri
-        )  # no port
+        # After http:// digits may be a port, and no password.
+        named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
         if named and re.search(r"""[?#/'"\s]""", named[1]):
             raise UserError(
                 "the password in tracking.uri has a sign that would cut it short where it is taken out of what is recorded: write "
