@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from data_prep.errors import UserError, is_users
+from data_prep.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost
@@ -57,8 +57,6 @@ started (clusters/environment.sh). Ray reads it when it is imported."""
 
 STARTS = 3
 """How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
-
-
 SOCKET_NAME = 107
 """Bytes of the longest name that a socket may have."""
 
@@ -150,7 +148,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         except Exception as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError…
             ray.shutdown()
             abandon(but=before)
-            if not left or is_users(error):
+            if not left:
                 raise
             why = str(error).strip().partition(". ")[0]
             print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)

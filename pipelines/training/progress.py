@@ -9,7 +9,7 @@ import contextlib
 import io
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,25 +72,29 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
         messages.seen = messages.place.size()  # what is there already was shown before
     columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
+
+    def show(update: Callable[..., None], last: bool) -> None:
+        for line in messages.lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for record in metrics.records(last):
+            key = (record.step, tuple(record.metrics))
+            if record.step <= first_step or key in shown:
+                continue
+            shown.add(key)
+            latest.update(record.metrics)
+            update(completed=record.step, figures=_figures(latest))
+            if not console.is_terminal:
+                left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
+                told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
+                print(f"{told}  about {left:.0f} s left", flush=True)
+
     with bar(f"training {run.name}", steps, *columns, console=console, stays=True) as update:
         update(completed=first_step)
         finishing = False
         while not finishing:
             finishing = stop.is_set()
             try:
-                for line in messages.lines():
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
-                for record in metrics.records(last=finishing):
-                    key = (record.step, tuple(record.metrics))
-                    if record.step <= first_step or key in shown:
-                        continue
-                    shown.add(key)
-                    latest |= record.metrics
-                    update(completed=record.step, figures=_figures(latest))
-                    if not console.is_terminal:
-                        left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
-                        told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
-                        print(f"{told}  about {left:.0f} s left", flush=True)
+                show(update, finishing)
             except BrokenPipeError:  # the training goes on
                 discard()
             stop.wait(POLL_SECONDS if run.is_local else BUCKET_SECONDS)

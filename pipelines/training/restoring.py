@@ -13,7 +13,7 @@ from data_prep.errors import given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten
+from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten, to_json
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State
@@ -31,6 +31,8 @@ def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, s
 
 def state_fits(resume: Checkpoint, config: TrainConfig, world: World, fresh: State) -> bool:
     """Whether the State of own lanes has the shapes of a ``fresh`` one; --allow-change may have let another model through."""
+    if resume.meta["config"]["model"] == to_json(config)["model"]:
+        return True
     lanes, _ = resume.lanes(*world.lanes(config.data.lanes))
     saved = {name: value.shape[1:] for name, value in lanes.items()}
     return all(saved.get(f"state/{name}") == value.shape[1:] for name, value in fresh.items())
