@@ -11,6 +11,7 @@ recurrent network needs one layer (Merrill, Petty and Sabharwal 2024, "The Illus
 solvable, and small.
 
     python -m pipelines.prepare permutation --group A5
+    python -m pipelines.prepare permutation --group A5 --length 32 --curriculum 2 4 8 16 32
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import Draws, Task, Written, followed
 
@@ -30,25 +31,33 @@ class Permutation(Task):
     """Elements of a group; after each the product so far is to be predicted."""
 
     name: ClassVar[str] = "permutation"
+    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     group: Group = "S5"
     """S5, all 120 permutations of five; A5, the 60 even ones; or S3, the 6 of three."""
     length: int = 64
     """Elements of a document."""
+    curriculum: tuple[int, ...] = ()
+    """Lengths of the documents to train on instead: an equal share of the split has each, in this order; to be read with
+    --data.order listed, or mixed. The other splits keep --length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(length=1)
+        self.check_curriculum(self.curriculum)
 
     def symbols(self) -> list[str]:
         return names(self.group)
 
     def size(self, split: str, index: int) -> int:
-        return (int(self.group[1:]) + 1) * self.length
+        return (int(self.group[1:]) + 1) * self.length_of(split, index)
+
+    def length_of(self, split: str, index: int) -> int:
+        return self.length_in(self.curriculum, self.length, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         shown = names(self.group)
-        drawn = draws.below(len(shown), self.length)
+        drawn = draws.below(len(shown), self.length_of(split, index))
         # The identity is the first element.
         return [shown[g] for g in drawn], [shown[g] for g in followed(products(self.group), 0, drawn)]
 

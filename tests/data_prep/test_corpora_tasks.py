@@ -211,6 +211,15 @@ def test_a_curriculum_of_pairs() -> None:
     assert "curriculum" not in Mqar().options() and Mqar(curriculum=(4, 8)).options()["curriculum"] == [4, 8]
 
 
+def test_a_curriculum_of_products() -> None:
+    task = Permutation(train=5, validation=2, test=1, group="S3", length=7, curriculum=(2, 4, 9))
+    assert {split: [len(read) for read in documents(task, split)] for split in SPLITS} == {
+        "train": [2, 2, 4, 4, 9], "validation": [7, 7], "test": [7],
+    }  # fmt: skip
+    assert "curriculum" not in Permutation().options()
+    assert Permutation(curriculum=(3, 5)).options()["curriculum"] == [3, 5]
+
+
 def test_queries_come_as_the_power_law_says() -> None:
     """The first key's slot, against odds that are added up here."""
     for power, pairs in ((0.01, 1), (1.0, 4)):
@@ -229,12 +238,12 @@ def composed(word: str, before: str) -> str:
     return "".join(word[int(image) - 1] for image in before)
 
 
-@given(COUNTS, st.sampled_from(["S3", "A5", "S5"]), st.integers(1, 80))
-def test_a_product(counts: dict[str, int], group: Any, length: int) -> None:
-    task = Permutation(**counts, group=group, length=length)
+@given(COUNTS, st.sampled_from(["S3", "A5", "S5"]), st.integers(1, 80), st.lists(st.integers(1, 40), max_size=3))
+def test_a_product(counts: dict[str, int], group: Any, length: int, curriculum: list[int]) -> None:
+    task = Permutation(**counts, group=group, length=length, curriculum=tuple(curriculum))
     for pairs in every(task):
         state = "12345"[: int(group[1])]
-        assert len(pairs) == length
+        assert len(pairs) in {length, *curriculum}
         for element, label in pairs:
             state = composed(element, state)
             assert label == state
@@ -313,6 +322,7 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: RandomWalk(grid=1), "grid of corpus random-walk is 1: give --grid 2 or more"),
     (lambda: RandomWalk(length=0), "length of corpus random-walk is 0: give --length 1 or more"),
     (lambda: RandomWalk(curriculum=(8, 0)), "curriculum of corpus random-walk holds 0: give --curriculum lengths of 1 or more"),
+    (lambda: Permutation(curriculum=(4, 0)), "curriculum of corpus permutation holds 0: give --curriculum lengths of 1 or more"),
     (lambda: Algorithm(curriculum=(-3,)), "curriculum of corpus algorithm holds -3: give --curriculum lengths of 1 or more"),
     (lambda: Algorithm(statements=0), "statements of corpus algorithm is 0: give --statements 1 or more"),
     (lambda: Algorithm(variables=27), "variables of corpus algorithm is 27: give --variables 26 or fewer"),
