@@ -58,8 +58,8 @@ TASKS: dict[str, tuple[str, int]] = {
     "algorithm": ("algorithm", 3000),
     "mqar": ("mqar", 2000),
     "permutation": ("permutation", 1000),
-    "permutation-a5": ("permutation", 2000),
-    "permutation-s5": ("permutation", 2000),
+    "permutation-a5": ("permutation", 8000),
+    "permutation-s5": ("permutation", 8000),
 }
 """What a preset's name calls a task: its corpus, and steps of 4,096 tokens."""
 
