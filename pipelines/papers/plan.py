@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 
@@ -116,6 +117,7 @@ class Plan:
     def results(self, command: str) -> Results:
         """The figures of everything that is evaluated."""
         found: dict[tuple[str, str], list[float]] = {}
+        validated: dict[tuple[str, str], list[tuple[float, float]]] = {}
         runs: dict[str, set[str]] = {}
         read, tokens, wordless = dict[str, str](), set[int](), set[str]()
         for row, column, of, training in self.cells():
@@ -123,6 +125,9 @@ class Plan:
                 value = figure_of(column.figure, training, evaluation)
                 if value is not None and math.isfinite(value):
                     found.setdefault((row.label, column.name), []).append(value)
+                    if column.best:
+                        pair = training.validated(column.figure == "error_percent"), value
+                        validated.setdefault((row.label, column.name), []).append(pair)
                 elif column.figure == "word_perplexity" and training.config.data.corpus in CODE:
                     wordless.add(training.config.data.corpus)
                 runs.setdefault(row.label, set()).add(training.name)
@@ -141,7 +146,12 @@ class Plan:
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}
         named = {label: sorted(names) for label, names in runs.items()}
-        return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named})
+        best = {
+            key: min(pairs, key=itemgetter(0))[1]
+            for key, pairs in validated.items()
+            if all(math.isfinite(errors) for errors, _ in pairs)
+        }
+        return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
 
     def pages(self, folder: Path) -> list[Path]:
         """What a figure has beside its table: cross-entropy over position, or a comparison token by token."""

@@ -4,13 +4,13 @@
     results.markdown()                       # as it stands in RESULTS.md
     results.write(folder)                    # table.md, table.json, table.png
 
-Error bars are standard deviations over seeds.
+Figures are means over seeds and bars standard deviations; in columns of the best seed they are its figure, and the range of all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from math import log2
@@ -37,7 +37,7 @@ class Ordering(NamedTuple):
     holds: list[tuple[str, str]]
     fails: list[tuple[str, str]]
     undecided: list[tuple[str, str]]
-    """No further apart than the larger standard deviation of their seeds."""
+    """No further apart than the larger standard deviation of their seeds; best seeds: written alike."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,23 @@ class Results:
     """Sentences on data, tokens and time."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What else the JSON says."""
+    best: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """Of the columns that are of the best seed: that seed's, by row and column."""
 
     def ours(self, row: Row, column: Column) -> tuple[float, ...]:
         return self.cells.get((row.label, column.name), ())
+
+    def figure(self, row: Row, column: Column) -> float:
+        """Of those that we have: the best seed's, or the mean."""
+        best = self.best.get((row.label, column.name))
+        return mean(self.ours(row, column)) if best is None else best
+
+    def spread(self, row: Row, column: Column) -> tuple[float, float]:
+        """How far below and above `figure` a bar goes: to the least and the most of the seeds, or by their standard deviation."""
+        ours, figure = self.ours(row, column), self.figure(row, column)
+        if (row.label, column.name) in self.best:
+            return figure - min(ours), max(ours) - figure
+        return (stdev(ours),) * 2 if len(ours) > 1 else (0.0, 0.0)
 
     def ordering(self, column: Column) -> Ordering:
         """Of the rows that both have a figure for."""
@@ -67,9 +81,11 @@ class Results:
             better, worse = sorted(pair, key=lambda row: row.paper[column.name])
             if better.paper[column.name] == worse.paper[column.name]:
                 continue
-            ours, theirs = self.ours(better, column), self.ours(worse, column)
-            spread = max((stdev(values) for values in (ours, theirs) if len(values) > 1), default=0.0)
-            gap = mean(theirs) - mean(ours)
+            ours, theirs = self.figure(better, column), self.figure(worse, column)
+            if any((row.label, column.name) in self.best for row in pair):
+                gap, spread = float(f"{theirs:{column.form}}") - float(f"{ours:{column.form}}"), 0.0
+            else:
+                gap, spread = theirs - ours, max(*self.spread(better, column), *self.spread(worse, column))
             where = found.undecided if abs(gap) <= spread else found.holds if gap > 0 else found.fails
             where.append((better.label, worse.label))
         return found
@@ -92,7 +108,8 @@ class Results:
             said.append(
                 f"{name}: of {pairs} pairs of rows that the paper puts apart, {len(found.holds)} are in its order here"
             )
-            for what, some in (("not", found.fails), ("closer than the seeds differ", found.undecided)):
+            close = "level" if name in self.of_best() else "closer than the seeds differ"
+            for what, some in (("not", found.fails), (close, found.undecided)):
                 named = [f"{better} below {worse}" for better, worse in some[:SHOWN]]
                 more = f"; and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
                 said += [f"{name}, {what}: {'; '.join(named)}{more}"] if some else []
@@ -104,17 +121,31 @@ class Results:
         few = [f"{row.label} ({column.name}) of {count}" for row, column, count in cells if 0 < count < len(self.seeds)]
         return [f"not of all {len(self.seeds)} seeds: {'; '.join(few)}"] if few else []
 
+    def of_best(self) -> list[str]:
+        """The columns of the best seed."""
+        return [column.name for column in self.table.columns if any(name == column.name for _, name in self.best)]
+
+    def selection(self) -> list[str]:
+        """Which columns are of the best seed, in a sentence."""
+        named = " and ".join(self.of_best() if len(self.seeds) > 1 else [])
+        how = "that of the seed which is the best on validation, as in the paper, and in brackets all seeds' range"
+        return [f"{named}: {how}"] if named else []
+
     def sentences(self) -> list[str]:
         """What a reader has to know beside the figures."""
-        return [*filter(None, [self.table.note.get(self.scale)]), *self.facts, *self.lacking(), *self.remarks()]
+        note = filter(None, [self.table.note.get(self.scale)])
+        return [*note, *self.selection(), *self.facts, *self.lacking(), *self.remarks()]
 
     def text(self, row: Row, column: Column) -> tuple[str, str]:
         """The paper's figure and ours, as they are written."""
         paper, ours = row.paper.get(column.name), self.ours(row, column)
-        spread = f" ± {stdev(ours):{column.form}}" if len(ours) > 1 else ""
+        spread = ""
+        if len(ours) > 1 and column.figure not in COSTS:  # which no seed changes
+            ends = f"{min(ours):{column.form}} to {max(ours):{column.form}}"
+            spread = f" ({ends})" if (row.label, column.name) in self.best else f" ± {stdev(ours):{column.form}}"
         return (
             "–" if paper is None else f"{paper:{column.form}}",
-            f"{mean(ours):{column.form}}{spread}" if ours else "–",
+            f"{self.figure(row, column):{column.form}}{spread}" if ours else "–",
         )
 
     def in_paper(self, column: Column) -> bool:
@@ -135,7 +166,8 @@ class Results:
     def title(self) -> str:
         """What it is, of what scale and seeds."""
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
-        beside = " ± standard deviation" if len(self.seeds) > 1 else ""
+        means = any(column.name not in self.of_best() and column.figure not in COSTS for column in self.table.columns)
+        beside = " ± standard deviation" if len(self.seeds) > 1 and means else ""
         return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
 
     def markdown(self) -> str:
@@ -157,6 +189,7 @@ class Results:
                 "figure": column.figure,
                 "paper": row.paper.get(column.name),
                 "ours": list(self.ours(row, column)),
+                "best": self.best.get((row.label, column.name)),
             }
             for row in self.table.rows
             for column in self.table.columns
@@ -209,26 +242,27 @@ class Results:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
         from matplotlib.ticker import LogLocator
 
+        unit = column.figure.replace("_", " ")
         x_column = next((other for other in self.table.columns if other.name == self.table.x), None)
 
-        def figures(row: Row, of: Column) -> tuple[float, ...]:
-            found = row.paper.get(of.name)
-            return (() if found is None else (found,)) if of_paper else self.ours(row, of)
+        def figure(row: Row, of: Column) -> float | None:
+            return row.paper.get(of.name) if of_paper else self.figure(row, of) if self.ours(row, of) else None
 
-        series: dict[str, list[tuple[float, Sequence[float]]]] = {}
+        series: dict[str, list[tuple[float, float, tuple[float, float]]]] = {}
         rows = self.table.rows
         for place, row in enumerate(rows):
-            across = figures(row, x_column) if x_column else (float(place) if row.x is None else row.x,)
-            if across and (values := figures(row, column)):
-                series.setdefault(row.series if self.table.x else "", []).append((mean(across), values))
+            across = figure(row, x_column) if x_column else float(place) if row.x is None else row.x
+            value = figure(row, column)
+            if across is not None and value is not None:
+                bar = (0.0, 0.0) if of_paper else self.spread(row, column)
+                series.setdefault(row.series if self.table.x else "", []).append((across, value, bar))
         names = list(dict.fromkeys(row.series for row in rows))
         for name, points in series.items():
             points.sort(key=lambda point: point[0])
-            bars = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+            places, values, bars = (list(found) for found in zip(*points, strict=True))
             line = "-o" if self.table.x and len(points) > 1 else "o"
-            places, values = [place for place, _ in points], [mean(values) for _, values in points]
             colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else COLOURS[0]
-            shown = bars if any(bars) else None
+            shown = list(zip(*bars, strict=True)) if any(map(any, bars)) else None
             look: dict[str, Any] = {"fmt": line, "color": colour, "capsize": 3, "markersize": 4, "label": name or None}
             if self.table.x:
                 axes.errorbar(places, values, yerr=shown, **look)
@@ -239,9 +273,11 @@ class Results:
         if not self.table.x:
             axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
             axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlabel(unit, fontsize=8)
         else:
             axes.set_xlabel(self.table.x)
-            across = [place for points in series.values() for place, _ in points]
+            axes.set_ylabel(unit, fontsize=8)
+            across = [place for points in series.values() for place, *_ in points]
             if across and min(across) > 0 and max(across) > 8 * min(across):
                 base = 2 if all(log2(place).is_integer() for place in across) else 10
                 axes.set_xscale("log", base=base, subs=[])

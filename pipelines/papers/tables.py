@@ -99,6 +99,8 @@ class Column:
     split: str = "test"
     form: str = ".3f"
     """Of the figures, the paper's and ours."""
+    best: bool = False
+    """Whether the paper has that of the seed which is the best on validation, in place of a mean: so have we then."""
 
 
 PARAMETERS = Column("parameters", "parameters", form=",.0f")

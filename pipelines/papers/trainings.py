@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -163,6 +164,12 @@ class Training:
             if newest and saved and (found.step, found.store_fingerprint) == (newest.step, text) and made >= saved:
                 return found
         return None
+
+    def validated(self, errors: bool) -> float:
+        """The last validation's share of errors, or bits per token; infinite where there was none."""
+        name = "validation/error_rate" if errors else "validation/bits_per_token"
+        records = read_records(self.folder / "metrics.jsonl")
+        return next((record.metrics[name] for record in reversed(records) if name in record.metrics), math.inf)
 
     def ms_per_step(self) -> float | None:
         """Where a step is small, timed here and now: a training beside others is as fast as they let it. Else the median over the

@@ -26,6 +26,7 @@ from pipelines.papers.results import Results
 from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
+from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
 from tests.shared_data import need
 
@@ -132,6 +133,24 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     assert headings == ["", "bits, paper", "bits, ours", "cleared"] and first == ["a", "1.000", "–", "+0.50"]
     assert both.title() == "mine (A table), ours at scale tiny, seed 0"
     assert "| 1.550 ± 0.071 |" in results({"a": (1.5, 1.6)}).markdown()
+
+
+def test_a_column_of_the_best_seed_has_its_figure_and_the_range_of_all() -> None:
+    bits = Column("bits", "bits_per_token", form=".1f", best=True)
+    seeds = {"a": (1.5, 1.9, 9.0), "b": (2.5, 2.41, 3.0), "c": (2.4, 2.8, 2.6), "d": (0.1,)}
+    best = {("a", "bits"): 1.9, ("b", "bits"): 2.41, ("c", "bits"): 2.4}  # by validation, which is not always the least
+    found = results(seeds)
+    found = replace(found, table=replace(found.table, columns=(bits, PARAMETERS)), best=best, seeds=(0, 1, 2))
+    found = replace(found, cells={**found.cells, ("a", "parameters"): (9e6, 9e6, 9e6)})
+    _, (first, second, _, alone) = found.grid()
+    assert (
+        first == ["a", "1.0", "1.9 (1.5 to 9.0)", "9,000,000"] and second[2] == "2.4 (2.4 to 3.0)" and alone[2] == "0.1"
+    )
+    ordering = found.ordering(bits)
+    assert ordering.holds == [("a", "b"), ("a", "c")] and ordering.undecided == [("b", "c")]
+    assert found.spread(found.table.rows[0], bits) == (pytest.approx(0.4), pytest.approx(7.1))
+    assert any(said.startswith("bits: that of the seed which is the best on validation") for said in found.sentences())
+    assert "bits, level: b below c" in found.sentences() and "±" not in found.markdown()
 
 
 def test_a_picture_has_no_panel_that_nobody_has_a_figure_for(tmp_path: Path) -> None:
@@ -243,6 +262,23 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert figures(third) == figures(whole) and len(third["done"]) == 1
     shown = make("two", "--no-train", "--only", "rec", "--columns", "bits")
     assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
+
+
+def test_the_best_seed_is_that_of_the_validation(
+    make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_best = replace(MINE, columns=(replace(MINE.columns[0], best=True),))
+    monkeypatch.setitem(PAPERS, "mine", {"table-1": of_best})
+    seeds = ("--only", "slide", "--seeds", "0", "1", "--set", "tracking.backend=none")
+    (without,) = make("one", *seeds)["rows"]
+    assert without["best"] is None  # nothing was validated: the mean
+    (row,) = make("two", *seeds, "validate_every=4")["rows"]
+    validated = []
+    for seed in (0, 1):
+        (folder,) = (tmp_path / "two").glob(f"small-slide*seed-{seed}")
+        values = [record.metrics.get("validation/bits_per_token") for record in read_records(folder / "metrics.jsonl")]
+        validated += [value for value in values if value is not None]
+    assert len(validated) == 2 and row["best"] == row["ours"][validated.index(min(validated))]
 
 
 def test_a_table_by_words_says_why_program_code_has_none(
