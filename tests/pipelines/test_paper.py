@@ -137,7 +137,12 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
 
 def test_a_column_of_the_best_seed_has_its_figure_and_the_range_of_all() -> None:
     bits = Column("bits", "bits_per_token", form=".1f", best=True)
-    seeds = {"a": (1.5, 1.9, 9.0), "b": (2.5, 2.41, 3.0), "c": (2.4, 2.8, 2.6), "d": (0.1,)}
+    seeds: dict[str, tuple[float, ...]] = {
+        "a": (1.5, 1.9, 9.0),
+        "b": (2.5, 2.41, 3.0),
+        "c": (2.4, 2.8, 2.6),
+        "d": (0.1,),
+    }
     best = {("a", "bits"): 1.9, ("b", "bits"): 2.41, ("c", "bits"): 2.4}  # by validation, which is not always the least
     found = results(seeds)
     found = replace(found, table=replace(found.table, columns=(bits, PARAMETERS)), best=best, seeds=(0, 1, 2))
