@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +30,16 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrackingConfig, but_for_seed
-from pipelines.inference.subjects import HOME, Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
+from pipelines.inference.subjects import (
+    HOME,
+    Subject,
+    SubjectsConfig,
+    output_for,
+    subjects_of,
+    tracking_in,
+    tracking_of,
+    writable,
+)
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
 from pipelines.reports.words import BYTES, writing_of
@@ -263,7 +272,7 @@ def track(
     first, tracking = evaluations[0], tracking_of(subjects[0].checkpoint, config.tracking)
     tracking = tracking.located() if subjects[0].run is None else tracking  # its run's database is not beside it
     tracker = Tracker.start(
-        tracking if tracking.uri or writable(home) else replace(tracking, backend="none"),
+        tracking_in(home, tracking),
         root=home,
         run_folder=paths[0].parent,
         run_name=("evaluate " + " ".join(evaluation.name for evaluation in evaluations))[:MOST_LETTERS],

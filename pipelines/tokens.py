@@ -27,7 +27,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
+from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_in, tracking_of
 from pipelines.reports.index import write_index
 from pipelines.reports.token_comparison import COLUMNS, TokenComparison, said_of_names
 from pipelines.reports.token_losses import WORKING, TokenLosses, working
@@ -274,7 +274,7 @@ def track(
     tracking = tracking_of(subjects[-1].checkpoint, config.tracking).located()
     facts = comparison.facts
     tracker = Tracker.start(
-        tracking if tracking.uri or writable(home) else replace(tracking, backend="none"),
+        tracking_in(home, tracking),
         root=home,
         run_folder=folder,
         run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}"[:250],

@@ -198,6 +198,11 @@ def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig
     return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
 
 
+def tracking_in(home: Path, asked: TrackingConfig) -> TrackingConfig:
+    """As asked for; none where that is a database in a folder that cannot be written."""
+    return asked if asked.uri or writable(home) else replace(asked, backend="none")
+
+
 def unique_names(found: list[Checkpoint]) -> list[str]:
     """Each run's name, with the step where one run appears twice, and a number where a step does."""
     names = [checkpoint.meta["config"]["run"] for checkpoint in found]
