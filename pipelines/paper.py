@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
         show_costs(plan, True, config.flop_rate, at_once)
         failed = plan.make(at_once, folder)
     results = plan.results(config.command())
-    if not results.cells:
+    if not results.facts:  # nothing that it could be of
         logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
         raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
     paths = [*results.write(folder), *plan.pages(folder)]

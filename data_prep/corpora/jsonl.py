@@ -38,6 +38,8 @@ from data_prep.documents import CorpusError, Document, Skipped, Source, decode_u
 from data_prep.places import Listed
 
 ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
+Span = tuple[int, int, int]
+"""Lines that follow each other: the number of the first, the offset there, and the bytes of all."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
 
 
@@ -63,7 +65,7 @@ class JsonLines:
     split_by: Literal["file", "hash"] = "file"
     """Take the split from the names of the files where they say one, or always from a hash of the id."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
-    """Longer lines and threads are left out, and counted."""
+    """Longer lines are left out, of their threads too, and longer threads; both are counted."""
 
     def __post_init__(self) -> None:
         if self.id_field and self.thread_field:
@@ -93,7 +95,7 @@ class JsonLines:
                 if skipped := skipped_of(source):
                     yield skipped
                     continue
-                name, number, offset, size = _place(source)
+                name, spans = _place(source)
                 if name != opened or stream is None:
                     stack.close()
                     if name not in files:
@@ -101,8 +103,10 @@ class JsonLines:
                     opened, file = name, files[name].shown
                     stack.enter_context(reading(file))
                     stream = stack.enter_context(decompressed(files[name]))
-                stream.seek(offset)
-                texts = list(self._texts(stream.read(size), file, number, offset))
+                texts: list[str] = []
+                for number, offset, size in spans:
+                    stream.seek(offset)
+                    texts += self._texts(stream.read(size), file, number, offset)
                 if texts:
                     yield Document(source.id, source.title, self.thread_separator.join(texts))
                 else:
@@ -141,6 +145,8 @@ class JsonLines:
         fields = bool(self.id_field or self.title_field or self.thread_field)
         before: str | None = None  # the id of the line before
         document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
+        spans: list[Span] = []  # its own
+        after_large = False
         with reading(file.place.shown), decompressed(file.place) as stream:
             for number, line in enumerate(lines(stream, self.max_document_bytes if fields else 0), 1):
                 id = title = f"{file.name}:{number}"
@@ -153,18 +159,25 @@ class JsonLines:
                         raise CorpusError(f"{where} has the id {id!r} of an earlier line: {remedy}")
                     seen.add(id)
                     before = id
+                after_large = after_large or reason == "too large"
                 if not named and split_of(id) != split:
                     continue
                 if reason is not None:
                     left_out.add(reason)
                     continue
-                first = number, line.offset
                 if document is not None and document.id == id:
-                    title, first = document.title, _place(document)[1:3]
-                elif document is not None:
-                    yield from self._kept(document, left_out)
-                size = line.offset + line.size - first[1]
-                document = Source(id, title, split, size, "\t".join(map(str, (file.name, *first, size))))
+                    title = document.title
+                else:
+                    if document is not None:
+                        yield from self._kept(document, left_out)
+                    spans = []
+                if spans and not after_large:
+                    first, offset, _ = spans[-1]
+                    spans[-1] = first, offset, line.offset + line.size - offset
+                else:
+                    spans.append((number, line.offset, line.size))
+                after_large = False
+                document = Source(id, title, split, sum(size for *_, size in spans), _placed(file.name, spans))
         if document is not None:
             yield from self._kept(document, left_out)
         yield from left_out.sources(file.name, split)
@@ -188,11 +201,16 @@ class JsonLines:
         return id, _whole(title, where) if isinstance(title, str) and title else id
 
 
-def _place(source: Source) -> tuple[str, int, int, int]:
-    """The file of a document, the number of its first line and that one's offset there, and the bytes of its lines."""
-    name, *numbers = source.place.rsplit("\t", 3)
-    number, offset, size = map(int, numbers)
-    return name, number, offset, size
+def _placed(name: str, spans: Sequence[Span]) -> str:
+    """A source's place: the file, and of each span its first line's number, the offset there, and the bytes."""
+    return "\t".join((name, *(",".join(map(str, numbers)) for numbers in zip(*spans, strict=True))))
+
+
+def _place(source: Source) -> tuple[str, list[Span]]:
+    """The file of a document, and its spans."""
+    name, *columns = source.place.rsplit("\t", 3)
+    numbers, offsets, sizes = (map(int, column.split(",")) for column in columns)
+    return name, list(zip(numbers, offsets, sizes, strict=True))
 
 
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:

@@ -119,15 +119,17 @@ class Plan:
         found: dict[tuple[str, str], list[float]] = {}
         validated: dict[tuple[str, str], list[tuple[float, float]]] = {}
         runs: dict[str, set[str]] = {}
-        read, tokens, wordless = dict[str, str](), set[int](), set[str]()
+        read, tokens, wordless, unvalidated = dict[str, str](), set[int](), set[str](), set[str]()
         for row, column, of, training in self.cells():
             if evaluation := training.evaluation(of.read, column.split):
                 value = figure_of(column.figure, training, evaluation)
-                if value is not None and math.isfinite(value):
+                by = training.validated(column.figure == "error_percent") if column.best else 0.0
+                if not math.isfinite(by):
+                    unvalidated.add(training.name)
+                elif value is not None and math.isfinite(value):
                     found.setdefault((row.label, column.name), []).append(value)
                     if column.best:
-                        pair = training.validated(column.figure == "error_percent"), value
-                        validated.setdefault((row.label, column.name), []).append(pair)
+                        validated.setdefault((row.label, column.name), []).append((by, value))
                 elif column.figure == "word_perplexity" and training.config.data.corpus in CODE:
                     wordless.add(training.config.data.corpus)
                 runs.setdefault(row.label, set()).add(training.name)
@@ -142,15 +144,14 @@ class Plan:
         range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
         facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
         facts += tuple(f"{corpus} is program code, of which no figure is given by word" for corpus in sorted(wordless))
+        facts += tuple(
+            f"{name} was never validated: it is in no column of the best seed" for name in sorted(unvalidated)
+        )
         if any(column.figure in TIMES for column in self.table.columns):
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}
         named = {label: sorted(names) for label, names in runs.items()}
-        best = {
-            key: min(pairs, key=itemgetter(0))[1]
-            for key, pairs in validated.items()
-            if all(math.isfinite(errors) for errors, _ in pairs)
-        }
+        best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in validated.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
 
     def pages(self, folder: Path) -> list[Path]:

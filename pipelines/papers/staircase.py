@@ -50,6 +50,10 @@ TINY = (
     "Walks of 128 actions on 3 × 3 cells (the paper: 400) and programs of one variable (3), models of 50,000 parameters beside "
     "embeddings; Enwik8 with 4 layers of d 96."
 )
+PAPER = (
+    "BASE Data is not published: its column stays the paper's. Algorithm's Transformer-XL has the 4 layers of the other models, as "
+    "the paper says of all; in the published settings it has 8 (algorithm-xl-2x)."
+)
 COLUMNS = (
     Column("Random Walk", "error_percent", of="Random Walk", form=".1f"),
     Column("Algorithm", "error_percent", of="Algorithm", form=".1f"),
@@ -92,7 +96,7 @@ TABLE_1 = Table(
     "Table 1: all models on all tasks",
     (*(replace(column, best=column.name in TASKS[:2]) for column in COLUMNS), *COMPUTE),
     tuple(Row(label, paper, runs_of(label)) for label, (_, paper) in RESULTS.items()),
-    note={"tiny": TINY, "paper": "BASE Data is not published: its column stays the paper's."},
+    note={"tiny": TINY, "paper": PAPER},
 )
 
 # Parameters in millions, perplexity on validation and test, ms of a batch; the preset after `reddit-`.

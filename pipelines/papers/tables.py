@@ -63,9 +63,8 @@ class Data:
 
     def store(self, stores: Path) -> Path:
         """The store below the folder of stores: one for each tokenizer, and for each way in which a corpus is read."""
-        return stores / re.sub(r"[^\w.]+", "-", " ".join((self.tokenizer or "symbols", *self.options))).replace(
-            "---", "-"
-        )
+        options = (re.sub(r"^-(?=[\d.])", "minus-", word) for word in self.options)
+        return stores / re.sub(r"[^\w.]+", "-", " ".join((self.tokenizer or "symbols", *options)))
 
     @property
     def words(self) -> tuple[str, ...]:

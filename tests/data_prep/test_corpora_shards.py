@@ -160,6 +160,30 @@ def test_json_threads_that_are_not_whole(tmp_path: Path) -> None:
         JsonLines(id_field="id", thread_field="thread")
 
 
+@pytest.mark.parametrize("split_by", ["file", "hash"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_line_that_is_too_large_is_left_out_of_its_thread_wherever_it_stands(tmp_path: Path, pack, split_by) -> None:
+    large, threads = "x" * 300, {"first": (0,), "middle": (1, 2, 5), "last": (6,), "whole": (), "all": tuple(range(7))}
+    rows = [
+        {"text": large if i in places else f"{thread} {i}", "thread": thread}
+        for thread, places in threads.items()
+        for i in range(7)
+    ]
+    put(tmp_path, {"train.jsonl": pack(jsonl(rows))})
+    corpus = JsonLines(source=str(tmp_path), thread_field="thread", split_by=split_by, max_document_bytes=300)
+    texts, skipped = read_all(corpus)
+    assert texts == {
+        thread: "\n\n".join(f"{thread} {i}" for i in range(7) if i not in places)
+        for thread, places in threads.items()
+        if thread != "all"
+    }
+    assert skipped == {"too large": sum(map(len, threads.values()))}
+    for split in SPLITS:
+        for source in [source for source in corpus.sources(split) if source.bytes]:
+            kept = [row for row in rows if row["thread"] == source.id and row["text"] != large]
+            assert source.bytes == len(jsonl(kept))
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
 def test_json_with_a_byte_order_mark(tmp_path: Path, pack) -> None:
     put(tmp_path, {"test.jsonl": pack(b"\xef\xbb\xbf" + jsonl(ROWS[:3]))})

@@ -269,14 +269,21 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
 
 
+def test_a_store_of_each_sign_of_an_option() -> None:
+    stores = {Data("mqar", options=("--power", power)).store(Path("stores")).name for power in ("1", "-1", ".5", "-.5")}
+    assert stores == {"symbols-power-1", "symbols-power-minus-1", "symbols-power-.5", "symbols-power-minus-.5"}
+
+
 def test_the_best_seed_is_that_of_the_validation(
     make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_best = replace(MINE, columns=(replace(MINE.columns[0], best=True),))
     monkeypatch.setitem(PAPERS, "mine", {"table-1": of_best})
     seeds = ("--only", "slide", "--seeds", "0", "1", "--set", "tracking.backend=none")
-    (without,) = make("one", *seeds)["rows"]
-    assert without["best"] is None  # nothing was validated: the mean
+    without = make("one", *seeds)
+    (row,) = without["rows"]
+    assert row["best"] is None and row["ours"] == []  # nothing was validated: none is the best
+    assert len([fact for fact in without["facts"] if "was never validated" in fact]) == 2
     (row,) = make("two", *seeds, "validate_every=4")["rows"]
     validated = []
     for seed in (0, 1):
