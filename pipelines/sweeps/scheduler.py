@@ -27,8 +27,9 @@ from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
 from tune_spaces import Exploit, Searcher, stopper
 
-Outcome = Literal["finished", "stopped", "failed", "died"]
-"""How a trial's workers have let go of it: trained to its end, saved and left, a user's error, or anything else."""
+Outcome = Literal["finished", "stopped", "failed", "hindered", "died"]
+"""How a trial's workers have let go of it: trained to its end, saved and left, a user's error, one that has nothing to do with the
+trial (a full disk, MLflow gone), or anything else."""
 SAVE_SECONDS = 1.0
 """How often a trial's steps and figures are written into its trial.json; its begin and end always are."""
 
@@ -271,6 +272,9 @@ class SweepScheduler:
         self._stop(trial).clear()
         if outcome in ("finished", "failed"):
             self._end(trial, outcome, said)
+        elif outcome == "hindered":
+            trial.status, trial.reason = "pending", ""  # what was decided of it is in results.jsonl
+            self.sweep.save(trial)
         elif outcome == "died" and not trial.reason and not asked:
             self._died(trial, said)
         elif trial.reason:

@@ -18,6 +18,7 @@ import gc
 import json
 import logging
 import queue
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -33,10 +34,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from data_prep.errors import UserError
 from data_prep.places import Place
+from pipelines.checkpoints.lock import Locked
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.scheduler import Outcome
 from pipelines.terminal import cli
+from pipelines.tracking.client import TrackingError
 from pipelines.training.progress import Tail, messages_into_log
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
@@ -111,14 +115,23 @@ class Trial(tune.Trainable):
                 if self._others:
                     ray.get(ray.wait(self._others, num_returns=len(self._others), timeout=0)[0])
         except UserError as error:
-            self._disband()
-            return ended_as("failed", cli.sentence(getattr(error, "cause", error)))
+            return self._ended_by(error)
         return result
 
+    def _ended_by(self, error: UserError) -> dict[str, Any]:
+        self._disband()
+        cause = getattr(error, "cause", error)
+        return ended_as(outcome_of(cause), cli.sentence(cause))
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save the step at hand and leave; what Tune keeps of it is where it stands."""
-        self._loop.leave()
-        ray.get(self._others)
+        """Save the step at hand and leave; what Tune keeps of it is where it stands. Raises NotSaved for a user's error."""
+        try:
+            ended = self._loop.leave()
+            ray.get(self._others)
+        except UserError as error:
+            ended = self._ended_by(error)
+        if ended and ended["outcome"] in ("failed", "hindered"):
+            raise NotSaved(f"{ended['outcome']}: {ended['said']}")
         place = RunPlace.of(self._run)
         pointer = {"run": place.place.recorded, "step": place.newest_step()}
         Path(checkpoint_dir, "pointer.json").write_text(json.dumps(pointer))
@@ -134,6 +147,12 @@ class Trial(tune.Trainable):
         self._loop.join(END_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class NotSaved(Exception):
+    """A trial that was to save could not: what has come of it and why, in a line that its driver reads."""
+
+    FORM = re.compile(r"NotSaved: (failed|hindered): (.*)")
 
 
 class TrialRank:
@@ -175,12 +194,13 @@ class TrialLoop:
             self._waits = False
             self._orders.put(True)
 
-    def leave(self) -> None:
-        """Save where it waits, and end. Raises what it ended in, if not in a step that is saved."""
-        if self._thread.is_alive():
-            self._orders.put(False)
-            self._thread.join()
-            self.result(0)
+    def leave(self) -> dict[str, Any] | None:
+        """Save where it waits, and end: what has come of it, where it had not ended before. Raises as `result` does."""
+        if not self._thread.is_alive():
+            return None
+        self._orders.put(False)
+        self._thread.join()
+        return self.result(0)
 
     def result(self, seconds: float) -> dict[str, Any] | None:
         """What has come of it; None where nothing has within so long. Raises what has ended the training, if not a user's error."""
@@ -236,6 +256,11 @@ def ended_as(outcome: Outcome, said: str, figures: list[tuple[int, float]] | Non
     return {"figures": figures or [], "outcome": outcome, "said": said, "done": True}
 
 
+def outcome_of(error: UserError) -> Outcome:
+    """What a user's error makes of a trial: it is over, but for what has nothing to do with its config."""
+    return "hindered" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
+
+
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
     """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
     run = RunPlace.of(config)
@@ -248,5 +273,5 @@ def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) ->
         except UserError as error:
             if world.size > 1:
                 raise
-            return "failed", cli.sentence(error)
+            return outcome_of(error), cli.sentence(error)
     return "finished", ""

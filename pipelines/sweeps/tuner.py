@@ -26,13 +26,14 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
+from data_prep.errors import UserError
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.sweeps import sweep as sweeps
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.scheduler import SweepScheduler
-from pipelines.sweeps.trial import Trial
+from pipelines.sweeps.trial import NotSaved, Trial
 from pipelines.training.stopping import Stop
 
 ENVIRONMENT = {
@@ -85,6 +86,8 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
             raise wrapped_by(error) from None
         if recorded.error:
             raise recorded.error
+        if recorded.hindered:
+            raise UserError(recorded.hindered)
 
 
 @contextmanager
@@ -146,6 +149,8 @@ class Recorded(Unpickled, TrialScheduler):
         self._kept = self._looked = 0.0
         self.error: Exception | None = None
         """Of ours, where Tune would take it for a trial's."""
+        self.hindered = ""
+        """Why no trial goes on, where a person has to see to something first."""
 
     # What Tune is given
 
@@ -176,7 +181,7 @@ class Recorded(Unpickled, TrialScheduler):
     def _look(self, controller: Any) -> None:
         for trial in self._memory.busy:
             self._memory.watch(trial)
-        if asked := self._stop.asked():
+        if asked := bool(self._stop.asked() or self.hindered):
             self._memory.interrupt()
         for trial in list(self._given.values()):
             if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
@@ -207,7 +212,10 @@ class Recorded(Unpickled, TrialScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         trial.run_metadata.pickled_error_filename = None  # never read
-        self._ended(trial, "died", f"a worker died ({why(trial)})")
+        said = why(trial)
+        found = NotSaved.FORM.search(said)
+        outcome, said = found.groups() if found else ("died", f"a worker died ({said})")
+        self._ended(trial, outcome, said)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         self._ended(trial, "stopped")
@@ -219,6 +227,8 @@ class Recorded(Unpickled, TrialScheduler):
         if self._given.get(ours.id) is not trial or self.error:  # Tune says twice that one has died
             return
         del self._given[ours.id]
+        if outcome == "hindered":
+            self.hindered = self.hindered or f"trial {ours.id}: {said}"
         try:
             self._hear(ours, result)
             self._memory.ended(ours, outcome, said)

@@ -59,7 +59,7 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
             process.start()
         while True:
             running = [process.sentinel for process in started if process.exitcode is None]
-            now = read.value
+            now = read.get_obj().value  # its lock stays held where a process was killed while it counted
             progress(now - seen)
             seen = now
             if failed := next((process for process in started if process.exitcode), None):

@@ -111,7 +111,8 @@ class Heartbeat:
             if still > self._seconds / 2:
                 faulthandler.dump_traceback_later(TELL_SECONDS, exit=True, file=sys.__stderr__ or 2)
                 self._write(replace(self._pulse, where=f"{self._where()} for {still:.0f} s"))
-                os.fsync(self._file)  # for the other machines
+                with contextlib.suppress(OSError):
+                    os.fsync(self._file)  # for the other machines
                 if still > self._seconds:
                     self._tell()
                     os._exit(HUNG_STATUS)

@@ -22,6 +22,7 @@ import ray.tune
 from ray.tune.experiment import Trial as TuneTrial
 
 from benchmarks.tune_scale import many, planned
+from data_prep.errors import UserError
 from pipelines import tune
 from pipelines.sweeps import tuner
 from pipelines.sweeps.scheduler import SweepScheduler
@@ -177,6 +178,35 @@ def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
     assert steps == [5, 10, 15] and capsys.readouterr().out.count(" goes on from ") == 3
     lines = (tmp_path / "runs" / "sweep" / "results.jsonl").read_text().splitlines()
     assert [event["step"] for event in map(json.loads, lines) if event["event"] == "generation"] == [5, 10, 15]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp_path: Path) -> None:
+    """The sweep says why it ends, and goes on when that is mended: to what it would have been."""
+    words = ["--scheduler", "pbt", "--samples", "2", "--num-workers", "2", "--num-cpus", "2", "--baseline", "no"]
+    words += ["--checkpoint.every", "100", "--steps", "200", "--validate-every", "100"]
+    assert tune.main(command("optim.lr=1e-7..1e-2", *words, name="free")) == 0
+    obstacle = tmp_path / "runs" / "sweep" / "trials" / "001" / "checkpoints"
+
+    def obstruct() -> None:
+        deadline = time.monotonic() + 100
+        while not (obstacle.parent / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        obstacle.rename(obstacle.with_name("elsewhere"))
+        obstacle.write_text("a file in the way")
+
+    threading.Thread(target=obstruct, daemon=True).start()
+    argv = command("optim.lr=1e-7..1e-2", *words)
+    with pytest.raises(UserError, match=r"^trial 001: the checkpoint of step 100 could not be written"):
+        tune.main(argv)
+    assert trials(tmp_path)[1]["status"] == "pending"
+    obstacle.unlink()
+    assert tune.main(argv) == 0
+
+    def ends(name: str) -> list[tuple[object, ...]]:
+        return [(trial["status"], trial["steps"], trial["values"], trial["best"]) for trial in trials(tmp_path, name)]
+
+    assert ends("sweep") == ends("free") and {status for status, *_ in ends("sweep")} == {"finished"}
 
 
 @pytest.mark.usefixtures("ray_session")
