@@ -40,6 +40,9 @@ ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 COMPARING = (AsyncHyperBandScheduler, MedianStoppingRule)
 """Told of results alone, the last one of a trial and those after a stop too; all others as Tune's controller tells them."""
 
+TIMES = ("tokens", "rungs", "training_iteration")
+"""What a scheduler may count in."""
+
 
 @dataclass(frozen=True)
 class Exploit:
@@ -101,6 +104,10 @@ class Rule:
             offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
         if odd := sorted(set(given.get("hyperparam_mutations") or ()) - ranges.keys()):
             raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(ranges)}")
+        if (counted := given.get("time_attr", "tokens")) not in TIMES:
+            raise ValueError(
+                f"{name}: results have no {counted!r}: count in {' or '.join(TIMES[:2])}, or leave time_attr out"
+            )
         self._rule: Any = make(path, **offered)
         if not isinstance(self._rule, TrialScheduler) or isinstance(self._rule, ELSEWHERE):
             raise ValueError(
@@ -233,4 +240,13 @@ class Rule:
 def stopper(name: str) -> Stopper:
     """When a trial has come to rest: Tune's TrialPlateauStopper, or any other stopper by its import path; none never."""
     instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
-    return make(STOPPERS.get(name, name), Stopper, instead, metric="value", mode="min")
+
+    def made() -> Stopper:
+        return make(STOPPERS.get(name, name), Stopper, instead, metric="value", mode="min")
+
+    tried = made()
+    try:
+        tried("trial", {"tokens": 1, "value": 1.0, "training_iteration": 1}), tried.stop_all()
+    except Exception as error:  # whatever it is, the first result would end in it
+        raise ValueError(f"{name} fails at a result ({type(error).__name__}: {error}): {instead}") from error
+    return made()

@@ -22,29 +22,38 @@ from pipelines.checkpoints.run_place import RunPlace, copy
 def take_over(source: Place, target: Place, step: int) -> None:
     """Put the source's checkpoint of a step among the target's checkpoints, in place of its own of that step.
 
-    Raises CheckpointError when the source's is not there or damaged.
+    Raises CheckpointError as `find` does.
     """
+    checkpoint = find(source, step)
     if not target.is_local:
-        return _take_over_in_bucket(source, target, step)
-    checkpoint, folder = Checkpoint.open(Path(source.path) / name_of(step)), Path(target.path)
+        return _take_over_in_bucket(checkpoint, target, step)
+    folder = Path(target.path)
     folder.mkdir(parents=True, exist_ok=True)
     copied = folder / f".{name_of(step, secrets.token_hex(4))}.tmp"
-    shutil.copytree(checkpoint.folder, copied, copy_function=_link)
+    shutil.copytree(Path(checkpoint.path), copied, copy_function=_link)
     give_name(Place.parse(copied), target / name_of(step))
 
 
-def _take_over_in_bucket(source: Place, target: Place, step: int) -> None:
+def find(checkpoints: Place, step: int) -> Place:
+    """The checkpoint of a step. Raises CheckpointError when it is not there, or, in a folder, damaged."""
+    if checkpoints.is_local:
+        return Place.parse(Checkpoint.open(Path(checkpoints.path) / name_of(step)).folder)
+    if found := _of_step(checkpoints, step):
+        return found[0]
+    raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}: choose another --run")
+
+
+def _of_step(checkpoints: Place, step: int) -> list[Place]:
+    names = RunPlace(checkpoints.parent).checkpoint_names()
+    return [checkpoints / name for name in names if step_of(name) == step]
+
+
+def _take_over_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
     """There a checkpoint has a name of its own, and stands once its checkpoint.json does."""
-    ours, theirs = (
-        [run.checkpoints / name for name in run.checkpoint_names() if step_of(name) == step]
-        for run in (RunPlace(target.parent), RunPlace(source.parent))
-    )
-    if not theirs:
-        raise CheckpointError(f"{source} has no checkpoint of step {step}: choose another --run")
-    made = target / name_of(step, secrets.token_hex(4))
-    files = [file.name for file in theirs[0].list() if not file.is_dir and not file.name.endswith(TEMPORARY)]
+    ours, made = _of_step(target, step), target / name_of(step, secrets.token_hex(4))
+    files = [file.name for file in checkpoint.list() if not file.is_dir and not file.name.endswith(TEMPORARY)]
     for name in sorted(files, key=lambda name: name == "checkpoint.json"):
-        copy(theirs[0] / name, made / name)
+        copy(checkpoint / name, made / name)
     for before in ours:
         remove(before)
 

@@ -201,6 +201,9 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         raise UserError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
         )
+    for value in getattr(domains.get("preset"), "categories", ()):
+        if value not in PRESETS:
+            raise UserError(f"unknown preset {value!r} in the space {config.space}: {nearest(str(value), PRESETS)}")
     for name in fields(domains):
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")

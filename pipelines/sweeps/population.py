@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from pipelines.checkpoints.taking_over import take_over
+from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.taking_over import find, take_over
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
 from tune_spaces import Exploit, Rule
 
@@ -37,8 +38,9 @@ class Population:
         if not concerned or any(map(moves, concerned)):
             return
         step = max(trial.last.step for trial in concerned if trial.last)
-        saved = {trial.id for trial in concerned if self._sweep.run_place(trial).newest_step() >= step}
         over = {trial.id for trial in concerned if trial.over}  # where a stopper has ended it
+        sources = {each.source for each in self._rule.exploits if each.trial not in over}
+        saved = {name for name in sources if self._has_saved(self._sweep.trials[name], step)}
         possible = [each for each in self._rule.exploits if each.source in saved and each.trial not in over]
         told = [asdict(each) for each in possible]
         self._sweep.note(event="generation", step=step, exploits=told, time=time.time())
@@ -46,6 +48,15 @@ class Population:
         for each in possible:
             values = ", ".join(f"{key} {value}" for key, value in each.values.items())
             print(f"step {step}: trial {each.trial} goes on from {each.source}, with {values}", flush=True)
+
+    def _has_saved(self, trial: Trial, step: int) -> bool:
+        """Whether its checkpoint of the step is there to be taken over. What is noted is done, so that this is seen before."""
+        try:
+            find(self._sweep.run_place(trial).checkpoints, step)
+        except CheckpointError as error:
+            print(f"step {step}: nobody goes on from trial {trial.id}: {error}", flush=True)
+            return False
+        return True
 
     def go_on(self, exploits: Sequence[Exploit], step: int) -> None:
         """Do these, in place of what was due. Idempotent: a kill may have come in the middle of it."""

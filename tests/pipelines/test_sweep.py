@@ -399,6 +399,29 @@ def test_an_exploited_trial_takes_weights_optimizer_and_state(here: Make, monkey
         )
 
 
+def test_nobody_goes_on_from_a_damaged_checkpoint(
+    here: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is seen before it is decided, so that the sweep goes on."""
+    find, damaged = population.find, list[Path]()
+
+    def damage(checkpoints: Place, step: int) -> Place:
+        if step == 10 and not damaged:
+            weights = Path((checkpoints / f"step-{step:08d}" / "model.safetensors").path)
+            damaged.append(weights)
+            weights.write_bytes(weights.read_bytes()[:-1])
+        return find(checkpoints, step)
+
+    monkeypatch.setattr(population, "find", damage)
+    sweep = here(*PBT).run()
+    source = damaged[0].parents[2].name
+    assert f"step 10: nobody goes on from trial {source}: " in capsys.readouterr().out
+    told = [(event["step"], len(event["exploits"])) for event in sweep.events() if event["event"] == "generation"]
+    assert told == [(5, 1), (10, 0), (15, 1)]
+    assert {(trial.status, trial.reason, trial.steps) for trial in sweep.trials.values()} == {("finished", "", 20)}
+    assert finished(here(*PBT).run()) == finished(sweep)
+
+
 def test_a_population_killed_makes_the_same_choices(here: Make) -> None:
     calm = here(*PBT, name="calm").run()
     rng, kills = random.Random(1), 0
@@ -658,6 +681,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ),
         (["model.window=3,5", "--search", "grid", "--baseline", "no"], "nothing of the space .* fits small-rec"),
         (["lr", "--data.corpus", "pg20"], "pg20"),
+        (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
         (["steps=10,20"], "the space varies steps, which --equal tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
     ],

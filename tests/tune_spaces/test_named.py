@@ -79,6 +79,7 @@ class LearnsLater(Counts):
         ("ray.tune.schedulers:TrialScheduler", "TrialScheduler is only what others are made of"),
         ("ray.tune.schedulers:ASHAScheduler(metric='validation/bits_per_token')", "leave metric and mode out"),
         ("ray.tune.schedulers:ASHAScheduler(mode='max')", "lower is better"),
+        ("ray.tune.schedulers:ASHAScheduler(time_attr='time_total_s')", "no 'time_total_s': count in tokens or rungs"),
         (
             "ray.tune.schedulers:PopulationBasedTraining(hyperparam_mutations={'lr': [1.0]})",
             "does not vary lr: it varies optim.lr",
@@ -88,6 +89,13 @@ class LearnsLater(Counts):
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         Rule(text, least=1, most=9, domains=combine("optim.lr=1e-3,3e-3", values("small-rec")))
+
+
+def test_a_stopper_that_fails_at_a_result_is_a_sentence_too() -> None:
+    with pytest.raises(
+        ValueError, match=r"fails at a result \(TypeError: 'int' object is not callable\): choose plateau"
+    ):
+        stopper("ray.tune.stopper:FunctionStopper(function=1)")
 
 
 def test_tunes_own_is_found_in_a_module_of_its_name() -> None:
