@@ -10,7 +10,7 @@ state_tracking.png: errors over the position in a document. What is done already
 - walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 128 actions: the cell after each. To train on there
   are walks of 8, 16, 32 and 64, too, as many actions of each. The paper has 400 actions and says nothing of the grid.
 - algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. To train on there are programs of 5,
-  10, 20 and 40 statements, too, as many statements of each. A staircase has four passes there.
+  10, 20 and 40 statements, too, as many statements of each. A staircase has six passes over chunks of four there.
 - mqar: 4 pairs of 64 symbols, then each key again: recall, which needs no state that changes. Of 8 pairs of 256 symbols, mixed with
   fewer or not, as many steps teach nobody more than which symbols are values of this text.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to

@@ -65,10 +65,11 @@ TASKS: dict[str, tuple[str, int]] = {
 
 
 def tiny(task: str, model: ModelSettings) -> TrainConfig:
-    """This model on this task. A staircase of two passes learns no programs in as many steps."""
+    """This model on this task. A staircase of two passes over chunks of one token learns no programs in as many steps: of chunks
+    and passes (1, 4), (4, 4), (8, 4), (4, 6) and (4, 8) it has those with the fewest errors on validation."""
     corpus, steps = TASKS[task]
     if task == "algorithm" and type(model) is StaircaseConfig:
-        model = replace(model, passes=4)
+        model = replace(model, chunk=4, passes=6)
     return TrainConfig(
         model=model,
         data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
