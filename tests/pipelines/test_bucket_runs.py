@@ -262,15 +262,18 @@ def test_ray_workers_train_into_a_bucket(words: list[str], bucket: Bucket, tmp_p
     environment = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "driver")}
     command = [sys.executable, "-m", "pipelines.train", *words, "--num-workers", "2", "--steps", "4000"]
     run = RunPlace.parse(bucket("runs/mine"))
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        deadline = time.monotonic() + 120
+    log = tmp_path / "said.txt"
+    with (
+        open(log, "w") as file,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
+        deadline = time.monotonic() + 300
         while run.newest_step() < 3:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=120)[0]
+        process.wait(300)
+    said = log.read_text()
     assert process.returncode == STOPPED_STATUS and "MLflow" not in said, said
     found, complaints = run.newest()
     assert found and found.step >= 3 and found.meta["world"] == 2 and not complaints
