@@ -197,14 +197,18 @@ class Saver:
         deadline = time.monotonic() + PEER_SECONDS
         notes: dict[str, Any] = {}
         while missing := [name for name in self._files[1:] if name not in notes]:
-            if self._give_up.is_set() or time.monotonic() > deadline:
-                kind = SaveError if self._give_up.is_set() else Unwritable
-                raise kind(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
+            given_up, late = (
+                self._give_up.is_set(),
+                time.monotonic() > deadline,
+            )  # before that, each has told how it failed
             for name in missing:
                 with contextlib.suppress(FileNotFoundError):
                     notes[name] = note = json.loads(_note(folder, name).read_bytes())
                     if "failed" in note:
                         raise (Unwritable if note["users"] else SaveError)(note["failed"])
+            if (given_up or late) and (unseen := [name for name in missing if name not in notes]):
+                kind = SaveError if given_up else Unwritable
+                raise kind(f"{unseen[0]} was not written; is {folder.parent} shared by all workers?")
             self._give_up.wait(0.01 if folder.is_local else 0.2)
         return notes
 

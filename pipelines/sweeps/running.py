@@ -88,11 +88,13 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str
             scheduler.budget.keep()
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
-        if best := sweep.best():
-            write_best(sweep, best)
-        tracking.close(status)
-        asked = stop.asked()
-        stop.clear()
+        try:
+            if best := sweep.best():
+                write_best(sweep, best)
+        finally:  # a full disk
+            tracking.close(status)
+            asked = stop.asked()
+            stop.clear()
     if asked:
         print("stopped; all that was trained is saved: the same command goes on from here")
         return STOPPED_STATUS

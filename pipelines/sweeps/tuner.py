@@ -232,6 +232,8 @@ class Recorded(Unpickled, TrialScheduler):
         try:
             self._hear(ours, result)
             self._memory.ended(ours, outcome, said)
+            if self.hindered:
+                self._memory.interrupt()  # before Tune asks for one more
         except Exception as error:
             self.error = error
             raise

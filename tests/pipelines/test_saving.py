@@ -271,6 +271,21 @@ def test_a_disk_that_fills_during_a_save(
     assert Checkpoint.open(folder / "checkpoints" / "step-00000020")
 
 
+def test_why_another_rank_could_not_write_is_heard_though_all_have_given_up(tmp_path: Path) -> None:
+    """As at a run's end, where the loop hears of the other rank's error before rank 0's thread has looked for its note."""
+    saver = Trained(tmp_path).saver
+    saver._files, together = ["lanes-0-1-of-2.safetensors", "lanes-1-2-of-2.safetensors"], Place.parse(tmp_path)
+    note = saving._note(together, saver._files[1])
+    saver._give_up.set()
+    with pytest.raises(SaveError, match=r"lanes-1-2-of-2\.safetensors was not written; is .* shared"):
+        saver._notes_of_the_others(together)
+    note.write_atomically(json.dumps({"failed": "rank 1: No space left on device", "users": True}).encode())
+    with pytest.raises(Unwritable, match=r"^rank 1: No space left on device"):
+        saver._notes_of_the_others(together)
+    note.write_atomically(json.dumps({"bytes": 9}).encode())
+    assert saver._notes_of_the_others(together) == {saver._files[1]: {"bytes": 9}}
+
+
 class TestForeign:
     """What is no checkpoint of ours is never loaded, however it came there."""
 
