@@ -197,10 +197,8 @@ class Saver:
         deadline = time.monotonic() + PEER_SECONDS
         notes: dict[str, Any] = {}
         while missing := [name for name in self._files[1:] if name not in notes]:
-            given_up, late = (
-                self._give_up.is_set(),
-                time.monotonic() > deadline,
-            )  # before that, each has told how it failed
+            late = time.monotonic() > deadline
+            given_up = self._give_up.is_set()  # each has told before that how it failed: seen first, read after
             for name in missing:
                 with contextlib.suppress(FileNotFoundError):
                     notes[name] = note = json.loads(_note(folder, name).read_bytes())
