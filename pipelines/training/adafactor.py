@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipelines.training.uncompiled import Uncompiled
+
 DECAY, LEAST_SQUARE, LEAST_SCALE, LARGEST_UPDATE = 0.8, 1e-30, 1e-3, 1.0
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(Uncompiled):
     """Second moments of a matrix are kept as one number for each row and for each column."""
 
     def __init__(

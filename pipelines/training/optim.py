@@ -11,6 +11,7 @@ from torch import nn
 from data_prep.errors import UserError
 from pipelines.config.run import OptimConfig, ScheduleConfig
 from pipelines.training.adafactor import Adafactor
+from pipelines.training.uncompiled import AdamW
 from recur_models import RecurrentModel
 
 
@@ -38,7 +39,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         groups.append({"params": others, "weight_decay": 0.0, **extra})
     if config.name == "adafactor":
         return Adafactor(groups, lr=config.lr, beta1=config.betas[0], weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    return AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
 def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:

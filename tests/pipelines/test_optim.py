@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from copy import deepcopy
 from typing import Any
 
@@ -125,3 +127,46 @@ def test_a_model_without_recurrence_has_no_rate_for_it() -> None:
     model = SlideConfig(**SIZE).build(31)
     with pytest.raises(UserError, match=r"optim\.recurrent_lr_scale is 2, and the model has no recurrent parameters"):
         build_optimizer(model, optim("adamw", recurrent_lr_scale=2.0))
+
+
+WITHOUT_COMPILER = """
+import sys, torch
+from pipelines.config.run import OptimConfig
+from pipelines.training.optim import build_optimizer
+
+for name in ("adamw", "adafactor"):
+    model = torch.nn.Linear(3, 3)
+    optimizer = build_optimizer(model, OptimConfig(name=name, lr=0.1))
+    before = model.weight.detach().clone()
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    assert model.weight.grad is None and not torch.equal(model.weight, before)
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_no_optimizer_imports_the_compiler() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True)
+
+
+def test_adamw_is_torchs() -> None:
+    """To the bit, and its state is torch's, too."""
+    mine, torchs = build(), build()
+    ours = build_optimizer(mine, optim("adamw", weight_decay=0.1))
+    groups = [{**group, "params": []} for group in ours.param_groups]
+    others = {id(p): q for p, q in zip(mine.parameters(), torchs.parameters(), strict=True)}
+    for group, own in zip(groups, ours.param_groups, strict=True):
+        group["params"] = [others[id(p)] for p in own["params"]]
+    reference = torch.optim.AdamW(groups)
+    for step in range(STEPS):
+        for model, optimizer in ((mine, ours), (torchs, reference)):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape)
+            optimizer.step()
+            optimizer.zero_grad()
+    for parameter, expected in zip(mine.parameters(), torchs.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=0)

@@ -71,20 +71,33 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train, plain: P
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_killed_worker_costs_no_step(train: Train, plain: Plain, tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_killed_controller_cost_no_step(
+    train: Train, plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     undisturbed = plain("--steps", "40", name="calm", workers=2)
+    checkpoints = tmp_path / "runs" / "killed" / "checkpoints"
 
-    def kill_one_worker() -> None:
-        while not (tmp_path / "runs" / "killed" / "checkpoints" / "step-00000010").exists():
+    def kill(kind: str, step: int) -> None:
+        while not (checkpoints / f"step-{step:08d}").exists():
             time.sleep(0.02)
-        ours = psutil.Process().children(recursive=True)
-        workers = [process for process in ours if "ray::RayTrainWorker" in " ".join(process.cmdline())]
-        workers[0].kill()
+        ours = [(process, " ".join(process.cmdline())) for process in psutil.Process().children(recursive=True)]
+        workers = [process for process, name in ours if "ray::RayTrainWorker" in name]
+        for worker in workers:
+            worker.suspend()
+        next(process for process, name in ours if kind in name).kill()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
 
-    killer = threading.Thread(target=kill_one_worker, daemon=True)
+    def kill_both() -> None:
+        kill("ray::RayTrainWorker", 10)
+        kill("ray::TrainController", 20)
+
+    killer = threading.Thread(target=kill_both, daemon=True)
     killer.start()
     killed = train("--num-workers", "2", "--steps", "40", name="killed")
     killer.join()
+    assert capsys.readouterr().err.count("starting again from the newest checkpoint") == 2
     last = "checkpoints/step-00000040"
     for name in (
         "model.safetensors",
