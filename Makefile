@@ -4,7 +4,7 @@ ENV := .venv/.complete
 RUN := .venv/bin/python
 ROOT ?= runs
 
-.PHONY: demo test test-cluster check ui bench environment
+.PHONY: demo test test-cluster test-documents check ui bench environment
 environment: $(ENV)
 
 $(ENV): pyproject.toml constraints.txt
@@ -27,6 +27,10 @@ test: $(ENV)
 # Two machines made of namespaces: `ray up cluster.yaml`, every stage on them. Needs root, iproute2, openssh-server, rsync.
 test-cluster: $(ENV)
 	THROUGHLINE_TEST_CLUSTER=1 $(RUN) -m pytest -q -m cluster tests/cluster
+
+# Every command of the documents, on small data.
+test-documents: $(ENV)
+	THROUGHLINE_TEST_DOCUMENTS=1 $(RUN) -m pytest -q -m documents tests/test_every_command.py
 
 check: $(ENV)
 	.venv/bin/ruff format --check .

@@ -44,22 +44,24 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(PACKAGE_ROOT.parent / package, quiet=2)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it. They are begun with,
-    and the other slow ones after them: what is short fills up at the end.
+    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it; those of Ray in two, or
+    they would take longest. They are begun with, and the other slow ones after them: what is short fills up at the end.
     """
-    groups = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
-    for item, group in groups.items():
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
+    shared = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
 
     def place(item: pytest.Item) -> float:
-        if group := groups[item]:  # Ray's workers know the buckets that were there when it started
+        if group := shared[item]:  # Ray's workers know the buckets that were there when it started
             return SHARED.index(group) + 0.5 * ("s3_endpoint" not in getattr(item, "fixturenames", ()))
         slowest = ("ray", "slow")
         return len(SHARED) + next((i for i, name in enumerate(slowest) if item.get_closest_marker(name)), len(slowest))
 
     items.sort(key=place)
+    for item, group in shared.items():
+        if group:
+            sweeps = group == "ray_session" and any(word in item.path.stem for word in ("tune", "sweep", "notebook"))
+            item.add_marker(pytest.mark.xdist_group(f"{group}, sweeps" if sweeps else group))
 
 
 @pytest.fixture

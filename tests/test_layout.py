@@ -182,3 +182,10 @@ def test_every_dependency_is_pinned() -> None:
     for requirement in wanted:
         name = requirement.split("[")[0].split(">")[0].split("<")[0].split("=")[0].strip().lower()
         assert name in pinned, f"{name} has no pin in constraints.txt"
+
+
+@pytest.mark.xdist_group("alone")
+def test_tests_that_share_something_dear_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist marks them by their names; with pytest 9.2 its release 3.8 did not, without a word."""
+    grouped = request.config.getoption("loadgroup", default=False)  # of xdist's own processes
+    assert request.node.nodeid.endswith("@alone") or not grouped
