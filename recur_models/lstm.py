@@ -69,6 +69,10 @@ class LSTMConfig(ModelConfig):
         return replace(total, embedding_parameters=embedding)
 
 
+HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
+"""Whether this CPU has torch's LSTM in bfloat16. One without computes this layer in float32 under autocast."""
+
+
 class Layer(nn.Module):
     """One layer over the tokens of a block."""
 
@@ -79,6 +83,9 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
+        if x_BnD.device.type == "cpu" and not HAS_BFLOAT16 and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.forward(x_BnD.to(self.lstm.weight_hh_l0.dtype), state_B2D)
         h_1BD, c_1BD = (part[None].contiguous() for part in self.before(state_B2D).to(x_BnD.dtype).unbind(1))
         x_BnD, (h_1BD, c_1BD) = self.lstm(x_BnD, (h_1BD, c_1BD))
         return self.dropout(x_BnD), self.after(torch.stack([h_1BD[0], c_1BD[0]], 1))
