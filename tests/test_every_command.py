@@ -15,10 +15,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import pytest
 import transformers
 
 from benchmarks.killing import CORE, SIZE, WINDOWS
+from data_prep.places import Place
 from recur_models import GPT2Config, LlamaConfig
 from tests.mlflow_server import serve
 from tests.pipelines.conftest import TINY as SMALL_REC
@@ -31,7 +33,7 @@ RUN = "--data.lanes 4 --steps 4 --schedule.warmup 1 --log-every 1 --validate-eve
 HERE = f"--use-gpu no --tracking.backend none {RUN}"
 TINY = f"{shlex.join(SMALL_REC[1:])} {HERE}"  # words that come later count
 TASK = f"{CORE} --model.chunk 8 --model.passes 2 --data.segment-length 32 --num-workers 0 {HERE}"
-PRETRAINED = f"{WINDOWS} --model.hidden 8 8 --data.segment-length 32 --num-workers 0 {HERE}"
+PRETRAINED = f"{WINDOWS} --model.positions 0 --model.hidden 8 8 --data.segment-length 32 --num-workers 0 {HERE}"
 SWEEP = f"{TINY} --num-workers 1 --concurrent 2 --num-cpus 2"
 QUIET = "--tracking.backend none"
 
@@ -62,7 +64,7 @@ export runs/mine --output exported/mine
 embed runs/mine --split test --output embedded/test
 embed runs/mine --file book.txt --every 64 --dtype float16 --output embedded/book
 continuations runs/mine --places 8 --new-tokens 80
-    + --places 2 --new-tokens 5 --lengths 40 {QUIET}
+    + --places 2 --new-tokens 5 {QUIET}
 # docs/data.md
 prepare pg19 --source FOLDER --store runs/store
     + --source pg19 --tokenizer bytes --overwrite
@@ -117,6 +119,7 @@ paper block-recurrent table-1 --source pg19=books arxiv=papers --seeds 0 1 2
 paper block-recurrent table-3 --corpus python-source --only window
     + --dry-run
 paper staircase table-1 --no-train
+    + --dry-run
 paper gpt2 table-2 --scale paper --dry-run
     + --source pg19=pg19
 # docs/sweeps.md
@@ -235,6 +238,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://{address}"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("SERVER", server.uri)
+        bucket = Place.parse("s3://books?scheme=http")
+        pyarrow.fs.copy_files("my_books", "books/books", destination_filesystem=bucket.filesystem)
         yield tmp_path
 
 
