@@ -85,7 +85,7 @@ class Layer(nn.Module):
     def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
         if x_BnD.device.type == "cpu" and not HAS_BFLOAT16 and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return self.forward(x_BnD.to(self.lstm.weight_hh_l0.dtype), state_B2D)
+                return self.forward(x_BnD.to(next(self.lstm.parameters()).dtype), state_B2D)
         h_1BD, c_1BD = (part[None].contiguous() for part in self.before(state_B2D).to(x_BnD.dtype).unbind(1))
         x_BnD, (h_1BD, c_1BD) = self.lstm(x_BnD, (h_1BD, c_1BD))
         return self.dropout(x_BnD), self.after(torch.stack([h_1BD[0], c_1BD[0]], 1))

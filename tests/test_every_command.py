@@ -250,11 +250,12 @@ def pretrained() -> None:
 
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary["<|endoftext|>"] = len(vocabulary)
-    for name, kind, family in (
-        ("gpt2", transformers.GPT2LMHeadModel, GPT2Config.family),
-        ("smollm", transformers.LlamaForCausalLM, LlamaConfig.family),
-    ):
-        sizes: dict[str, Any] = {theirs: family.small[ours] for ours, theirs in family.names.items()}
+    kinds: dict[str, tuple[Any, Any]] = {
+        "gpt2": (transformers.GPT2LMHeadModel, GPT2Config.family),
+        "smollm": (transformers.LlamaForCausalLM, LlamaConfig.family),
+    }
+    for name, (kind, family) in kinds.items():
+        sizes = {theirs: family.small[ours] for ours, theirs in family.names.items()}
         config = kind.config_class(**sizes | {"vocab_size": len(vocabulary), "tie_word_embeddings": True})
         kind(config).save_pretrained(name)
     Path("gpt2/vocab.json").write_text(json.dumps(vocabulary))
