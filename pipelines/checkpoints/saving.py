@@ -6,9 +6,9 @@
 
 Each process has such a thread. It writes the file of its own lanes, and beside it a note of its size and checksum, where no other
 start of the run writes: in a bucket into `checkpoints/step-00000200.<token>/`, in a folder into `.step-00000200.<token>.tmp`, which
-is then renamed to `step-00000200`. The thread of rank 0 writes the weights, waits for the notes of all the others, and writes
-checkpoint.json, which makes it a checkpoint. The threads need no collective: these belong to the loop. One save at a time: the
-next one waits for it.
+is then renamed to `step-00000200` (a bucket cannot rename, and the path that a person types needs no token). The thread of rank 0
+writes the weights, waits for the notes of all the others, and writes checkpoint.json, which makes it a checkpoint. The threads need
+no collective: these belong to the loop. One save at a time: the next one waits for it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
-from pipelines.cluster import ray_session
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -67,13 +66,13 @@ def run_workers(
 
 
 def trainer() -> type[TorchTrainer]:
-    """Ray Train's own without two processes that it starts for each run: for Ray Data's data sets, of which we have none, and, in a
-    session of our own, to free what a dead controller had reserved: it asks the dashboard, which runs on a cluster alone.
+    """Ray Train's own without two processes that it starts for each run: for Ray Data's data sets, of which we have none, and to
+    free what a dead controller had reserved, in which it fails (Ray 2.60: it asks a dashboard, and where there is one frees nothing).
     A run of two workers begins 3 s sooner on two cores.
     """
     from ray.train.torch import TorchTrainer
 
-    needless = ["DatasetsCallback"] + ["PlacementGroupCleanerCallback"] * (not ray_session.cluster_address())
+    needless = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 
     class Trainer(TorchTrainer):  # pyrefly: ignore
         def _create_default_callbacks(self) -> list[Any]:
@@ -83,11 +82,12 @@ def trainer() -> type[TorchTrainer]:
 
 
 def reservations() -> set[str]:
-    """What is reserved in a session of our own, as Ray's placement groups; nothing on a cluster, where others reserve, too."""
+    """What this program has reserved, as Ray's placement groups: their ids end in its own."""
+    import ray
     from ray.util import placement_group_table
 
-    table = {} if ray_session.cluster_address() else placement_group_table()
-    return {name for name, group in table.items() if group["state"] != "REMOVED"}
+    own = ray.get_runtime_context().get_job_id()
+    return {name for name, of in placement_group_table().items() if of["state"] != "REMOVED" and name.endswith(own)}
 
 
 def release(reserved: set[str]) -> None:
