@@ -33,13 +33,14 @@ def run_workers(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    before = reservations()
     from ray.exceptions import RayActorError
 
+    before = set[str]()
     try:
         from ray import train  # whose names are of one of two versions, by a setting
 
         classes: Any = train
+        before = reservations()
         trainer()(
             worker,
             train_loop_config=arguments,
@@ -67,7 +68,7 @@ def run_workers(
 
 def trainer() -> type[TorchTrainer]:
     """Ray Train's own without two processes that it starts for each run: for Ray Data's data sets, of which we have none, and to
-    free what a dead controller had reserved, in which it fails (Ray 2.60: it asks a dashboard, and where there is one frees nothing).
+    free what a dead controller had reserved, in which it fails (Ray 2.60: it asks a dashboard, and where one is, frees nothing).
     A run of two workers begins 3 s sooner on two cores.
     """
     from ray.train.torch import TorchTrainer
