@@ -92,8 +92,9 @@ train pg19-rec-fixed-skip --data.store runs/store
 train pg19-scale-650M-rec --data.store runs/store
     + {TINY} --optim.name adamw
 tune rec-table-3-window --preset pg19-rec-fixed-skip --num-workers 1
-    + --trials 1 --steps 1 --num-cpus 2 --data.lanes 1 --data.segment-length 1024 --validate-every 1
-    + --validate-tokens 1000 --checkpoint.keep-best 0 --use-gpu no {QUIET}
+    + --trials 1 --steps 1 --num-cpus 2 {CORE} --model.layers 1 --model.recurrent-layers 1 --model.states 4
+    + --optim.name adamw --data.lanes 1 --data.segment-length 1024 --validate-every 1 --validate-tokens 1000
+    + --checkpoint.keep-best 0 --use-gpu no {QUIET}
 train algorithm-staircase --data.store runs/store
     + {TASK}
 tune staircase-passes --preset algorithm-staircase --search grid --metric validation/error_rate
@@ -101,7 +102,7 @@ tune staircase-passes --preset algorithm-staircase --search grid --metric valida
 prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400 --store runs/store
     + --train 70 --validation 4 --test 4 --num-workers 0
 tune staircase-figure-2 --preset walk-staircase --search grid --scheduler none --num-workers 1
-    + --trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
+    + {CORE} --trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
 prepare enwik8 --source enwik8.zip --pieces 32 --store runs/store
     + --pieces 4 --num-workers 0
 prepare pg19 --source pg19 --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
@@ -255,7 +256,8 @@ def pretrained() -> None:
         "smollm": (transformers.LlamaForCausalLM, LlamaConfig.family),
     }
     for name, (kind, family) in kinds.items():
-        sizes = {theirs: family.small[ours] for ours, theirs in family.names.items()}
+        small = family.small | {"layers": 2, "d_model": 16, "heads": 2, "kv_heads": 1, "mlp_dim": 32}
+        sizes = {theirs: small[ours] for ours, theirs in family.names.items()}
         config = kind.config_class(**sizes | {"vocab_size": len(vocabulary), "tie_word_embeddings": True})
         kind(config).save_pretrained(name)
     Path("gpt2/vocab.json").write_text(json.dumps(vocabulary))
