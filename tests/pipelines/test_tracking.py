@@ -150,7 +150,7 @@ def test_a_silent_server_loses_nothing(
     # MLflow's own monitor ends when the server is silent; ours goes on. It sends its first point at once, and the others
     # when ten times as long has passed as sending took: of a busy server only the first can be waited for.
     memory = "system/system_memory_usage_percentage"
-    wait_until(lambda: any(point["timestamp"] > heard for point in server.points(run_id, memory)), 60)
+    wait_until(lambda: any(point["timestamp"] > heard for point in server.points(run_id, memory)), 180)
     tracker.finish()
     steps = server.steps(run_id, memory)
     assert len(set(steps)) == len(steps)
