@@ -155,10 +155,8 @@ def test_adamw_is_torchs() -> None:
     """To the bit, and its state is torch's, too."""
     mine, torchs = build(), build()
     ours = build_optimizer(mine, optim("adamw", weight_decay=0.1))
-    groups = [{**group, "params": []} for group in ours.param_groups]
     others = {id(p): q for p, q in zip(mine.parameters(), torchs.parameters(), strict=True)}
-    for group, own in zip(groups, ours.param_groups, strict=True):
-        group["params"] = [others[id(p)] for p in own["params"]]
+    groups = [{**group, "params": [others[id(p)] for p in group["params"]]} for group in ours.param_groups]
     reference = torch.optim.AdamW(groups)
     for step in range(STEPS):
         for model, optimizer in ((mine, ours), (torchs, reference)):

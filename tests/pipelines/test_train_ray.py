@@ -75,28 +75,10 @@ def test_a_killed_worker_and_a_killed_controller_cost_no_step(
     train: Train, plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     undisturbed = plain("--steps", "40", name="calm", workers=2)
-    checkpoints = tmp_path / "runs" / "killed" / "checkpoints"
-
-    def kill(kind: str, step: int) -> None:
-        while not (checkpoints / f"step-{step:08d}").exists():
-            time.sleep(0.02)
-        ours = [(process, " ".join(process.cmdline())) for process in psutil.Process().children(recursive=True)]
-        workers = [process for process, name in ours if "ray::RayTrainWorker" in name]
-        for worker in workers:
-            worker.suspend()
-        next(process for process, name in ours if kind in name).kill()
-        for worker in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.resume()
-
-    def kill_both() -> None:
-        kill("ray::RayTrainWorker", 10)
-        kill("ray::TrainController", 20)
-
-    killer = threading.Thread(target=kill_both, daemon=True)
-    killer.start()
+    folder = tmp_path / "runs" / "killed"
+    Meanwhile(folder, lambda workers: workers[0].kill(), step=10)
+    Meanwhile(folder, lambda _: of_ray("TrainController")[0].kill(), step=20)
     killed = train("--num-workers", "2", "--steps", "40", name="killed")
-    killer.join()
     assert capsys.readouterr().err.count("starting again from the newest checkpoint") == 2
     last = "checkpoints/step-00000040"
     for name in (
@@ -133,19 +115,24 @@ def test_a_passing_error_in_a_worker_is_tried_again_and_one_that_stays_is_shown(
     assert told.count("starting again from the newest checkpoint") == 1 and "Is a directory" in told
 
 
+def of_ray(kind: str) -> list[psutil.Process]:
+    """This session's processes of one kind."""
+    ours = psutil.Process().children(recursive=True)
+    return [process for process in ours if f"ray::{kind}" in " ".join(process.cmdline())]
+
+
 class Meanwhile:
     """Does something to the workers of a run, once it has saved a step, while `main` trains it in this thread."""
 
-    def __init__(self, folder: Path, does: Callable[[list[psutil.Process]], None]) -> None:
-        self.folder, self.does = folder, does
+    def __init__(self, folder: Path, does: Callable[[list[psutil.Process]], None], step: int = 5) -> None:
+        self.folder, self.does, self.step = folder, does, step
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self) -> None:
-        while not (self.folder / "checkpoints/step-00000005").exists():
+        while not (self.folder / f"checkpoints/step-{self.step:08d}").exists():
             time.sleep(0.02)
-        ours = psutil.Process().children(recursive=True)
-        workers = [process for process in ours if "ray::RayTrainWorker" in " ".join(process.cmdline())]
+        workers = of_ray("RayTrainWorker")
         for worker in workers:
             worker.suspend()
         self.does(workers)
