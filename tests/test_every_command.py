@@ -164,7 +164,7 @@ benchmarks.kills --help
 benchmarks.gpu --output speed.json
     + --device cpu --size tiny --models rec --output speed.json
 benchmarks.gpu --measure generation --models rec --output generation.json
-    + --device cpu --size tiny
+    + --device cpu --size tiny --tokens 2000
 benchmarks.gpu --measure attention --output attention.json
     + --device cpu --size tiny
 """

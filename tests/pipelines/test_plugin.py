@@ -8,14 +8,11 @@ import importlib
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 
 from data_prep.corpora import CORPORA
@@ -26,6 +23,7 @@ from pipelines.presets import PRESETS
 from pipelines.tracking import read_run
 from pipelines.tracking.metrics import METRICS
 from recur_models import MODELS, ModelConfig
+from tests.ray_processes import Meanwhile
 from tests.recur_models.test_costs import (  # noqa: F401
     test_flops_are_those_that_torch_counts,
     test_parameters_are_those_of_the_built_model,
@@ -94,12 +92,6 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     prepare.main(["counting", "--documents", "6", "--store", store, "--segment-length", "32", "--num-workers", "2"])
     assert "counting: 18 documents" in capsys.readouterr().out
 
-    def kill_one_worker() -> None:
-        while not (root / "killed" / "checkpoints" / "step-00000005").exists():
-            time.sleep(0.02)
-        ours = psutil.Process().children(recursive=True)
-        next(p for p in ours if "ray::RayTrainWorker" in " ".join(p.cmdline())).kill()
-
     launcher = [
         "torch.distributed.run",
         "--nproc-per-node",
@@ -111,10 +103,9 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     words = ("gru-counting", *places, "--run", "calm", "--num-workers", "0")
     calmly = python(*launcher, *words, THROUGHLINE_PLUGINS="tests.plugin")
     assert calmly.returncode == 0 and "perplexity " in calmly.stdout, calmly.stderr  # the console
-    killer = threading.Thread(target=kill_one_worker, daemon=True)
-    killer.start()
+    killer = Meanwhile(root / "killed", lambda workers: workers[0].kill())
     train.main(["gru-counting", *places, "--run", "killed"])
-    killer.join()
+    killer.thread.join()
     calm, killed = (root / name / "checkpoints" / "step-00000030" for name in ("calm", "killed"))
     for file in calm.glob("*.safetensors"):
         assert (killed / file.name).read_bytes() == file.read_bytes()

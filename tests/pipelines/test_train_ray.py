@@ -25,6 +25,7 @@ from pipelines.cluster import ray_session
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.pipelines.conftest import TINY
+from tests.ray_processes import Meanwhile, of_ray
 
 Train = Callable[..., Path]
 Plain = Callable[..., Path]
@@ -115,32 +116,6 @@ def test_a_passing_error_in_a_worker_is_tried_again_and_one_that_stays_is_shown(
     assert told.count("starting again from the newest checkpoint") == 1 and "Is a directory" in told
 
 
-def of_ray(kind: str) -> list[psutil.Process]:
-    """This session's processes of one kind."""
-    ours = psutil.Process().children(recursive=True)
-    return [process for process in ours if f"ray::{kind}" in " ".join(process.cmdline())]
-
-
-class Meanwhile:
-    """Does something to the workers of a run, once it has saved a step, while `main` trains it in this thread."""
-
-    def __init__(self, folder: Path, does: Callable[[list[psutil.Process]], None], step: int = 5) -> None:
-        self.folder, self.does, self.step = folder, does, step
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self) -> None:
-        while not (self.folder / f"checkpoints/step-{self.step:08d}").exists():
-            time.sleep(0.02)
-        workers = of_ray("RayTrainWorker")
-        for worker in workers:
-            worker.suspend()
-        self.does(workers)
-        for worker in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.resume()
-
-
 @pytest.fixture
 def long_run(store: Path, tmp_path: Path) -> list[str]:
     """Words of a run of one worker that lasts longer than any test; its folder is `runs/long`."""
@@ -199,10 +174,9 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str]
     # The command's process would end here; this one's thread still waits in Ray, which crashes where it is shut down meanwhile.
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < began + 60, left
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "ray::TrainController" in " ".join(process.cmdline()):
-                    process.kill()
+        for process in of_ray("TrainController"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.1)
 
 

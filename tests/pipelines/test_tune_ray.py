@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import json
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import ray.tune
@@ -29,6 +27,7 @@ from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
 from tests.pipelines.conftest import TINY
+from tests.ray_processes import of_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 TRACKED = ["--tracking.backend", "mlflow", "--tracking.system-metrics", "off"]
@@ -132,11 +131,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
         while not list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.02)
         free.append(ray.available_resources().get("CPU", 0))
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "ray::Trial" in " ".join(process.cmdline()):
-                    process.kill()
-                    return
+        of_ray("Trial")[0].kill()
 
     threading.Thread(target=kill_one_worker, daemon=True).start()
     words += ["--num-cpus", "4", "--placement.cpus", "2"]
