@@ -36,6 +36,7 @@ from data_prep.corpora import CORPORA
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.prepare import PrepareConfig, commands, prepare
 from pipelines.tracking.metrics_file import read_records
+from pipelines.training.stopping import STOPPED_STATUS
 
 CORE = "--model.layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.dropout 0.1"
 SIZE = f"{CORE} --model.window 8"
@@ -200,7 +201,7 @@ class Group:
         """Exit statuses. When one process has died, the others get a little time and are then killed, as a launcher would."""
         deadline = time.monotonic() + seconds
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
-            if any(process.exitcode not in (None, 0) for process in self.processes):
+            if any(process.exitcode not in (None, 0, STOPPED_STATUS) for process in self.processes):
                 deadline = min(deadline, time.monotonic() + after_a_death)
             time.sleep(0.02)
         self.end()

@@ -69,7 +69,7 @@ class LSTMConfig(ModelConfig):
         return replace(total, embedding_parameters=embedding)
 
 
-HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
+HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Whether this CPU has torch's LSTM in bfloat16. One without computes this layer in float32 under autocast."""
 
 

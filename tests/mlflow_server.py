@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 
 def free_port() -> int:
@@ -81,7 +82,7 @@ def serve(folder: Path) -> Iterator[Server]:
         )
     running = Server(f"http://127.0.0.1:{port}", process)
     try:
-        wait_until(lambda: answers(running.uri), 90)
+        wait_until(lambda: answers(running.uri))
         yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -94,10 +95,3 @@ def answers(uri: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def wait_until(true: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)

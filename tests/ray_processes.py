@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.checkpoints.run_place import RunPlace
+
 
 def of_ray(kind: str) -> list[psutil.Process]:
     """This session's processes of one kind."""
@@ -22,19 +24,25 @@ def of_ray(kind: str) -> list[psutil.Process]:
 
 
 class Meanwhile:
-    """Does something to the workers of a run, once it has saved a step, while `main` trains it in this thread."""
+    """Does something to the workers of a run, once it has saved a step, or a later one, while `main` trains it in this thread;
+    ``attempt``: once it has begun so many times before.
+    """
 
-    def __init__(self, folder: Path, does: Callable[[list[psutil.Process]], None], step: int = 5) -> None:
-        self.folder, self.does, self.step = folder, does, step
+    def __init__(
+        self, folder: Path, does: Callable[[list[psutil.Process]], None], step: int = 5, attempt: int = 0
+    ) -> None:
+        self.folder, self.does, self.step, self.attempt = folder, does, step, attempt
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self) -> None:
-        while not (self.folder / f"checkpoints/step-{self.step:08d}").exists():
+        run, begun = RunPlace.parse(self.folder), self.folder / f".ray/begun-{self.attempt}"
+        while not begun.exists() or run.newest_step() < self.step:
             time.sleep(0.02)
         workers = of_ray("RayTrainWorker")
         for worker in workers:
-            worker.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.suspend()
         self.does(workers)
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):

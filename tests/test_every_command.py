@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
+import ray
 import transformers
 
 from benchmarks.killing import CORE, SIZE, WINDOWS
@@ -215,6 +216,7 @@ def test_each_is_run_or_says_why_not() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder, with texts, archives, pretrained models, a bucket and the runs that the documents take for granted."""
+    ray.shutdown()  # a session that stands knows neither this folder nor the bucket
     monkeypatch.chdir(tmp_path)
     for corpus in ("my_books", "pg19"):
         for split, count in {"train": 5, "validation": 2, "test": 2}.items():

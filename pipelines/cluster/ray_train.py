@@ -33,8 +33,6 @@ def run_workers(
 
     Returns what ended it: None, a worker's user error, or any other.
     """
-    from ray.exceptions import RayActorError
-
     before = set[str]()
     try:
         from ray import train  # whose names are of one of two versions, by a setting
@@ -59,9 +57,8 @@ def run_workers(
             ),
         ).fit()
     except BaseException as error:  # also what Ray raises to end its thread: whoever called decides
-        if isinstance(error, RayActorError):
-            with contextlib.suppress(Exception):  # where Ray itself is gone
-                release(reservations() - before)
+        with contextlib.suppress(Exception):  # where Ray itself is gone
+            release(reservations() - before)
         return cause_of(error, UserError) or error
     return None
 

@@ -29,7 +29,8 @@ from pipelines.presets import PRESETS
 from pipelines.reports.comparison import compare, rows
 from pipelines.reports.finished_runs import collect
 from pipelines.tracking import Tracker
-from tests.mlflow_server import Server, wait_until
+from tests.mlflow_server import Server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
     sweep = tmp_path / "runs/sweep"
     tracking = TrackingConfig(uri=server.uri, experiment="notebook", system_metrics="off")
     parent = Tracker.start(tracking, tmp_path / "runs", sweep, "sweep", {"space": "lr"}, {"stage": "sweep"})
-    wait_until(lambda: parent.run_id, 20)
+    wait_until(lambda: parent.run_id)
     parent_id = parent.run_id or ""
     trials = [
         train(*words, "--tracking.parent", parent_id, "--optim.lr", lr, name=f"sweep/trials/{number}")
@@ -233,7 +234,7 @@ def test_a_model_that_was_made_twice_is_one(server: Server, tmp_path: Path) -> N
     tracker = Tracker.start(config, tmp_path, tmp_path / "run", "a.run/1", {"model.layers": 2, "optim.lr": 1}, {})
     tracker.log({"validation/bits_per_token": 5.0}, 10)
     tracker.log_checkpoint(10, {"checkpoint": "s3://key:secret@bucket/step-10"})
-    wait_until(lambda: tracker.run_id and models_of(server, server.run(tracker.run_id)), 20)
+    wait_until(lambda: tracker.run_id and models_of(server, server.run(tracker.run_id)))
     run = server.run(tracker.run_id or "")
     tag, experiment = {"key": "step", "value": "10"}, run["info"]["experiment_id"]
     server.post("logged-models", experiment_id=experiment, source_run_id=tracker.run_id, name="double", tags=[tag])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
 from pipelines.sweeps.capacity import Room, trials_at_once
 from pipelines.sweeps.command import read_command
+from tests.waiting import wait_until
 
 
 def test_what_a_worker_takes() -> None:
@@ -104,9 +104,7 @@ def test_room_counts_what_a_worker_takes() -> None:
 
     worker: Any = Worker.remote()  # pyrefly: ignore
     ray.get(worker.stand.remote())
-    deadline = time.monotonic() + 30
-    while room(config, use_gpu=False) != 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: room(config, use_gpu=False) == 3)
     assert room(config, use_gpu=False, growing=True) == 3
     assert room(apart, use_gpu=False) == 1
     assert room(apart, use_gpu=False, growing=True) == 0  # that machine has one already

@@ -106,6 +106,7 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     killer = Meanwhile(root / "killed", lambda workers: workers[0].kill())
     train.main(["gru-counting", *places, "--run", "killed"])
     killer.thread.join()
+    assert "a worker died" in capsys.readouterr().err
     calm, killed = (root / name / "checkpoints" / "step-00000030" for name in ("calm", "killed"))
     for file in calm.glob("*.safetensors"):
         assert (killed / file.name).read_bytes() == file.read_bytes()

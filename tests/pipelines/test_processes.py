@@ -58,7 +58,7 @@ def calm(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def until(run: Path, step: int, group: Group) -> None:
     """Wait for the checkpoint of a step, or a later one."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while RunPlace.parse(run).newest_step() < step:
         assert time.monotonic() < deadline and any(p.is_alive() for p in group.processes), group.said()
         time.sleep(0.005)
@@ -123,7 +123,7 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
         group.signal(signal.SIGSTOP, 1)
         victim, began = group.processes[1].pid, time.monotonic()
         assert group.wait() == [70, -9]
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < 90
     told = (run / "logs" / "hang.txt").read_text()
     assert re.match(
         rf"nothing has moved for 6 s: rank 1 \(process {victim} on \S+\) after step \d+ .*no sign of life", told
@@ -137,10 +137,10 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
 
 def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_path: Path) -> None:
     """Ctrl-Z and fg, or a laptop that slept: nobody hung."""
-    with Group([*words, "--run", "slept", "--hang-seconds", "2"], 1, tmp_path / "log") as group:
+    with Group([*words, "--run", "slept", "--hang-seconds", "4"], 1, tmp_path / "log") as group:
         until(tmp_path / "slept", 6, group)
         group.signal(signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(9)
         group.signal(signal.SIGCONT)
         assert group.wait() == [0], group.said()
 

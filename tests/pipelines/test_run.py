@@ -14,8 +14,8 @@ import pytest
 
 from data_prep.places import Place
 from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
-from tests.mlflow_server import wait_until
 from tests.pipelines.conftest import TINY
+from tests.waiting import wait_until
 
 # TINY's options as `--set` has them, and none of its preset's name.
 PAIRS = [f"{name.removeprefix('--')}={value}" for name, value in zip(TINY[1::2], TINY[2::2], strict=True)]
@@ -72,11 +72,9 @@ def test_a_signal_stops_the_stage_which_saves_and_the_same_command_goes_on(text_
     log = tmp_path / "log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 120
-    while "step 10/" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: process.poll() is not None or "step 10/" in log.read_text())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 75, log.read_text()
+    assert process.wait(300) == 75, log.read_text()
     said = log.read_text()
     assert "stopped after step" in said and "asked to stop, and saved" in said and "not begun: evaluate" in said
     assert list((tmp_path / "runs/small-rec/checkpoints").glob("step-*"))
@@ -91,12 +89,12 @@ def test_killed_it_leaves_no_stage_behind(tmp_path: Path) -> None:
     def children() -> list[str]:
         return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
-    wait_until(children, 60)
+    wait_until(children)
     begun = children()
     time.sleep(1)
     process.kill()
-    assert process.wait(20) == -9
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun), 60)
+    assert process.wait(300) == -9
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
 
 
 def stage(tmp_path: Path, script: str) -> Stage:

@@ -26,7 +26,8 @@ from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, rea
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.tracker import git_commit
 from pipelines.ui import command
-from tests.mlflow_server import Server, free_port, wait_until
+from tests.mlflow_server import Server, free_port
+from tests.waiting import wait_until
 
 DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
 
@@ -92,9 +93,9 @@ def test_every_step_once_after_a_kill(server: Server, config: TrackingConfig, tm
     child = subprocess.Popen(words, cwd=Path(__file__).parents[2])
     state, lines = tmp_path / "run/mlflow_run.json", tmp_path / "run/metrics.jsonl"
     try:
-        wait_until(lambda: state.exists() and "run_id" in json.loads(state.read_bytes()), 60)
+        wait_until(lambda: state.exists() and "run_id" in json.loads(state.read_bytes()))
         run_id = json.loads(state.read_bytes())["run_id"]
-        wait_until(lambda: len(server.points(run_id, "a")) >= 100, 30)
+        wait_until(lambda: len(server.points(run_id, "a")) >= 100)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -130,7 +131,7 @@ def test_a_silent_server_loses_nothing(
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", "2")
     tracker = start(replace(config, system_metrics="on"), tmp_path)
     tracker.log({"a": 0.0}, 0)
-    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a") == [0], 20)
+    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a") == [0])
     server.signal(signal.SIGSTOP)
     try:
         longest = 0.0
@@ -146,11 +147,11 @@ def test_a_silent_server_loses_nothing(
     tracker.log({"a": 81.0}, 81)
     run_id = tracker.run_id
     assert run_id
-    wait_until(lambda: 81 in server.steps(run_id, "a"), 20)
+    wait_until(lambda: 81 in server.steps(run_id, "a"))
     # MLflow's own monitor ends when the server is silent; ours goes on. It sends its first point at once, and the others
     # when ten times as long has passed as sending took: of a busy server only the first can be waited for.
     memory = "system/system_memory_usage_percentage"
-    wait_until(lambda: any(point["timestamp"] > heard for point in server.points(run_id, memory)), 180)
+    wait_until(lambda: any(point["timestamp"] > heard for point in server.points(run_id, memory)))
     tracker.finish()
     steps = server.steps(run_id, memory)
     assert len(set(steps)) == len(steps)
@@ -233,7 +234,7 @@ def test_a_run_that_was_begun_elsewhere_or_made_twice_is_one(
     there.mkdir(parents=True)
     (there / "mlflow_run.json").write_bytes(begun)  # what a bucket has of it
     second = start(config, there.parent)
-    wait_until(lambda: second.run_id, 20)
+    wait_until(lambda: second.run_id)
     assert second.run_id == first.run_id
     late = server.post(  # MLflow does what it was asked before, and nobody waits for
         "runs/create",
@@ -392,7 +393,7 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_deleted_under_way_ends_at_once(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
     tracker = start(config, tmp_path)
     tracker.log({"a": 1.0}, 1)
-    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a"), 20)
+    wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a"))
     server.post("runs/delete", run_id=tracker.run_id)
     tracker.log({"a": 2.0}, 2)
     began = time.monotonic()

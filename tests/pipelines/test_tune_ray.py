@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
 from tests.pipelines.conftest import TINY
 from tests.ray_processes import of_ray
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 TRACKED = ["--tracking.backend", "mlflow", "--tracking.system-metrics", "off"]
@@ -56,9 +56,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
     sweep = tmp_path / "runs" / "sweep"
 
     def ask_to_stop() -> None:
-        deadline = time.monotonic() + 100
-        while not list(sweep.glob("trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: list(sweep.glob("trials/000/checkpoints/step-*")), every=0.02)
         (sweep / "stop").touch()
 
     threading.Thread(target=ask_to_stop, daemon=True).start()
@@ -127,9 +125,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     free = []
 
     def kill_one_worker() -> None:
-        deadline = time.monotonic() + 100
-        while not list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")), every=0.02)
         free.append(ray.available_resources().get("CPU", 0))
         of_ray("Trial")[0].kill()
 
@@ -184,9 +180,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp
     obstacle = tmp_path / "runs" / "sweep" / "trials" / "001" / "checkpoints"
 
     def obstruct() -> None:
-        deadline = time.monotonic() + 100
-        while not (obstacle.parent / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until((obstacle.parent / "metrics.jsonl").exists, every=0.01)
         obstacle.rename(obstacle.with_name("elsewhere"))
         obstacle.write_text("a file in the way")
 
@@ -211,11 +205,10 @@ def test_asked_to_stop_by_a_signal_all_that_run_save(
     sweep = tmp_path / "runs" / "sweep"
 
     def signalled() -> None:
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline:
-            if len({step.parents[1] for step in sweep.glob("trials/*/checkpoints/step-*")}) == 2:
-                break  # both have saved: one that runs ahead of the other's start says nothing of the other
-            time.sleep(0.02)
+        both = [
+            sweep / "trials" / name / "checkpoints" for name in ("000", "001")
+        ]  # one runs ahead of the other's start
+        wait_until(lambda: all(list(folder.glob("step-*")) for folder in both), every=0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=signalled, daemon=True).start()
