@@ -1,7 +1,7 @@
 """The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
 and those that a searcher suggests as it goes on.
 
-open_or_plan(sweep, domains, baseline_values(sweep, flat), command)
+begun = open_or_plan(sweep, domains, baseline_values(sweep, flat))    # nothing is written yet
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
 
 
-def open_or_plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None, command: str) -> None:
-    """Go on in the sweep's folder, or begin it with all its trials. Raises UserError."""
-    if not sweep.open_folder():
+def open_or_plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> bool:
+    """Read the sweep's folder, or make the trials of a new one. Whether it had begun. Raises UserError."""
+    begun = sweep.open_folder()
+    if not begun:
         plan(sweep, domains, baseline)
-        sweep.begin(command, dict(baseline or {}))
-    for trial in sweep.trials.values():
-        if not (sweep.place(trial) / "trial.json").exists():
-            sweep.save(trial)
+    return begun
 
 
 def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:

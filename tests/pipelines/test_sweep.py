@@ -55,7 +55,9 @@ class Here:
         self.config, domains = read_and_check(words)
         self.sweep = Sweep(self.config, fields(domains))
         baseline = baseline_values(self.sweep, self.config.flat)
-        open_or_plan(self.sweep, domains, baseline, "command")
+        if not open_or_plan(self.sweep, domains, baseline):
+            self.sweep.begin("command", baseline)
+        self.sweep.save_missing()
         self.scheduler = SweepScheduler(self.sweep, domains)
         self.scheduler.restore()
         self._steps_left = kill_at
