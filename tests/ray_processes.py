@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from pipelines.checkpoints.run_place import RunPlace
+from tests.waiting import wait_until
 
 
 def of_ray(kind: str) -> list[psutil.Process]:
@@ -37,8 +37,7 @@ class Meanwhile:
 
     def run(self) -> None:
         run, begun = RunPlace.parse(self.folder), self.folder / f".ray/begun-{self.attempt}"
-        while not begun.exists() or run.newest_step() < self.step:
-            time.sleep(0.02)
+        wait_until(lambda: begun.exists() and run.newest_step() >= self.step, every=0.02)
         workers = of_ray("RayTrainWorker")
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -76,14 +76,14 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train, plain: P
 def test_a_killed_worker_and_a_killed_controller_cost_no_step(
     train: Train, plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    undisturbed = plain("--steps", "40", name="calm", workers=2)
+    undisturbed = plain("--steps", "80", name="calm", workers=2)
     folder = tmp_path / "runs" / "killed"
     Meanwhile(folder, lambda workers: workers[0].kill(), step=10)
     Meanwhile(folder, lambda _: of_ray("TrainController")[0].kill(), step=20, attempt=1)
     # Of the session's four CPUs: with what the dead controller had reserved there would be no room to begin again.
-    killed = train("--num-workers", "2", "--placement.cpus", "2", "--steps", "40", name="killed")
+    killed = train("--num-workers", "2", "--placement.cpus", "2", "--steps", "80", name="killed")
     assert capsys.readouterr().err.count("starting again from the newest checkpoint") == 2 and not reservations()
-    last = "checkpoints/step-00000040"
+    last = "checkpoints/step-00000080"
     for name in (
         "model.safetensors",
         "optimizer.safetensors",
