@@ -88,11 +88,12 @@ def test_a_peak_is_the_data_sheets(name: str, teraflops: tuple[float | None, flo
     assert not torch.backends.cuda.matmul.allow_tf32  # float32 is float32, unless someone says so
 
 
-def test_shares_are_of_the_speed_and_pauses_are_left_out() -> None:
+def test_shares_are_of_the_speed_and_pauses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [7.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     speed = Speed(torch.device("cpu"), {"mfu": 4000.0, "share_of_matrix_rate": 2000.0})
-    time.sleep(0.05)
+    now[0] += 0.05
     with speed.paused():
-        time.sleep(0.3)
+        now[0] += 0.3
     figures = speed.figures(100)
-    assert 100 / 0.3 < figures["tokens_per_second"] < 100 / 0.05
-    assert figures["mfu"] == figures["tokens_per_second"] / 4000 == figures["share_of_matrix_rate"] / 2
+    assert figures == pytest.approx({"tokens_per_second": 2000, "mfu": 0.5, "share_of_matrix_rate": 1})
