@@ -1,7 +1,7 @@
 """The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
 and those that a searcher suggests as it goes on.
 
-begun = open_or_plan(sweep, domains, baseline_values(sweep, flat))    # nothing is written yet
+again = open_or_plan(sweep, domains, baseline_values(sweep, flat))    # nothing is written yet
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MOST_DRAWS = 200
 
 def open_or_plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> bool:
     """Read the sweep's folder, or make the trials of a new one. Whether it had begun. Raises UserError."""
-    begun = sweep.open_folder()
-    if not begun:
+    again = sweep.open_folder()
+    if not again:
         plan(sweep, domains, baseline)
-    return begun
+    return again
 
 
 def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:

@@ -62,12 +62,10 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )
-        begun = open_or_plan(sweep, domains, baseline)  # what is refused is refused before Ray starts
+        again = open_or_plan(sweep, domains, baseline)  # what is refused is refused before Ray starts
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         room = Room(config)
-        if not begun:
-            sweep.begin(command, baseline)
-        sweep.save_missing()
+        sweep.begin(command, baseline, again)
         return Done(run_trials(sweep, SweepScheduler(sweep, domains), room, command), sweep)
 
 

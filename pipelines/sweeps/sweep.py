@@ -161,15 +161,21 @@ class Sweep:
         fixed = {key: value for key, value in run.items() if changes_learning(key)}
         return {name: getattr(self.config, name) for name in names} | fixed
 
-    def begin(self, command: str, baseline: Mapping[str, Any] | None) -> None:
-        """Write the sweep down with its trials, at once."""
+    def begin(self, command: str, baseline: Mapping[str, Any] | None, again: bool) -> None:
+        """Write the sweep down with its trials, at once; where it begins ``again``, the files of trials that a kill left out."""
+        if not again:
+            self._write_plan(command, baseline)
+        for trial in self.trials.values():
+            if not (self.place(trial) / "trial.json").exists():
+                self.save(trial)
+
+    def _write_plan(self, command: str, baseline: Mapping[str, Any] | None) -> None:
         names = ("space", "preset", "samples", "search", "scheduler", "metric")
         values = {"name": self.config.train.run, **{name: getattr(self.config, name) for name in names}}
         values |= {"seed": self.config.train.seed, "mode": "min", "fields": self.fields, "command": command}
         plan = [{"id": t.id, "values": t.values, "baseline": t.baseline} for t in self.trials.values()]
-        self.write(
-            "sweep.json", values | {"baseline": dict(baseline or {}), "plan": plan, "identity": self._identity()}
-        )
+        values |= {"baseline": dict(baseline or {}), "plan": plan, "identity": self._identity()}
+        self.write("sweep.json", values)
 
     @property
     def shown(self) -> str:
@@ -207,12 +213,6 @@ class Sweep:
         self._saved[trial.id] = time.monotonic()
         figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
         self.write(f"trials/{trial.id}/trial.json", asdict(trial) | figures)
-
-    def save_missing(self) -> None:
-        """Write the trial.json of each trial that has none yet."""
-        for trial in self.trials.values():
-            if not (self.place(trial) / "trial.json").exists():
-                self.save(trial)
 
     def named(self, figure: Figure | None) -> dict[str, Any] | None:
         """A figure for JSON, under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""

@@ -6,9 +6,8 @@ import contextlib
 import json
 import re
 import shlex
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from data_prep.places import Place
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from tests.cluster.conftest import Laptop
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
 
@@ -341,13 +341,6 @@ def world(laptop: Laptop, run: str) -> int:
 def raylet(laptop: Laptop) -> bool:
     """Whether Ray runs on the second machine."""
     return laptop.machines.ssh(1, "pgrep -x raylet", check=False).returncode == 0
-
-
-def wait_until(condition: Callable[[], object], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        threading.Event().wait(0.2)
 
 
 def note(laptop: Laptop, text: str) -> None:

@@ -55,9 +55,7 @@ class Here:
         self.config, domains = read_and_check(words)
         self.sweep = Sweep(self.config, fields(domains))
         baseline = baseline_values(self.sweep, self.config.flat)
-        if not open_or_plan(self.sweep, domains, baseline):
-            self.sweep.begin("command", baseline)
-        self.sweep.save_missing()
+        self.sweep.begin("command", baseline, open_or_plan(self.sweep, domains, baseline))
         self.scheduler = SweepScheduler(self.sweep, domains)
         self.scheduler.restore()
         self._steps_left = kill_at

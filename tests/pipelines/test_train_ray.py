@@ -171,11 +171,11 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str]
 
     before = set(threading.enumerate())
     threading.Thread(target=ask, daemon=True).start()
-    assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 120
+    assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
     assert not (folder / "stop").exists()
     # The command's process would end here; this one's thread still waits in Ray, which crashes where it is shut down meanwhile.
     while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < began + 240, left
+        assert time.monotonic() < began + 60, left
         for process in of_ray("TrainController"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -257,7 +257,6 @@ def test_the_whole_run_killed_then_asked_to_stop_and_the_same_command_again(comm
 SLOW = """
 import psutil, ray
 from pipelines.cluster import ray_session
-from pipelines.cluster.ray_train import reservations
 
 init, calls = ray.init, []
 def timed_out(*arguments, **options):

@@ -205,9 +205,8 @@ def test_asked_to_stop_by_a_signal_all_that_run_save(
     sweep = tmp_path / "runs" / "sweep"
 
     def signalled() -> None:
-        both = [
-            sweep / "trials" / name / "checkpoints" for name in ("000", "001")
-        ]  # one runs ahead of the other's start
+        # Both: one runs ahead of the other's start.
+        both = [sweep / "trials" / name / "checkpoints" for name in ("000", "001")]
         wait_until(lambda: all(list(folder.glob("step-*")) for folder in both), every=0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
