@@ -10,6 +10,7 @@ pipelines/cluster/readiness.py lists what is compared. The second form asks whet
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
         config = cli.parse_preset(
             presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]
         ).located()
-        ray_session.start(num_cpus=config.workers[-1] or 1)
+        ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus) or 1)
         nodes = ray_session.nodes()
         print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
         complaints, otherwise = readiness.check(config, nodes), f"{config.run} can be trained here"

@@ -124,9 +124,11 @@ def start(config: TrainConfig, run: Run) -> None:
 
 def train_here(config: TrainConfig, stop: Stop) -> None:
     """Train in this process, or in those that torchrun has started."""
-    use_gpu = config.use_gpu != "no" and torch.cuda.is_available()
+    use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.use_gpu == "yes" and not use_gpu:
-        raise UserError("use_gpu is yes, and there is no GPU that torch can use: choose --use-gpu auto, or mend CUDA")
+        raise UserError(
+            "use_gpu is yes, and there is no GPU that torch can use for each process: choose --use-gpu auto, or mend CUDA"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > config.data.lanes:
         raise UserError(
             f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"

@@ -26,7 +26,7 @@ from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import ray_session, readiness
-from pipelines.cluster.ray_train import cause_of, first_line, run_workers
+from pipelines.cluster.ray_train import cause_of, first_line, reservations, run_workers
 from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
@@ -43,6 +43,8 @@ SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
 """After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
 GROW_SECONDS = 15.0
 """How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
+WAIT_SECONDS = 20.0
+"""How often it is said what is waited for where there is no room."""
 
 
 def train_on_ray(
@@ -54,9 +56,7 @@ def train_on_ray(
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
 
-    nodes = ray_session.nodes() if ray_session.cluster_address() else []
-    if nodes[1:] and (complaints := readiness.check(config, nodes, room=False)):  # an autoscaler may make room yet
-        raise UserError("; and ".join(complaints))
+    check_machines(config)
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
     run, failures = RunPlace.of(config), 0
     damaged = run.beyond(first_step)
@@ -65,6 +65,7 @@ def train_on_ray(
     with stop.on_signals():  # after Ray's own
         for attempt in itertools.count():
             resize.clear()
+            hang_file(run).delete()  # an attempt that ends before its loop leaves it as it is
             before, error = run.newest_step(damaged), train_once(config, use_gpu, attempt, stop, resize, on_trained)
             newest = run.newest_step(damaged)
             if error is not None:
@@ -85,6 +86,16 @@ def train_on_ray(
         scratch.delete()
     if (step := run.newest_step(damaged)) < config.steps:
         raise Stopped(step)
+
+
+def check_machines(config: TrainConfig) -> None:
+    """Raise UserError where they cannot train this run; for room, which an autoscaler may make yet, it waits."""
+    machines = [there for _, there in ray_session.free_resources()]
+    if not ray_session.cluster_address():
+        if config.use_gpu == "yes" and not any(there.get("GPU") for there in machines):
+            raise UserError("use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or mend CUDA")
+    elif machines[1:] and (complaints := readiness.check(config, ray_session.nodes(), room=False)):
+        raise UserError("; and ".join(complaints))
 
 
 def train_once(
@@ -109,16 +120,23 @@ def train_once(
 
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
-    looked, seen, watch, passed_on = time.monotonic(), workers, ray_session.Watch(), False
+    looked = told = time.monotonic()
+    seen, watch, passed_on = workers, ray_session.Watch(), False
     while thread.is_alive():
         thread.join(0.2)
-        watch.check()
+        answers = watch.check()
         with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
             if stop.asked() and not begun.exists():
                 return None  # what waits for room ends with this process
             if stop.signalled and not passed_on:
                 stop.ask()
                 passed_on = True
+            if not answers:  # a Ray that has died answers no question; it ends this process after a minute
+                continue
+            if time.monotonic() - told > WAIT_SECONDS and not begun.exists():
+                told = time.monotonic()
+                if reservations("PENDING"):
+                    print(f"waiting for room for {workers} workers of {readiness.asked(config, use_gpu)}", flush=True)
             if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
                 before, seen, looked = seen, workers + room(config, use_gpu, growing=True), time.monotonic()
                 if min(before, seen) > workers:

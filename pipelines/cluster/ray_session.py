@@ -239,11 +239,11 @@ class Watch:
         self._looked = time.monotonic()
         self._answered = dict.fromkeys(self._asked, self._looked)
 
-    def check(self) -> None:
-        """Raises RayLost."""
+    def check(self) -> bool:
+        """Whether all of it has answered at the last look. Raises RayLost where it has not for long."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
-            return
+            return all(answered == self._looked for answered in self._answered.values())
         self._looked = now
         for name, address in self._asked.items():
             try:
@@ -253,6 +253,7 @@ class Watch:
                 if now - self._answered[name] >= SILENT_SECONDS:
                     why = error.strerror or error
                     raise RayLost(f"Ray's {name} at {address}) does not answer any more: {why}") from None
+        return all(answered == now for answered in self._answered.values())
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:

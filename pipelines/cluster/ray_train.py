@@ -79,13 +79,14 @@ def trainer() -> type[TorchTrainer]:
     return Trainer
 
 
-def reservations() -> set[str]:
-    """What this program has reserved, as Ray's placement groups: their ids end in its own."""
+def reservations(*states: str) -> set[str]:
+    """What this program has reserved, or those of it in such a state, as Ray's placement groups: their ids end in its own."""
     import ray
     from ray.util import placement_group_table
 
     own = ray.get_runtime_context().get_job_id()
-    return {name for name, of in placement_group_table().items() if of["state"] != "REMOVED" and name.endswith(own)}
+    found = {name: of["state"] for name, of in placement_group_table().items() if name.endswith(own)}
+    return {name for name, state in found.items() if (state in states if states else state != "REMOVED")}
 
 
 def release(reserved: set[str]) -> None:

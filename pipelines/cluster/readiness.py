@@ -31,6 +31,7 @@ from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines import PACKAGES
+from pipelines.checkpoints.run_place import RunPlace
 
 if TYPE_CHECKING:  # a machine that is asked imports neither
     from pipelines.cluster.ray_session import Node
@@ -66,11 +67,14 @@ def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
     import torch
 
     with torch.device("meta"):
-        state = sum(tensor.nbytes for tensor in config.model.build(vocab_size).initial_state(1).values())
+        model = config.model.build(vocab_size)
+        state = sum(tensor.nbytes for tensor in model.initial_state(1).values())
     weights, lanes = 4 * config.model.costs(vocab_size).parameters, config.data.lanes
+    trained = 4 * sum(each.numel() for each in model.parameters() if each.requires_grad)
     # adafactor has a momentum; its rows and columns are small
-    optimizer = weights * (2 if config.optim.name == "adamw" else 1)
-    return weights + optimizer + state * lanes, 2 * weights + optimizer + state * -(-lanes // max(config.workers[0], 1))
+    optimizer = trained * (2 if config.optim.name == "adamw" else 1)
+    worker = weights + trained + optimizer + state * -(-lanes // max(config.workers[0], 1))
+    return weights + optimizer + state * lanes, worker
 
 
 def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> list[str]:
@@ -194,6 +198,7 @@ def too_small(
     """Room for the checkpoints that are kept, and memory for the workers that a machine would hold."""
     complaints, root = [], Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
+    kept = max(kept - len(RunPlace.of(config).checkpoint_names()), 1)  # a run that goes on has some
     if root.is_local:
         free = nodes[0].begin(free_bytes, root.path)()
         if free < kept * checkpoint:
@@ -219,12 +224,17 @@ def too_small(
                 "that fewer stand on a machine, or take a smaller model"
             )
     if room and most < config.workers[0]:
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in config.placement.worker(use_gpu).items())
         complaints.append(
-            f"the machines have room for {most} workers of {asked} ({config.placement.strategy}), and the run needs "
-            f"{config.workers[0]}: add machines, or give --num-workers {most or 1}"
+            f"the machines have room for {most} workers of {asked(config, use_gpu)}, and the run needs {config.workers[0]}: add "
+            f"machines, or give --num-workers {most or 1}"
         )
     return complaints
+
+
+def asked(config: TrainConfig, use_gpu: bool) -> str:
+    """What each worker takes, and how they stand: "1 CPU, 1 GPU (pack)"."""
+    each = ", ".join(f"{amount:g} {name}" for name, amount in config.placement.worker(use_gpu).items())
+    return f"{each} ({config.placement.strategy})"
 
 
 # What is called on the machines

@@ -31,11 +31,10 @@ from pipelines.training.restoring import (
     reads_on,
     restore_lanes,
     restore_optimizer,
-    state_fits,
 )
 from pipelines.training.scoring import has_states, predict, score_split, tensors
 from pipelines.training.stopping import Stopped
-from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 from recur_models import RecurrentModel, detach
@@ -97,7 +96,7 @@ def train(
     compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)
     state = model.initial_state(stop - start)
-    torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)
+    torch.manual_seed((config.seed * 1_000_003 + world.rank + 1) % (1 << 64))
     # Summed since the last log, own lanes: nats; of a labelled store nats, wrong ones and labels.
     sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
     read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
@@ -111,8 +110,7 @@ def train(
         first_step, logged = resume.step, resume.meta["logged"]
         validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
         if resume.meta.get("figures") == FIGURES:
-            older = resume.meta.get("worth")  # what checkpoints had before several were kept
-            worths = resume.meta.get("worths", [] if older is None else [older])
+            worths = resume.meta.get("worths", [])
         elif world.rank == 0:
             print(
                 "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
@@ -121,12 +119,13 @@ def train(
             )
         restore_optimizer(optimizer, model, config.optim, resume)
         there = reads_on(resume, config, schedule, train_store)
-        if there and state_fits(resume, config, world, state):
-            state, read_B, sums = restore_lanes(resume, config, world, state, sums)
+        if there and (restored := restore_lanes(resume, config, world, state, sums)):
+            state, read_B, sums = restored
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State, or it is other
             what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
-            print(f"{what} than before: State begins anew on each of them", flush=True)
             logged = first_step
+            if world.rank == 0:
+                print(f"{what} than before: State begins anew on each of them", flush=True)
     wrapped, dtype = world.wrap(model), precision(config, world)
     autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
     speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {}), first_step
@@ -280,8 +279,9 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[s
     dtype = precision(config, world)
     peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
     rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
-    model, size = config.model, world.size
-    return {name: fastest_tokens_per_second(model, vocab_size, rate, size) for name, rate in rates.items() if rate}
+    devices = world.size * min(config.placement.gpus, 1)  # workers may share one
+    flops = config.model.costs(vocab_size).training_flops_per_token
+    return {name: devices * rate / flops for name, rate in rates.items() if rate}
 
 
 def check_finite(value: float, step: int) -> None:

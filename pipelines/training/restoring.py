@@ -13,7 +13,7 @@ from data_prep.errors import given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten, to_json
+from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State
@@ -27,15 +27,6 @@ def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, s
     ordered = (before["seed"], before["data.order"], resume.meta["store"])
     same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
     return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
-
-
-def state_fits(resume: Checkpoint, config: TrainConfig, world: World, fresh: State) -> bool:
-    """Whether the State of own lanes has the shapes of a ``fresh`` one; --allow-change may have let another model through."""
-    if resume.meta["config"]["model"] == to_json(config)["model"]:
-        return True
-    lanes, _ = resume.lanes(*world.lanes(config.data.lanes))
-    saved = {name: value.shape[1:] for name, value in lanes.items()}
-    return all(saved.get(f"state/{name}") == value.shape[1:] for name, value in fresh.items())
 
 
 def restore_optimizer(
@@ -71,16 +62,19 @@ def random_state(world: World) -> dict[str, torch.Tensor]:
 
 def restore_lanes(
     resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
-) -> tuple[State, torch.Tensor, torch.Tensor]:
-    """State and digests of own lanes, and the sums since the last log; the generators are set as they were.
+) -> tuple[State, torch.Tensor, torch.Tensor] | None:
+    """State and digests of own lanes, and the sums since the last log; the generators are set as they were. None, and nothing set,
+    where this State has not the shapes of a ``fresh`` one: --allow-change may have let another model through.
 
     State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
     another number of processes than before, lanes move to their new owners; dropout then draws anew.
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
+    if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in fresh.items()):
+        return None
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
     if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
-        torch.manual_seed(config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1)
+        torch.manual_seed((config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1) % (1 << 64))
         return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
     torch.set_rng_state(own["rng/cpu"])
     if world.device.type == "cuda" and "rng/cuda" in own:

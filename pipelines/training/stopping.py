@@ -1,6 +1,6 @@
 """Asking a run to save and leave: SIGTERM (what a preempted machine sends), Ctrl-C, or a file `stop` in the run's folder.
 
-    stop = Stop(RunPlace.of(config).folder)
+    stop = Stop(RunPlace.of(config).place)
     with stop.on_signals():
         train_as_worker(config, world, stop.asked)      # after the step at hand it saves, waits for the disk, and raises Stopped
 

@@ -2,7 +2,7 @@
 
     rate = matrix_rate(device, torch.bfloat16)                              # FLOP/s of a large product, measured
     peak = peak_rate("NVIDIA A100-SXM4-80GB", torch.bfloat16)               # FLOP/s by the data sheet: 312e12
-    fastest_tokens_per_second(RecConfig(), vocab_size=32_001, rate=peak)    # tokens/s over this is MFU, as the field has it
+    peak / model.costs(vocab_size).training_flops_per_token                 # tokens/s over this is MFU, as the field has it
 
 FLOPs are those of recur_models/costs.py: needed ones alone, and what is computed a second time does not count.
 """
@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-from pipelines.config.run import ModelSettings
 
 GPU_SIZE = 8192
 """Rows and columns of the matrices: a product of a millisecond or more, on any GPU."""
@@ -75,11 +73,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def fastest_tokens_per_second(model: ModelSettings, vocab_size: int, rate: float, devices: int = 1) -> float:
-    """Tokens/s of training at which the needed FLOPs take all of the rate of so many devices."""
-    return devices * rate / model.costs(vocab_size).training_flops_per_token
 
 
 @contextmanager

@@ -68,10 +68,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
-        flags = torch.tensor(int(flag))
-        if self.size > 1:
-            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
-        return bool(flags)
+        return self.count(int(flag)) > 0
 
     def first(self, text: str) -> str:
         """What rank 0 says, on every process: a name, or nothing."""

@@ -275,7 +275,9 @@ def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int
         }
         before = torch.get_rng_state()
         world = World(rank, next_workers, torch.device("cpu"))
-        state, digests, _ = restore_lanes(checkpoint, config, world, fresh, torch.zeros((), dtype=torch.float64))
+        restored = restore_lanes(checkpoint, config, world, fresh, torch.zeros((), dtype=torch.float64))
+        assert restored
+        state, digests, _ = restored
         torch.set_rng_state(before)
         assert torch.equal(digests, whole["digest"][start:stop])
         for name, value in state.items():

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster import ray_session, readiness
 from pipelines.cluster.readiness import check, needs
 from pipelines.config.dotted import with_fields
@@ -146,6 +147,9 @@ def test_a_disk_that_is_too_small(config: TrainConfig, machines, tmp_path: Path)
     small = own_mounts("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path / "runs"))
     said = wrong(config, machines(small))
     assert f"{tmp_path}/runs has 2.1 MB free, and 5 checkpoints of" in said and "--checkpoint.keep" in said
+    for step in (100, 200, 300):  # what a run that goes on has already needs no room
+        (RunPlace.of(config).folder / f"checkpoints/step-{step:08}").mkdir(parents=True)
+    assert f"{tmp_path}/runs has 2.1 MB free, and 2 checkpoints of" in wrong(config, machines())
 
 
 def test_a_clock_that_is_ahead(config: TrainConfig, machines) -> None:
@@ -221,6 +225,15 @@ def test_the_machine_of_a_local_session(config: TrainConfig) -> None:
     (node,) = ray_session.nodes()
     assert check(config, [node]) == []
     assert node.begin(os.getpid)() != os.getpid()
+
+
+def test_what_is_not_trained_needs_neither_gradient_nor_optimizer() -> None:
+    every = with_fields(PRESETS["small-gpt2-rec"], {"num_workers": 1})
+    few = with_fields(every, {"model.trained": "recurrence"})
+    weights = 4 * every.model.costs(500).parameters
+    (checkpoint, worker), (smaller, with_less) = needs(every, 500), needs(few, 500)
+    assert checkpoint > 3 * weights and worker > 4 * weights
+    assert weights < smaller < with_less < 1.2 * weights
 
 
 def test_needs_are_those_of_a_checkpoint_on_the_disk(train: Callable[..., Path]) -> None:

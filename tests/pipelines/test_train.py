@@ -134,10 +134,10 @@ def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: 
     for rank in range(2):
         world = World(rank, 2, torch.device("cpu"))
         with torch.random.fork_rng():
-            state, _, _ = restore_lanes(
-                found, replace(PRESETS["small-rec"], data=DataConfig(lanes=4)), world, fresh, nats
-            )
-        for name, value in state.items():
+            config = replace(PRESETS["small-rec"], data=DataConfig(lanes=4))
+            restored = restore_lanes(found, config, world, fresh, nats)
+        assert restored
+        for name, value in restored[0].items():
             was = saved[f"state/{name}"][2 * rank : 2 * rank + 2]
             assert value.dtype == was.dtype and torch.equal(value, was), name
 
@@ -476,6 +476,11 @@ class TestRefusals:
     def test_bad_words(self, train: Train, words: tuple[str, ...], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             train(*words)
+
+    def test_seeds_of_64_bits(self, train: Train) -> None:
+        """A time in nanoseconds, say."""
+        folder = train("--steps", "1", "--seed", "1764074521000000000", name="wide")
+        assert (folder / "checkpoints" / "step-00000001").is_dir()
 
     def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
         """Though the loss, which is of the weights before the step, was one."""

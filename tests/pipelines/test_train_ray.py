@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,14 +20,16 @@ import pytest
 from ray.train import WorkerGroupError
 
 from benchmarks.killing import Group
+from data_prep.errors import UserError
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import SaveError
-from pipelines.cluster import ray_session
+from pipelines.cluster import elastic, ray_session
 from pipelines.cluster.ray_train import reservations
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.pipelines.conftest import TINY
 from tests.ray_processes import Meanwhile, of_ray
+from tests.waiting import wait_until
 
 Train = Callable[..., Path]
 Plain = Callable[..., Path]
@@ -160,19 +163,24 @@ def test_a_signal_and_a_checkpoint_that_cannot_be_written_is_no_saved_stop(long_
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str], tmp_path: Path) -> None:
+def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(
+    long_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "WAIT_SECONDS", 0.5)
     folder, began = tmp_path / "runs/long", time.monotonic()
 
     def ask() -> None:
-        while not (folder / ".ray").exists():
-            time.sleep(0.02)
+        nonlocal began
+        wait_until(lambda: (folder / ".ray").exists() and reservations("PENDING"))
         time.sleep(1)
+        began = time.monotonic()
         (folder / "stop").touch()
 
     before = set(threading.enumerate())
     threading.Thread(target=ask, daemon=True).start()
     assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
     assert not (folder / "stop").exists()
+    assert "waiting for room for 2 workers of 3 CPU (pack)" in capsys.readouterr().out
     # The command's process would end here; this one's thread still waits in Ray, which crashes where it is shut down meanwhile.
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < began + 60, left
@@ -180,6 +188,47 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(long_run: list[str]
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_gpu_that_is_asked_for_and_not_there(long_run: list[str]) -> None:
+    with pytest.raises(UserError, match="use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto"):
+        main([*long_run, "--num-workers", "2", "--use-gpu", "yes"])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_an_earlier_attempt_hung_at_is_not_said_of_a_later_one(
+    long_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "runs/long/logs/hang.txt"
+
+    def attempt(config: object, use_gpu: bool, number: int, *_: object) -> BaseException:
+        assert not told.exists()  # nor one of an earlier start
+        if number == 0:
+            told.write_text("nothing has moved")
+        return RuntimeError(f"attempt {number}")
+
+    told.parent.mkdir(parents=True)
+    told.write_text("nothing had moved in an earlier start")
+    monkeypatch.setattr(elastic, "train_once", attempt)
+    with pytest.raises(RuntimeError, match="attempt 2"):
+        main([*long_run, "--num-workers", "2", "--max-failures", "2"])
+    said = capsys.readouterr().err
+    assert "the workers hung (nothing has moved): starting again" in said
+    assert "a worker died (attempt 1): starting again" in said
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_ray_that_does_not_answer_is_known() -> None:
+    watch = ray_session.Watch()
+    assert watch.check()
+    watch._looked = 0.0  # as if that had been long ago
+    assert watch.check()
+    watch._looked = 0.0
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        address = f"127.0.0.1:{dead.getsockname()[1]}"
+    watch._asked["head (gcs_server"] = address
+    assert not watch.check()  # though not for so long that it is lost
 
 
 @pytest.fixture

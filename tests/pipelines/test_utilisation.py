@@ -10,18 +10,17 @@ import torch
 
 from pipelines.presets import PRESETS
 from pipelines.training.loop import fastest_tokens
-from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens_per_second, matrix_rate, peak_rate
+from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
 from pipelines.training.world import World
 from recur_models import VanillaConfig
 
 
-def test_the_fastest_speed_is_the_rate_over_the_flops_of_a_token() -> None:
+def test_the_flops_of_a_token_are_those_of_its_products() -> None:
     model = VanillaConfig(layers=1, d_model=8, heads=1, head_dim=8, mlp_dim=16, window=4, dropout=0.0)
     weights = 3 * 8 * 8 + 8 * 8 + 2 * 8 * 16 + 8 * 10  # keys, values, queries; output; MLP; logits of 10 ids
     seen = (1 + 2 + 3 + 4) / 4  # keys that a token sees, on average
     flops = 3 * (2 * weights + 4 * 8 * seen)
-    assert fastest_tokens_per_second(model, 10, rate=1e9) == pytest.approx(1e9 / flops)
-    assert fastest_tokens_per_second(model, 10, rate=1e9, devices=4) == pytest.approx(4e9 / flops)
+    assert model.costs(10).training_flops_per_token == pytest.approx(flops)
 
 
 def test_the_matrix_rate_is_that_of_a_product() -> None:
