@@ -18,7 +18,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tyro
@@ -26,25 +26,18 @@ import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError, nearest
+from data_prep.errors import UserError, given_by_user, nearest
 from data_prep.places import Place, is_uri
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
 from pipelines.terminal.starting import start
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
+from tune_spaces import combine
 
 OWN = ("run", "root", "preset", "data.store", "data.corpus")
 """Fields that the stages agree on."""
 FINAL = (2, STOPPED_STATUS, 130)
 """Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
-
-
-def presets() -> Mapping[str, TrainConfig]:
-    """All of them; they import torch, which `--help` does without."""
-    from pipelines.presets import PRESETS
-
-    return PRESETS
 
 
 @dataclass(frozen=True)
@@ -79,24 +72,34 @@ class PipelineConfig:
     """Times that a failed stage is tried again."""
 
     def __post_init__(self) -> None:
-        known = presets()
+        from pipelines.presets import PRESETS  # imports torch, which --help does without
+
         for name in (self.preset, *self.also):
-            if name not in known:
-                raise UserError(f"unknown preset {name!r}: {nearest(name, known)}")
+            if name not in PRESETS:
+                raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
             if (self.preset, *self.also).count(name) > 1:
                 raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
-        for pair in (*self.set, *self.tune_set):
-            field, equals, value = pair.partition("=")
-            if not (field and equals and value):
-                raise UserError(f"--set {pair}: write a field and its value, as in --set steps=500 optim.lr=1e-3")
-            if field in OWN:
-                raise UserError(f"--set {pair}: the stages agree on that; see --name, --root, --store and --corpus")
+        if self.split not in SPLITS:
+            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
+        for option, pairs in (("--set", self.set), ("--tune-set", self.tune_set)):
+            for pair in pairs:
+                field, equals, value = pair.partition("=")
+                if not (field and equals and value):
+                    raise UserError(
+                        f"{option} {pair}: write a field and its value, as in {option} steps=500 optim.lr=1e-3"
+                    )
+                if field in OWN:
+                    raise UserError(
+                        f"{option} {pair}: the stages agree on that; see --name, --root, --store and --corpus"
+                    )
         if self.retries < 0:
             raise UserError(f"--retries is {self.retries}: it must be 0 or more")
 
     def located(self) -> PipelineConfig:
         """With what the preset says where nothing else was said."""
-        preset = presets()[self.preset]
+        from pipelines.presets import PRESETS
+
+        preset = PRESETS[self.preset]
         data, root = preset.data, self.root or preset.root
         return replace(self, corpus=self.corpus or data.corpus, store=self.store or data.store, root=root)
 
@@ -127,7 +130,8 @@ def stages(config: PipelineConfig) -> list[Stage]:
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    found = [Stage("prepare", "prepare", words, tuple(map(Place.parse, source[1:])), manifests[:1])]
+    reads = (*map(Place.parse, source[1:]), *manifests[1:])  # which it writes where the corpus has such splits
+    found = [Stage("prepare", "prepare", words, reads, manifests[:1])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
     for preset in (config.preset, *config.also):
@@ -174,7 +178,7 @@ def mark(place: Place) -> str:
         return ""
     if place.name.endswith((".json", ".csv")):
         return place.xxh3()
-    return f"{place.name} {place.changed()}"
+    return f"{place.name} {place.size()} {place.changed()}"
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:
@@ -189,9 +193,8 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    for preset in (config.preset, *config.also):  # what training would refuse, before the first stage
-        cli.parse_preset(presets(), [preset, *_options(config.set)], "")
     name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
+    check(config, planned)
     record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
     with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
         done = json.loads(record.read_bytes())
@@ -212,6 +215,20 @@ def main(argv: list[str]) -> int:
             return status
     print(f"{name}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}")
     return 0
+
+
+def check(config: PipelineConfig, planned: Sequence[Stage]) -> None:
+    """Refuse before the first stage what training, and the search before it, would refuse."""
+    from pipelines.presets import PRESETS
+    from pipelines.sweeps.command import read_command
+
+    for preset in (config.preset, *config.also):
+        cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
+    for stage in planned:
+        if stage.module == "tune":
+            sweep = read_command(stage.words)
+            with given_by_user(ValueError):
+                combine(sweep.space, sweep.flat)
 
 
 def attempt(stage: Stage, title: str, retries: int, asked: list[int] | None = None) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data_prep.places import Place
+from pipelines.prepare import PrepareConfig, prepare
 from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
 from tests.pipelines.conftest import TINY
 from tests.waiting import wait_until
@@ -157,9 +160,15 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
             "unknown option --model.statez: did you mean",
         ),
         (["demo-rec", "--also", "demo-rec"], "--also demo-rec: each preset is trained once"),
+        (["demo-rec", "--split", "tset"], "unknown split 'tset': did you mean 'test'"),
+        (["demo-rec", "--tune", "lrr"], "unknown space 'lrr': did you mean 'lr'"),
+        (["demo-slide", "--tune", "lr+states"], "varies model.states, which demo-slide does not have"),
+        (["demo-rec", "--tune", "lr", "--tune-set", "samples"], "--tune-set samples: write a field and its value"),
+        (["demo-rec", "--tune", "lr", "--tune-set", "sampels=3"], "unknown option --sampels: did you mean --samples"),
     ],
 )
-def test_bad_words_are_sentences(words: list[str], sentence: str) -> None:
+def test_bad_words_are_sentences(words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.run.attempt", lambda stage, *_: pytest.fail(f"{stage.name} was begun"))
     with pytest.raises(ValueError, match=sentence.replace("(", "\\(")):
         main(words)
 
@@ -174,6 +183,29 @@ def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
     assert mark(place / "missing.json") == ""
     (tmp_path / "checkpoints").mkdir()
     assert mark(place / "checkpoints") == ""  # none in it
+
+
+def test_another_source_in_a_bucket_has_another_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "changed", lambda place: 0)  # as of an object
+    source = tmp_path / "threads.jsonl.gz"
+    source.write_bytes(b"one")
+    before = mark(Place.parse(source))
+    assert before == mark(Place.parse(source))
+    source.write_bytes(b"another")
+    assert mark(Place.parse(source)) != before
+
+
+def test_a_split_that_was_removed_is_prepared_again(make_config: Callable[..., PrepareConfig]) -> None:
+    made = make_config()
+    prepare(made)
+    config = PipelineConfig("small-rec", corpus="text", source=made.corpus.source, store=made.store).located()
+    marks = [stages(config)[0].fingerprint()]
+    for split in ("test", "validation"):
+        shutil.rmtree(made.folder / split)
+        marks.append(stages(config)[0].fingerprint())
+    assert all(marks) and len(set(marks)) == 3  # without them, too: a corpus may have no such split
+    shutil.rmtree(made.folder / "train")
+    assert stages(config)[0].fingerprint() == ""
 
 
 def test_asked_to_stop_in_a_stage_that_still_ends_well_it_begins_no_other(
