@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import DownloadColumn
 
 from data_prep.corpora import CORPORA
+from data_prep.cutting import CutsByTokens
 from data_prep.documents import SPLITS, Skipped, sources_of
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import digest
@@ -63,6 +64,11 @@ class VocabularyConfig:
             raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
         if not self.tokenizers:
             raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
+        if isinstance(self.corpus, CutsByTokens) and self.corpus.first_tokens(self.split):
+            raise UserError(
+                f"split {self.split} is cut after so many tokens of one tokenizer, and several are compared: leave that option out "
+                "(--validation-tokens of pg19)"
+            )
 
 
 def main(argv: list[str]) -> None:
@@ -124,14 +130,16 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     ]
     path = write_csv(figures, folder / "vocabulary.csv")
     tracker = Tracker.start(
-        config.tracking,
+        config.tracking.located(),
         root=root,
         run_folder=folder,
         run_name=f"vocabulary {config.corpus.name} {config.split}",
         params={"corpus": config.corpus.name, "split": config.split, "tokenizers": " ".join(row.name for row in rows)},
         tags={"stage": "vocabulary"},
     )
-    names = [re.sub(r"[^\w./ -]", "-", row.name) for row in rows]
+    plain = [re.sub(r"[^\w./ -]", "-", row.name) for row in rows]
+    counts = [plain[: i + 1].count(name) for i, name in enumerate(plain)]  # files of one name, in several folders
+    names = [name if count == 1 else f"{name}.{count}" for name, count in zip(plain, counts, strict=True)]
     pairs = [(row, name, figure) for row, name in zip(rows, names, strict=True) for figure in COLUMNS]
     tracker.log({f"{figure}/{name}": getattr(row, figure) for row, name, figure in pairs}, step=0)
     tracker.log_artifact(path)

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import matplotlib.image
 import numpy as np
@@ -251,6 +252,19 @@ def test_vocabulary_counts_what_prepare_counts(text_folder: Path, tmp_path: Path
         study(text_folder, tmp_path / "none", "--tracking.backend", "none")
 
 
+def test_vocabulary_figures_of_one_name_go_where_the_environment_says(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Mock()
+    monkeypatch.setattr(vocabulary, "Tracker", tracker)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host:5000")
+    corpus = ["text", "--source", str(text_folder), "--root", str(tmp_path / "runs")]
+    vocabulary.main([*corpus, "--tokenizers", "bytes", "bytes"])
+    assert tracker.start.call_args.args[0].uri == "http://host:5000"
+    figures = tracker.start.return_value.log.call_args.args[0]
+    assert len(figures) == 2 * len(vocabulary.COLUMNS) and figures["size/bytes"] == figures["size/bytes.2"] == 256
+
+
 @pytest.mark.slow
 def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -276,6 +290,7 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (vocabulary.main, ["text", "--tokenizers"], "tokenizers is empty"),
+        (vocabulary.main, ["pg19", "--validation-tokens", "9"], "split validation is cut after so many tokens of one"),
         (vocabulary.main, ["text", "--tokenizers", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
     ],
 )
