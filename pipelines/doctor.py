@@ -17,7 +17,7 @@ import tyro
 from safetensors import safe_open
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace, find_run
 from pipelines.terminal import cli
@@ -45,32 +45,33 @@ def main(argv: list[str]) -> int:
         raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
     if find_run(config.run)[1]:
         raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
-    found, complaints, names, unsafe = {}, [], run.checkpoint_names(), -1
+    found: dict[str, Checkpoint] = {}
+    complaints, names, unsafe = list[str](), run.checkpoint_names(), False
     for name in names:
         try:
-            found[step_of(name)] = run.open_checkpoint(name)
+            found[name] = run.open_checkpoint(name)
         except CheckpointError as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
                 complaints.append(str(error))
-                unsafe = max(unsafe, step_of(name)) if isinstance(error, PickledError) else unsafe
-    names = [name for name in names if step_of(name) in found or name in run.checkpoint_names()]
+                unsafe = unsafe or (isinstance(error, PickledError) and not found)  # one in its way ends a run
+    names = [name for name in names if name in found or name in run.checkpoint_names()]
     rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
-    first = next(iter(best(found)), None)
+    newest = next(iter(found.values()), None)
+    by_step = {checkpoint.step: checkpoint for checkpoint in reversed(found.values())}  # two of one, in a bucket
+    first = next((by_step[step] for step in best(by_step)), None)
     for name in names:
-        step = step_of(name)
-        marks = (["newest"] if step == max(found, default=-1) else []) + (["best"] if step == first else [])
-        told = ("whole", *figures(found[step]), ", ".join(marks)) if step in found else ("damaged", *blank)
+        marks = [what for what, which in (("newest", newest), ("best", first)) if which and found.get(name) is which]
+        told = ("whole", *figures(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)
         rows.append((name, *told))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         line = "  ".join(f"{{:{'>' if i > 1 else '<'}{width}}}" for i, width in enumerate(widths))
         print(*(line.format(*row) for row in rows), sep="\n")
-    if found:
-        newest = found[max(found)]
+    if newest:
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
-        if unsafe < max(found):  # a pickle in its way ends a run
-            print(f"{cli.shown(run.place.shown)} would go on from step {max(found):,}")
+        if not unsafe:
+            print(f"{cli.shown(run.place.shown)} would go on from step {newest.step:,}")
     else:
         complaints += [f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"]
     for complaint in complaints:

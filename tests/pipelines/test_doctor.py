@@ -47,6 +47,27 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_no_fault(
     assert "step-00000005  " not in capsys.readouterr().out
 
 
+def test_two_of_one_step_are_told_apart(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of two starts in a bucket."""
+    newest = train("--steps", "10") / "checkpoints" / "step-00000010"
+    other = newest.with_name("step-00000010.0badc0de")
+    shutil.copytree(newest, other)
+
+    def rows() -> dict[str, list[str]]:
+        capsys.readouterr()
+        status, out = main([str(newest.parents[1])]), capsys.readouterr().out
+        assert "would go on from step 10" in out
+        return {name: told for line in out.splitlines() for name, *told in [line.split()]} | {"status": [str(status)]}
+
+    told = rows()
+    assert told["status"] == ["0"] and told[other.name][-2:] == ["newest,", "best"]
+    assert told[newest.name][0] == "whole" and "newest," not in told[newest.name] and "best" not in told[newest.name]
+    (other / "model.safetensors").write_bytes(b"damaged")
+    told = rows()
+    assert told["status"] == ["2"] and told[other.name] == ["damaged"]
+    assert told[newest.name][0] == "whole" and told[newest.name][-2:] == ["newest,", "best"]
+
+
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed", "pickle", "no json"])
 def test_a_damaged_checkpoint_is_named(train: Train, capsys: pytest.CaptureFixture[str], how: str) -> None:
     folder = train()
