@@ -183,6 +183,8 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
     """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
     if isinstance(event, UnrecognizedArgs):
         raise UserError(_unknown(event.tokens, read))
+    if isinstance(event, MissingArgs) and event.unrecognized_tokens:  # a misspelt option is missing, too
+        raise UserError(_unknown(event.unrecognized_tokens, read))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UserError(event.message)

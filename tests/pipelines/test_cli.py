@@ -110,6 +110,24 @@ def test_a_uri_is_taken_for_no_path() -> None:
     assert cli.parse(Evaluate, ["a:/b"], "Evaluate runs.").runs == (Path("a:/b"),)
 
 
+@dataclass(frozen=True)
+class Export:
+    run: tyro.conf.Positional[str]
+    """Folder of a run."""
+    output: str
+    """Folder that is written."""
+
+
+def test_an_option_that_is_missing_for_it_is_misspelt() -> None:
+    for words, sentence in (
+        ("a", "missing: --output; --help lists the options"),
+        ("a --ouput x", "unknown option --ouput: did you mean --output?"),
+    ):
+        with pytest.raises(UserError) as caught:
+            cli.parse(Export, words.split(), "Export a run.")
+        assert str(caught.value) == sentence
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words, shown in (
         ("--help", "paper"),
