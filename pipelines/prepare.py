@@ -197,7 +197,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         "" if config.store == PrepareConfig.store else f" --data.store {shlex.quote(without_credentials(config.store))}"
     )
     console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
-    console.print(f"Look: python -m pipelines.inspect {shlex.quote(cli.shown(str(config.place / splits[0])))}")
+    console.print(f"Look: python -m pipelines.inspect {shlex.quote(cli.shown((config.place / splits[0]).recorded))}")
     return manifests
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
         for name in ("s3", "local")
     ]
     assert figures[0] == figures[1] and any(figures[0])
+
+
+def test_where_to_look_opens_there(
+    bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(make_config(store=bucket("store")))
+    (look,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look: "))
+    assert SegmentStore.open(shlex.split(look)[-1], cache="none").manifest.split == "train"
 
 
 def test_damage_in_a_bucket_is_named_and_memory_is_bounded(
