@@ -1,11 +1,9 @@
-"""What a figure was measured on, and the rate of a plain matrix product there: the floor that models are held against."""
+"""What a figure was measured on."""
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
-import time
 
 import torch
 
@@ -35,14 +33,3 @@ def check_rounds(rounds: int) -> None:
     """Raises UserError for so few that nothing is left of them."""
     if rounds < 3:
         raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
-
-
-def matrix_rate(size: int = 2048, repeats: int = 7) -> float:
-    """FLOP/s of a float32 product of two size² matrices: the median of some repeats."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        torch.mm(a, b)
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / statistics.median(seconds[1:])

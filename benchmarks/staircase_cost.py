@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, VOCAB, Contender
 from benchmarks.kept import kept_bytes
 from data_prep.errors import UserError
 from pipelines.terminal import cli
+from pipelines.training.utilisation import matrix_rate
 from recur_models import (
     CachedStaircaseConfig,
     FeedbackTransformerConfig,
@@ -104,7 +106,7 @@ def main(argv: list[str]) -> None:
     chosen = models(config)
     made = {label: Contender(model, config.segment) for label, model in chosen.items()}
     rounds = [{label: contender.step() for label, contender in made.items()} for _ in range(config.rounds)][2:]
-    rate = machine.matrix_rate()
+    rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     print(
         f"{machine.describe()}\nd {config.d_model}, {config.layers} layers, chunk {config.chunk}, span {config.span}, segment "
         f"{config.segment}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"

@@ -14,9 +14,12 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+import torch
+
 from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from pipelines.terminal import cli
+from pipelines.training.utilisation import matrix_rate
 from recur_models.compiling import Compile
 
 
@@ -52,7 +55,8 @@ def measure(name: Size, config: BenchConfig) -> None:
         if not config.only or label == "slide" or label.startswith(config.only)
     }
     rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
-    rate, size, configs = machine.matrix_rate(), SIZES[name], model_configs(name)
+    rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
+    size, configs = SIZES[name], model_configs(name)
     print(
         f"{name}: d {size['d_model']}, {size['layers']} layers (slide, xl and memorizing: one more), window {size['window']}, "
         f"segment {SEGMENT[name]}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
