@@ -27,6 +27,7 @@ from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
 from recur_models import GPT2Config, LlamaConfig
+from tests.pipelines.conftest import TINY as SMALL_REC
 from tests.small_corpus import words as text_of
 from tune_spaces import combine
 
@@ -283,11 +284,7 @@ CHAIN = """
 """
 """Commands as the documents have them, in the order in which a person comes to them."""
 SMALLER = {"sentencepiece:8192": "sentencepiece:300", "sentencepiece:4000": "sentencepiece:300", "gpt2:FOLDER": "bytes"}
-TINY = """
-    --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32
-    --model.window 8 --model.states 4 --data.lanes 4 --data.segment-length 32 --steps 4 --schedule.warmup 1 --log-every 1
-    --validate-every 2 --validate-tokens 200 --checkpoint.every 2 --tracking.backend none --use-gpu no
-"""
+TINY = f"{shlex.join(SMALL_REC[1:])} --steps 4 --schedule.warmup 1 --validate-every 2 --checkpoint.every 2"
 MORE = {
     "prepare": "--num-workers 0",
     "train": "--num-workers 0",

@@ -27,12 +27,8 @@ def check_fields(group: str, config: object, **least: float) -> None:
             raise UserError(f"{where} is {value}: it must be {'finite' if value > 0 else f'at least {least[name]}'}")
 
 
-@cache
-def kinds(config: type) -> dict[str, Any]:
-    """The annotations of a config's fields."""
-    return get_type_hints(config)
-
-
+kinds = cache(get_type_hints)
+"""The annotations of a config's fields, by its class."""
 NAMES = {int: "a whole number", float: "a number", str: "a word"}
 
 

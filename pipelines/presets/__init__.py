@@ -1,4 +1,4 @@
-"""What we run: every run is a named value, in a file for each paper and one for the demo.
+"""What we run: every run is a named value, in a file for each paper, one for the tasks that need a state, and one for the demo.
 
 `python -m pipelines.train NAME --optim.lr 3e-4` overrides any field of it.
 """
