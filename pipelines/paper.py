@@ -23,11 +23,12 @@ import tyro
 from rich.console import Console
 
 from data_prep.corpora import CORPORA
+from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, nearest
 from pipelines.papers import PAPERS
 from pipelines.papers.jobs import Job, run
-from pipelines.papers.plan import Plan
+from pipelines.papers.plan import Plan, part_of
 from pipelines.papers.tables import Scale
 from pipelines.papers.trainings import ASSUMED_RATE, Cost, Place, value_of
 from pipelines.reports.index import write_index
@@ -47,16 +48,16 @@ class PaperConfig:
     table: tyro.conf.Positional[str]
     """Such as table-1 or figure-3."""
     scale: Scale = "tiny"
-    """tiny: models of about half a million parameters, 1,000 steps of 4,096 tokens; paper: as the paper has it."""
+    """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
     seeds: tuple[int, ...] = (0,)
     """A training of each row for each; error bars are over them."""
     only: tuple[str, ...] = ()
     """Rows whose label has one of these words in it; by default all."""
     columns: tuple[str, ...] = ()
-    """The same of the columns."""
+    """The same of the columns; that of a picture's x is always there."""
     root: Path = Path("runs/paper")
     """Folder of stores, runs and tables."""
-    store: str = ""
+    store: Path | None = None
     """Folder of stores, one for each tokenizer and way of reading, as `bytes` or `sentencepiece-4000-newline-normalize`; by default
     `stores` below the root."""
     source: tuple[str, ...] = ()
@@ -98,34 +99,34 @@ class PaperConfig:
     def plan(self) -> Plan:
         sources = dict(pair.split("=", 1) for pair in self.source)
         fields = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
-        stores = Path(self.store).absolute() if self.store else None
+        stores = self.store.absolute() if self.store else None
         place = Place(self.root.absolute(), stores, sources, self.corpus, fields)
         name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
         table = replace(table, columns=columns)
-        return Plan.of(name, table, self.scale, self.seeds, place, self.only, self.columns)
+        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place)
 
     def command(self) -> str:
-        """What repeats it, without the places of one machine."""
+        """What repeats it, without the places of one machine, and without credentials."""
         words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
-        given = {
-            "only": self.only,
-            "columns": self.columns,
-            **{key: [getattr(self, key)] * bool(getattr(self, key)) for key in ("corpus", "split")},
-            "set": self.set,
-        }
-        words += [word for name, values in given.items() if values for word in (f"--{name}", *values)]
-        return f"python -m pipelines.paper {shlex.join(words)}"
+        for name in ("only", "columns", "corpus", "split", "set"):
+            if given := getattr(self, name):
+                words += [f"--{name}", *([given] if isinstance(given, str) else given)]
+        return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
 
 
 def prepare(plan: Plan, train: bool) -> None:
     """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
-    jobs = [plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)]
-    told = [job for job in jobs if any("FOLDER" in word for word in job.words)]
-    if train and (failed := run([job for job in jobs if job not in told], 1)):
-        raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
-    commands = [f"python -m pipelines.prepare {shlex.join(job.words)}" for job in told]
+    jobs = {data: plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)}
+    told = [job for data, job in jobs.items() if "FOLDER" in job.words or "FOLDER" in data.tokenizer]
+    if train:
+        asked = {data: job for data, job in jobs.items() if job not in told}
+        if failed := run(list(asked.values()), 1):
+            raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+        if empty := [job for data, job in asked.items() if not plan.place.is_prepared(data)]:
+            raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
+    commands = [f"python -m pipelines.prepare {shlex.join(map(without_credentials, job.words))}" for job in told]
     if not plan.trainings():
         ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
         ways = ways if train else [*commands, "leave out --no-train"]

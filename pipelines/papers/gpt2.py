@@ -1,7 +1,7 @@
 """Tables 1 and 2 and Figures 4 and 5 of "Adding Recurrence to Pretrained Transformers" (Yoshida et al. 2020).
 
-The paper fine-tunes the published GPT-2: `--set model.pretrained=FOLDER` names its weights. Its baseline is fine-tuned once and
-scored over windows of every overlap; with recurrence each overlap is trained (section 5).
+The paper fine-tunes the published GPT-2: `--scale paper --set model.pretrained=FOLDER` names its weights. Its baseline is
+fine-tuned once and scored over windows of every overlap; with recurrence each overlap is trained (section 5).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.credentials import without_credentials
 from pipelines.terminal import cli, starting
 from pipelines.terminal.starting import Process
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
@@ -64,6 +65,7 @@ def start(job: Job, at_once: int) -> Process:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
     with job.log.open("ab") as log:
-        log.write(f"$ python -m pipelines.{job.module} {shlex.join(job.words)}\n".encode())
+        words = shlex.join(map(without_credentials, job.words))
+        log.write(f"$ python -m pipelines.{job.module} {words}\n".encode())
         log.flush()
         return starting.start(job.module, job.words, {"OMP_NUM_THREADS": threads}, log)

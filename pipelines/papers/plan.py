@@ -1,6 +1,7 @@
 """What a table needs and what it gives: the trainings and evaluations of its cells, and their figures.
 
-plan = Plan.of("block-recurrent table-1", PAPERS["block-recurrent"]["table-1"], "tiny", seeds=(0, 1), place=place)
+name, table = "block-recurrent table-1", PAPERS["block-recurrent"]["table-1"]
+plan = Plan(name, part_of(table, name, only=("Rec",)), "tiny", seeds=(0, 1), place=place)
 failed = plan.make(2, folder)
 plan.results("python -m pipelines.paper …").markdown()
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
@@ -19,7 +21,7 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.papers.jobs import Job, run
 from pipelines.papers.results import Results
-from pipelines.papers.tables import TIMES, Column, Figure, Row, Run, Scale, Table
+from pipelines.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
@@ -34,33 +36,6 @@ class Plan:
     scale: Scale
     seeds: tuple[int, ...]
     place: Place
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        table: Table,
-        scale: Scale,
-        seeds: tuple[int, ...],
-        place: Place,
-        only: Sequence[str] = (),
-        columns: Sequence[str] = (),
-    ) -> Plan:
-        """Of the rows and columns that have one of these words in their names; of all where there is none.
-
-        Raises UserError for a word that none has.
-        """
-
-        def chosen(words: Sequence[str], names: Sequence[str]) -> list[bool]:
-            for word in words:
-                if not any(word.lower() in known.lower() for known in names):
-                    raise UserError(f"{name} has nothing with {word!r} in its name: {', '.join(names)}")
-            return [not words or any(word.lower() in known.lower() for word in words) for known in names]
-
-        rows = zip(table.rows, chosen(only, [row.label for row in table.rows]), strict=True)
-        kept = zip(table.columns, chosen(columns, [column.name for column in table.columns]), strict=True)
-        left = replace(table, rows=tuple(r for r, keep in rows if keep), columns=tuple(c for c, keep in kept if keep))
-        return cls(name, left, scale, seeds, place)
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
         """What is trained for a row's columns; ``prepared``: of what there is a store of."""
@@ -88,24 +63,25 @@ class Plan:
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate and compare, into ``folder``, what is not there; what failed."""
         failed = run([training.job() for training in self.trainings() if not training.is_done()], at_once)
-        lacking: dict[str, Job] = {}
-        for _, column, read, training in self.cells():
-            job = training.evaluating(read.read, column.split)
-            if job.name not in lacking and training.is_done() and not training.evaluation(read.read, column.split):
-                lacking[job.name] = job
-        failed += run(list(lacking.values()), at_once)
-        return failed + run(self.comparing(folder), 1)
+        run(self.evaluating(), at_once)
+        return [*failed, *self.evaluating(), *run(self.comparing(folder), 1)]
 
-    def first(self) -> dict[str, Training]:
-        """Of each row, that of its first seed and column."""
-        found: dict[str, Training] = {}
-        for row, _, _, training in self.cells():
-            found.setdefault(row.label, training)
-        return found
+    def evaluating(self) -> list[Job]:
+        """The evaluations that trainings lack, each once. One that is lacking still when it was run has failed, or read an older
+        checkpoint, since the last is damaged.
+        """
+        lacking: dict[str, Job] = {}
+        for _, column, of, training in self.cells():
+            job = training.evaluating(of.read, column.split)
+            if job.name not in lacking and training.is_done() and not training.evaluation(of.read, column.split):
+                lacking[job.name] = job
+        return list(lacking.values())
 
     def comparing(self, folder: Path) -> list[Job]:
-        """What compares the table's two models token by token."""
-        first = self.first()
+        """What compares the table's two models token by token, each of its row's first seed and column."""
+        first: dict[str, Training] = {}
+        for row, _, _, training in self.cells():
+            first.setdefault(row.label, training)
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
         if not compared or len(compared) < len(self.table.tokens):
             return []
@@ -130,16 +106,18 @@ class Plan:
                     found.setdefault((row.label, column.name), []).append(value)
                     if column.best:
                         validated.setdefault((row.label, column.name), []).append((by, value))
-                elif column.figure == "word_perplexity" and training.config.data.corpus in CODE:
+                elif column.figure in BY_WORD and training.config.data.corpus in CODE:
                     wordless.add(training.config.data.corpus)
                 runs.setdefault(row.label, set()).add(training.name)
                 read[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
                 tokens.add(evaluation.train_tokens)
+        baseless: list[str] = []
         for column in self.table.columns:
             if column.figure == "relative_time":
-                base = found.get((self.table.base, column.name), [math.nan])
-                for key in [key for key in found if key[1] == column.name]:
-                    found[key] = [time / mean(base) for time in found[key] if len(base) and math.isfinite(base[0])]
+                base, keys = found.get((self.table.base, column.name)), [key for key in found if key[1] == column.name]
+                for key in keys:
+                    found[key] = [time / mean(base) for time in found[key]] if base else []
+                baseless += [column.name] if keys and not base else []
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
         range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
         facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
@@ -147,6 +125,7 @@ class Plan:
         facts += tuple(
             f"{name} was never validated: it is in no column of the best seed" for name in sorted(unvalidated)
         )
+        facts += tuple(f"{name} is against {self.table.base}, which has none here" for name in baseless)
         if any(column.figure in TIMES for column in self.table.columns):
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}
@@ -166,6 +145,24 @@ class Plan:
         return [*made, page] if page.exists() else made
 
 
+def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
+    """The rows and columns that have one of these words in their names, all where there is none; the x of the picture always.
+
+    Raises UserError for a word that none has.
+    """
+
+    def chosen(words: Sequence[str], names: Sequence[str]) -> list[bool]:
+        for word in words:
+            if not any(word.lower() in known.lower() for known in names):
+                raise UserError(f"{name} has nothing with {word!r} in its name: {', '.join(names)}")
+        return [not words or any(word.lower() in known.lower() for word in words) for known in names]
+
+    rows = chosen(only, [row.label for row in table.rows])
+    names = [column.name for column in table.columns]
+    kept = [keep or named == table.x for keep, named in zip(chosen(columns, names), names, strict=True)]
+    return replace(table, rows=tuple(compress(table.rows, rows)), columns=tuple(compress(table.columns, kept)))
+
+
 def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
     """Ours; `relative_time` is a time still, in milliseconds."""
     if figure in TIMES:
@@ -174,6 +171,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
     totals, cleared = store.manifest.totals, evaluation.cleared_states
     published = evaluation.published_words  # by which papers reckon
+    words = published or score.words
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Figure, float | None] = {
         "bits_per_token": score.bits_per_token,
@@ -184,7 +182,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
         "tokens": float(totals.tokens),
-        "tokens_per_word": totals.tokens / max(published or totals.words, 1),
+        "tokens_per_word": totals.tokens / words if words else None,
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
     return values[figure]

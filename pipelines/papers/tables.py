@@ -34,6 +34,7 @@ token, the output layer's left out; `relative_time` of a step is against that of
 the split; `states_cleared` are the bits per token that clearing the recurrent states, or the memory, at each segment costs."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
 """Figures of which the lower is the better, and by which rows are ordered."""
+BY_WORD = ("word_perplexity", "tokens_per_word")
 TIMES = ("relative_time", "ms_per_step")
 COSTS = ("parameters", "flops_without_output")
 """Figures of a model's size, which are known before it is trained."""

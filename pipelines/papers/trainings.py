@@ -17,14 +17,14 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
@@ -74,7 +74,7 @@ class Place:
 
     def data(self, data: Data) -> Data:
         """What is read for it."""
-        return Data(self.corpus, data.tokenizer) if self.corpus and data.tokenizer else data
+        return replace(data, corpus=self.corpus, options=()) if self.corpus and data.tokenizer else data
 
     def store(self, data: Data) -> Path:
         return data.store(self.stores or self.root / "stores")
@@ -211,7 +211,8 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     threads, lanes = torch.get_num_threads(), max(config.data.lanes // 4, 1)
     torch.set_num_threads(1)
     try:
-        model = config.model.build(vocab_size)
+        with given_by_user(ValueError):  # of pretrained weights, say
+            model = config.model.build(vocab_size)
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
         seconds = []
         for _ in range(1 + steps):

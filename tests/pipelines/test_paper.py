@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pipelines import paper
 from pipelines.papers import PAPERS, jobs, plan, trainings
 from pipelines.papers.jobs import Job
 from pipelines.papers.results import Results
-from pipelines.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
+from pipelines.papers.tables import BY_WORD, PARAMETERS, Column, Data, Row, Run, Table
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
@@ -296,11 +297,14 @@ def test_the_best_seed_is_that_of_the_validation(
 def test_a_table_by_words_says_why_program_code_has_none(
     make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_word = replace(MINE, columns=(*MINE.columns, Column("words", "word_perplexity")), cumulative=True)
+    columns = (Column("words", "word_perplexity"), Column("tokens per word", "tokens_per_word"))
+    by_word = replace(MINE, columns=(*MINE.columns, *columns), cumulative=True)
     monkeypatch.setitem(PAPERS, "mine", {"table-1": by_word})
 
     def words(made: dict[str, Any]) -> list[int]:
-        return [len(row["ours"]) for row in made["rows"] if row["figure"] == "word_perplexity"]
+        per_token, by_word = ([len(row["ours"]) for row in made["rows"] if row["figure"] == each] for each in BY_WORD)
+        assert per_token == by_word
+        return by_word
 
     of_text = make("one", "--only", "slide")
     for module in (plan, scoring):
@@ -311,11 +315,66 @@ def test_a_table_by_words_says_why_program_code_has_none(
     assert said in of_code["facts"] and said not in of_text["facts"]
 
 
+def test_where_the_base_of_times_is_left_out_the_table_says_so(make: Callable[..., dict[str, Any]]) -> None:
+    said = "time is against slide, which has none here"
+    assert said in make("one", "--only", "rec")["facts"] and said not in make("one")["facts"]
+
+
+def test_a_training_whose_last_checkpoint_is_damaged_is_named(
+    make: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    make("one", "--only", "slide")
+    (run,) = (tmp_path / "one").glob("small-slide*")
+    weights = max((run / "checkpoints").iterdir()) / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    shutil.rmtree(tmp_path / "one/reports")
+    where = {"root": tmp_path / "one", "store": tmp_path / "stores"}
+    asked = paper.PaperConfig("mine", "table-1", **where, only=("slide",)).plan()
+    assert [job.name for job in asked.make(1, tmp_path / "here")] == [f"evaluate {run.name}-test"]
+
+
+def test_a_split_that_stays_empty_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAPERS, "mine", {"table-1": MINE})
+    monkeypatch.setattr(paper, "run", lambda asked, at_once: [])
+    with pytest.raises(UserError, match=r"prepare text, bytes left a split empty: .*\.log says what to do"):
+        paper.main(["mine", "table-1", "--root", str(tmp_path), "--source", "text=few"])
+
+
+def test_no_secret_is_written_or_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = paper.PaperConfig("gpt2", "table-1", set=("tracking.uri=http://me:hidden@host", "steps=5"))
+    assert config.command().endswith("--set tracking.uri=http://host steps=5")
+    log = tmp_path / "logs/one.log"
+    jobs.start(Job("one", "inspect", ("--source", "s3://me:hidden@bucket"), log), 1).wait()
+    assert log.read_text().startswith("$ python -m pipelines.inspect --source s3://bucket\n")
+    source = "pg19=s3://me:hidden@bucket"
+    asked = paper.PaperConfig("block-recurrent", "table-1", scale="paper", root=tmp_path, source=(source,)).plan()
+    monkeypatch.setattr(type(asked), "trainings", lambda self, prepared=True: made if not prepared else ["one"])
+    made = [asked.place.training(asked.table.rows[0].runs["paper"]["PG19 tokens"], 0)]
+    paper.prepare(asked, train=False)
+    said = capsys.readouterr().out
+    assert "--source s3://bucket" in said and "hidden" not in said
+
+
+def test_a_corpus_in_place_of_anothers_keeps_the_vocabulary(tmp_path: Path) -> None:
+    place = trainings.Place(tmp_path, corpus="python-source")
+    of_books = PAPERS["gpt2"]["table-2"].rows[0].runs["paper"][""]
+    assert place.training(of_books, 0).vocab_size() == of_books.data.vocabulary == 50_258
+
+
+def test_the_column_of_a_pictures_x_is_never_left_out() -> None:
+    table = PAPERS["block-recurrent"]["table-4"]
+    assert plan.part_of(table, "table-4", columns=("bits",)).columns == table.columns
+
+
 def test_two_models_are_compared_token_by_token_once_both_are_trained(
     make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PAPERS, "mine", {"table-1": replace(MINE, tokens=("slide", "rec"))})
-    asked = paper.PaperConfig("mine", "table-1", root=tmp_path / "one", store=str(tmp_path / "stores")).plan()
+    asked = paper.PaperConfig("mine", "table-1", root=tmp_path / "one", store=tmp_path / "stores").plan()
     make("one", "--only", "rec")
     assert asked.comparing(tmp_path / "here") == []
 
@@ -364,6 +423,9 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
         (["gpt2", "table-1", "--split", "tests"], "no split 'tests': did you mean 'test'"),
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
+        (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
+        (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is no folder"),
+        (["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"], "prepare pg19, .* failed: .* says why"),
     ):
         with pytest.raises(UserError, match=said):
             paper.main([*words, "--root", str(tmp_path / "none")])
