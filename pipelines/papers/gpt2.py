@@ -27,27 +27,19 @@ SHARES = {"paper": 1, "tiny": 5}
 LANES = {"paper": 8, "tiny": 4}
 
 
-def baseline(corpus: str, overlap: int) -> dict[str, dict[str, Run]]:
-    """GPT-2 fine-tuned without overlap, scored with this one."""
-    return {
-        scale: {
-            "": Run(f"{prefix}{corpus}-gpt2-overlap-0", DATA[scale][corpus], read=read(scale, overlap=overlap))
-        }
-        for scale, prefix in PREFIXES.items()
-    }  # fmt: skip
-
-
-def recurrent(corpus: str, overlap: int) -> dict[str, dict[str, Run]]:
-    """GPT-2 with recurrence, fine-tuned and scored with this overlap."""
-    return {
-        scale: {"": Run(f"{prefix}{corpus}-gpt2-rec-overlap-{overlap}", DATA[scale][corpus])}
-        for scale, prefix in PREFIXES.items()
-    }
-
-
-def read(scale: str, **windows: int) -> dict[str, int]:
-    """What is scored over other windows than in training."""
-    return {name: tokens // SHARES[scale] for name, tokens in windows.items() if tokens}
+def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:
+    """A model fine-tuned with this overlap and window; ``scored``: with this overlap, where it is another than in training."""
+    found = {}
+    for scale, prefix in PREFIXES.items():
+        share, fields = SHARES[scale], dict[str, Any]()
+        if window != 300:
+            segment = WINDOWS * window // share
+            tokens = TWO_EPOCHS[corpus] if scale == "paper" else TINY_TOKENS
+            steps = tokens // (LANES[scale] * segment)
+            fields = {"model.window": window // share, "data.segment_length": segment, "steps": steps}
+        read = {"overlap": scored // share} if scored else {}
+        found[scale] = {"": Run(f"{prefix}{corpus}-{name}-overlap-{overlap}", DATA[scale][corpus], fields, read)}
+    return found
 
 
 VALIDATION, TEST = "validation perplexity", "test perplexity"
@@ -82,11 +74,12 @@ PG19: dict[int, tuple[tuple[float, float], ...]] = {
 def rows(corpus: str, figures: dict[int, Any]) -> tuple[Row, ...]:
     """GPT-2's by overlap, then those with recurrence."""
     made = []
-    for number, (series, train) in enumerate((("GPT-2", baseline), ("Recurrent", recurrent))):
+    for number, series in enumerate(("GPT-2", "Recurrent")):
         for overlap, values in figures.items():
             if number < len(values):
                 paper = dict(zip((VALIDATION, TEST), values[number], strict=True)) | {"FLOPs/token": FLOPS[overlap]}
-                made.append(Row(f"{series}, overlap {overlap}", paper, train(corpus, overlap), series))
+                runs = trained(corpus, "gpt2-rec", overlap) if number else trained(corpus, "gpt2", scored=overlap)
+                made.append(Row(f"{series}, overlap {overlap}", paper, runs, series))
     return tuple(made)
 
 
@@ -97,22 +90,10 @@ FIFTH = (
 NOTE = {"tiny": FIFTH, "paper": "Perplexity is per word. The paper does not say its rates and batches: these are ours."}
 
 
-def sized(series: str, name: str, window: int, overlap: int = 0) -> Row:
+def sized(series: str, name: str, window: int, scored: int = 0) -> Row:
     """A window of this length, trained on PG-19; the baseline scored with this overlap."""
-    trained = {}
-    for scale, prefix in PREFIXES.items():
-        segment = WINDOWS * window // SHARES[scale]
-        tokens = TWO_EPOCHS["pg19"] if scale == "paper" else TINY_TOKENS
-        fields = {
-            "model.window": window // SHARES[scale],
-            "data.segment_length": segment,
-            "steps": tokens // (LANES[scale] * segment),
-        }
-        if window == 300:
-            fields = {}
-        run = Run(f"{prefix}pg19-{name}-overlap-0", DATA[scale]["pg19"], fields, read(scale, overlap=overlap))
-        trained[scale] = {"": run}
-    return Row(f"{series}, window {window}", {}, trained, series, window)
+    runs = trained("pg19", name, scored=scored, window=window)
+    return Row(f"{series}, window {window}", {}, runs, series, window)
 
 
 SIZES = (200, 300, 400, 500, 600)
