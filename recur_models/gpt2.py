@@ -52,10 +52,7 @@ class GPT2Config(DecoderConfig):
 
     name: ClassVar[str] = "gpt2"
     family: ClassVar[Family] = GPT2
-
-    @property
-    def embeds_positions(self) -> bool:
-        return True
+    embeds_positions: ClassVar[bool] = True
 
     def layer(self) -> GPT2Layer:
         return GPT2Layer(self)

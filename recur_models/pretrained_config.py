@@ -25,6 +25,8 @@ class DecoderConfig(ModelConfig):
     """A pretrained decoder over windows that overlap: the baseline."""
 
     family: ClassVar[Family]
+    embeds_positions: ClassVar[bool] = False
+    """Whether positions have embeddings; else a layer knows them."""
     free: ClassVar[tuple[str, ...]] = ("window", "overlap")
     local: ClassVar[tuple[str, ...]] = ("pretrained",)
 
@@ -89,11 +91,6 @@ class DecoderConfig(ModelConfig):
     def kv_width(self) -> int:
         """Of a token's keys, and of its values: all heads together."""
         return self.sized().d_model
-
-    @property
-    def embeds_positions(self) -> bool:
-        """Whether positions have embeddings; else a layer knows them."""
-        return False
 
     @property
     def own_output(self) -> bool:
