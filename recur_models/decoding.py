@@ -81,9 +81,9 @@ def _put(tensor: Tensor, lanes: Tensor, by: Tensor) -> Tensor:
     return tensor.index_copy(0, lanes.to(tensor.device), by.to(tensor.dtype))
 
 
-def begin(stepper: Stepper, lanes: int) -> Reading:
-    """Lanes before their document's first token."""
-    state = stepper.model.initial_state(lanes)
+def begin(stepper: Stepper, lanes: int, state: State | None = None) -> Reading:
+    """Lanes before their document's first token, or at a block's start with the ``state`` of what is before it."""
+    state = stepper.model.initial_state(lanes) if state is None else state
     return Reading(state, stepper.open(state, lanes), torch.zeros(lanes, dtype=torch.int64))
 
 

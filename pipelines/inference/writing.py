@@ -71,13 +71,9 @@ def continued(
     true_1T = text_N[None, start : start + count]
     found = []
     for state in (without_window(model, end.state), initial):
-
-        def reading(state: State = state) -> Reading:
-            return Reading(state, stepper.open(state, 1), torch.zeros(1, dtype=torch.int64))
-
-        logits_1TV, behind = read(stepper, reading(), true_1T.new_full((1, 1), first))
+        logits_1TV, behind = read(stepper, begin(stepper, 1, state), true_1T.new_full((1, 1), first))
         ids = [first, *write(stepper, behind, logits_1TV, int(text_N[0]), count - 1, torch.argmax)]
-        logits_1TV, _ = read(stepper, reading(), true_1T[:, :-1])
+        logits_1TV, _ = read(stepper, begin(stepper, 1, state), true_1T[:, :-1])
         nats = F.cross_entropy(logits_1TV[0].float(), true_1T[0, 1:])
         found.append(Continued(ids, nats.item() / math.log(2)))
     return found[0], found[1]
