@@ -99,16 +99,13 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
 def byte_tokenizer() -> RustTokenizer:
     """UTF-8 bytes as ids 0 to 255, 256 before every text: byte-pair encoding with no pairs."""
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return with_begin(tokenizer)
+    return byte_pair_tokenizer(vocabulary, [], words=False)
 
 
-def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> RustTokenizer:
-    """GPT-2's byte-level BPE, of its vocabulary and merges."""
+def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]], words: bool = True) -> RustTokenizer:
+    """GPT-2's byte-level BPE, of its vocabulary and merges. ``words``: whether a text is cut as GPT-2's before pairs are joined."""
     tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return with_begin(tokenizer)
 
