@@ -41,6 +41,7 @@ from pipelines.papers.tables import Data, Run
 from pipelines.papers.trainings import Place, Training
 from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
+from pipelines.terminal.tables import plain_table
 
 SMALL = "--validation 500 --test 500 --segment-length 64"
 PAIRS = "--vocabulary 64 --pairs 4 --length 32 --train 200000"
@@ -141,11 +142,7 @@ def read(task: str, model: str, seed: int, training: Training) -> Result | None:
 
 def table(results: list[Result], config: BenchConfig) -> Table:
     """Errors in percent: the best seed's, and the worst's where there are several."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("model")
-    for task in config.tasks:
-        shown.add_column(task, justify="right")
-    shown.add_column(f"parameters ({config.tasks[0]})", justify="right")
+    rows: list[list[str]] = []
     for model in config.models:
         cells = []
         for task in config.tasks:
@@ -153,8 +150,8 @@ def table(results: list[Result], config: BenchConfig) -> Table:
             spread = f" ({errors[-1]:.1f})" if len(errors) > 1 else ""
             cells.append(f"{errors[0]:.1f}{spread}" if errors else "–")
         sizes = [r.parameters for r in results if (r.task, r.model) == (config.tasks[0], model)]
-        shown.add_row(model, *cells, f"{sizes[0]:,}" if sizes else "–")
-    return shown
+        rows.append([model, *cells, f"{sizes[0]:,}" if sizes else "–"])
+    return plain_table(["model", *config.tasks, f"parameters ({config.tasks[0]})"], rows)
 
 
 def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
