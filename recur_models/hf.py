@@ -37,23 +37,9 @@ class RecurrentCache(Cache):
         """Columns that have been read, padding included."""
         return self.seen
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    @property
-    def batch_size(self) -> int:
-        return -1 if self.reading is None else len(self.reading.filled_B)
-
     @property
     def is_croppable(self) -> bool:
         return False
-
-    @property
-    def is_initialized(self) -> bool:
-        return self.reading is not None
 
     def reset(self) -> None:
         self.reading, self.seen = None, 0
@@ -64,9 +50,6 @@ class RecurrentCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.reading is not None:
             self.reading = self.reading.select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise ValueError(
@@ -85,7 +68,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
-        self.model: RecurrentModel = config.build()
+        self.model: RecurrentModel = config.model_config().build(config.vocab_size)
         self.stepper = self.model.stepper()
         self.post_init()
         if self.generation_config is not None:

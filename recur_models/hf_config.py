@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from recur_models.protocol import ModelConfig, RecurrentModel
+from recur_models.protocol import ModelConfig
 
 MODULE = "modeling_throughline"
 """Name of the module beside a saved config."""
@@ -75,12 +75,8 @@ class ThroughlineConfig(PreTrainedConfig):
         """The config of ``config.build(vocab_size)``."""
         return cls(model=config.to_json(), vocab_size=vocab_size, **fields)
 
-    def build(self) -> RecurrentModel:
-        """The model, freshly initialised. Raises ValueError where the name or a field is unknown to this version."""
-        return self.model_config().build(self.vocab_size)
-
     def model_config(self) -> ModelConfig:
-        """The model's own. Raises ValueError as `build`."""
+        """The model's own. Raises ValueError where the name or a field is unknown to this version."""
         from recur_models import model_from_json
 
         if self.model is None:
