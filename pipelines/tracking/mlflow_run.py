@@ -21,7 +21,7 @@ from pipelines.tracking.models import LoggedModels
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 RUN_KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
-BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH = 1000, 100, 6000, 5000
+BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH, NAME_LENGTH = 1000, 100, 6000, 5000, 250
 """MLflow's limits."""
 
 
@@ -152,7 +152,7 @@ class MlflowRun:
             if not key or noted:  # none yet, or of a store that no longer has it
                 key = uuid.uuid4().hex
                 self._save(key=key)
-            run = self.client.create_run(self._experiment(), run_name=self.name, tags={RUN_KEY: key})
+            run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags={RUN_KEY: key})
         if run.info.run_id != noted:
             self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
         self._sent_params, self._searched = run.data.params, run.info.experiment_id

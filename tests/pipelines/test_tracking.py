@@ -39,6 +39,12 @@ def config(server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.M
     return TrackingConfig(uri=server.uri, experiment=request.node.name, system_metrics="off", patience=20)
 
 
+def test_a_name_that_is_too_long_is_cut(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    Tracker.start(config, tmp_path, tmp_path / "run", "long " * 100, {}, {}).finish()
+    (run,) = server.runs(config.experiment)
+    assert run["info"]["run_name"] == ("long " * 100)[:250]
+
+
 def start(config: TrackingConfig, folder: Path, **options: Any) -> Tracker:
     options = {"params": {"optim.lr": 0.001}, "tags": {"model": "rec"}, **options}
     return Tracker.start(config, folder, folder / "run", "run", **options)
