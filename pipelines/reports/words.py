@@ -74,14 +74,18 @@ def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> l
     """What each token writes; None of one with a part of a character, which the next one that is not None writes."""
     text_of, pieces = cache(write), list[str | None]()
     held: tuple[int, ...] = ()
+
+    def ends_a_character(cut: int) -> bool:
+        return text_of(held[:cut]) + text_of(held[cut:]) == text_of(held)
+
     for token in tokens:
         held = (*held, token)
-        text = text_of(held)
-        if UNKNOWN in text and len(held) < BYTES:
-            pieces.append(None)
-        else:  # bytes that are no character are written as one that says so
-            pieces.append(text)
-            held = ()
+        pieces.append(None)
+        while held and (UNKNOWN not in text_of(held) or len(held) == BYTES):
+            # Bytes that are no character are written as one that says so, and a character may begin behind them.
+            cut = next(filter(ends_a_character, range(1, len(held))), len(held))
+            pieces[cut - len(held) - 1] = text_of(held[:cut])
+            held = held[cut:]
     if held:
         pieces[-1] = text_of(held)
     return pieces

@@ -79,6 +79,15 @@ def test_a_character_of_several_tokens_is_written_once_by_the_last_of_them() -> 
     assert pieces_of(WRITE, BytesTokenizer().encode("é").tolist()[:1]) == ["\N{REPLACEMENT CHARACTER}"]
 
 
+def test_a_letter_behind_a_sign_for_no_letter_is_whole() -> None:
+    """U+FFFD in a text, which reads as a token that has a part of a letter does."""
+    found = pieces_of(WRITE, BytesTokenizer().encode("\ufffdéabc😀\ufffd").tolist())
+    assert found == [*[None, None, "\ufffd"], None, "é", *"abc", *[None, None, None, "😀"], *[None, None, "\ufffd"]]
+    assert words("\ufffdéabc").text_N.tolist() == ["éabc"]
+    broken = [0x80, 0x61, 0xC3, 0x62, 0x63]  # bytes that are no letters
+    assert "".join(piece or "" for piece in pieces_of(WRITE, broken)) == WRITE(broken) == "\ufffda\ufffdbc"
+
+
 def test_where_a_word_stood_is_told_by_window_and_segment() -> None:
     assert where(0, 10, 500, 500) == "not before"
     assert where(10, 10, 500, 500) == "in the window"
