@@ -19,13 +19,12 @@ import tyro
 from rich.console import Console
 
 from data_prep.errors import UserError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
-from pipelines.checkpoints.run_place import RunPlace, find_run
+from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import first_writable, tracking_of
+from pipelines.inference.subjects import output_for, run_of, tracking_of
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
 from pipelines.reports.continuations import Passage, continuations_table, summary, write_continuations
 from pipelines.reports.index import write_index
@@ -52,7 +51,8 @@ class ContinuationsConfig:
     seed: int = 0
     """Of the choice of places."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/continuations-<name>` beside the run."""
+    """Folder or URI of the report; by default `reports/continuations-<name>` (of another split than test with `-<split>` behind it)
+    beside the run, or in `runs` where nothing can be written there."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ def passages_of(
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint, (run, _) = find_checkpoint(config.run), find_run(config.run)
+    checkpoint, run = find_checkpoint(config.run), run_of(config.run)
     data, name = checkpoint.meta["config"]["data"], checkpoint.meta["config"]["run"]
     store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
     check_fits(checkpoint, store, "")
@@ -136,26 +136,23 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    reports = run.place.parent / "reports"
-    place = Place.parse(config.output) if config.output else reports / cli.file_name(f"continuations-{name}")
-    target = RunPlace(first_writable([place]))
+    target = RunPlace(output_for(config.output, run, f"continuations-{name}", config.split))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
     print(f"{title}\n{summary(passages)}")
     paths = write_continuations(passages, title, target.folder)
     target.publish(*(path.name for path in paths))
-    track(config, checkpoint, RunPlace(reports).folder.parent, paths)
+    track(config, checkpoint, run, paths)
     print(f"  report    {cli.shown(target.folder / 'continuations.md')}")
     if page := write_index(target.folder):
         print(f"  index     {cli.shown(page)}")
 
 
-def track(config: ContinuationsConfig, checkpoint: Checkpoint, root: Path, paths: list[Path]) -> None:
+def track(config: ContinuationsConfig, checkpoint: Checkpoint, run: RunPlace | None, paths: list[Path]) -> None:
     """The report's files in a run of their own in MLflow, by default where the run itself is."""
     tracker = Tracker.start(
-        tracking_of(checkpoint, config.tracking).located(),
-        root=root,
+        *tracking_of(checkpoint, run, config.tracking),
         run_folder=paths[0].parent,
         run_name=f"continuations {checkpoint.meta['config']['run']}",
         params={"checkpoint": str(checkpoint.folder), "blocks": config.blocks, "seed": config.seed},

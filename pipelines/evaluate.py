@@ -28,18 +28,9 @@ from rich.console import Console
 
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
-from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
+from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.config.run import TrackingConfig, but_for_seed
-from pipelines.inference.subjects import (
-    HOME,
-    Subject,
-    SubjectsConfig,
-    output_for,
-    subjects_of,
-    tracking_in,
-    tracking_of,
-    writable,
-)
+from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.index import write_index
 from pipelines.reports.words import BYTES, writing_of
@@ -52,7 +43,7 @@ if TYPE_CHECKING:
     from pipelines.training.scoring import Clear
 
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
-"""What MLflow takes in no param's name, and how long that, and a run's name, may be."""
+"""What MLflow takes in no name of a param or figure, and how long a param's name may be."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
@@ -171,7 +162,8 @@ def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     subjects = subjects_of(config)
-    output = output_for(config, subjects)
+    name = "-vs-".join(subject.name for subject in subjects) + config.cleared
+    output = output_for(config.output, subjects[0].run, name, config.split)
     for subject in subjects:
         totals = subject.store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
@@ -183,7 +175,7 @@ def main(argv: list[str]) -> None:
         evaluations = [evaluate(subject, config, partial) for subject in subjects]
         paths = report(config, subjects, evaluations, target)
         shutil.rmtree(partial)
-    first, *others = (path for path in paths if path.suffix == ".png")
+    first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
     if page := write_index(target.folder):
@@ -247,11 +239,22 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares]
 
 
+def called(subject: Subject, config: EvaluateConfig) -> str:
+    """How the names of a run's figures begin: with what is another than in training, or a step would have two of one name."""
+    manifest, meta = subject.store.manifest, subject.checkpoint.meta
+    data, parts = meta["config"]["data"], [f"whole_{manifest.split}{config.cleared}"]
+    trained = subject.train is None or subject.train.manifest.fingerprint == meta["store"]
+    if not trained or manifest.corpus != data["corpus"]:
+        parts.append(f"{re.sub(NO_PARAM, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
+    if config.segment_length not in (0, data["segment_length"]) and not config.cleared:
+        parts.append(f"segment_length_{config.segment_length}")
+    return "_".join([*parts, *(f"{field}_{value}" for field, value in subject.changed.items())])
+
+
 def track(
     config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
-    home = Path(HOME).absolute()
     for subject, evaluation in zip(subjects, evaluations, strict=True):
         if (run := subject.run) is None:
             continue
@@ -259,23 +262,16 @@ def track(
         if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
             print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
-        root = root_of(run.folder, subject.checkpoint.meta["config"]["run"])
-        home = root if subject is subjects[0] else home
-        tracker = Tracker.attach(tracking_of(subject.checkpoint, config.tracking), root, run.folder)
-        row, split = evaluation_rows([evaluation])[0], evaluation.split.rpartition("/")[2]
-        of = "_".join(
-            [f"whole_{split}{config.cleared}", *(f"{field}_{value}" for field, value in subject.changed.items())]
-        )
+        tracker = Tracker.attach(*tracking_of(subject.checkpoint, run, config.tracking), run.folder)
+        row, of = evaluation_rows([evaluation])[0], called(subject, config)
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
-    first, tracking = evaluations[0], tracking_of(subjects[0].checkpoint, config.tracking)
-    tracking = tracking.located() if subjects[0].run is None else tracking  # its run's database is not beside it
+    first = evaluations[0]
     tracker = Tracker.start(
-        tracking_in(home, tracking),
-        root=home,
+        *tracking_of(subjects[0].checkpoint, subjects[0].run, config.tracking),
         run_folder=paths[0].parent,
-        run_name=("evaluate " + " ".join(evaluation.name for evaluation in evaluations))[:MOST_LETTERS],
+        run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
         params={f"{re.sub(NO_PARAM, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},
         tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
         dataset=DatasetInfo(

@@ -27,7 +27,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_in, tracking_of
+from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of
 from pipelines.reports.index import write_index
 from pipelines.reports.token_comparison import COLUMNS, TokenComparison, said_of_names
 from pipelines.reports.token_losses import WORKING, TokenLosses, working
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> None:
     subjects = subjects_of(config)
     passes = passes_of(config, subjects)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes)
-    target = RunPlace(output_for(config, subjects, name))
+    target = RunPlace(output_for(config.output, subjects[0].run, name, config.split))
     totals = subjects[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
@@ -270,22 +270,19 @@ def track(
     config: TokensConfig, subjects: list[Subject], comparison: TokenComparison, folder: Path, paths: list[Path]
 ) -> None:
     """A run of its own in MLflow, with the page and the pictures."""
-    home = folder.parent.parent
-    tracking = tracking_of(subjects[-1].checkpoint, config.tracking).located()
-    facts = comparison.facts
+    last, facts = subjects[-1], comparison.facts
     tracker = Tracker.start(
-        tracking_in(home, tracking),
-        root=home,
+        *tracking_of(last.checkpoint, last.run, config.tracking),
         run_folder=folder,
-        run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}"[:250],
+        run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}",
         params={f"compared.{number}": str(subject.checkpoint.folder) for number, subject in enumerate(subjects)},
-        tags={"stage": "tokens", "data_fingerprint": subjects[-1].store.manifest.fingerprint},
+        tags={"stage": "tokens", "data_fingerprint": last.store.manifest.fingerprint},
     )
     figures = {
         "tokens/bits_per_token_difference": facts["bits_per_token"][-1] - facts["bits_per_token"][0],
         "tokens/names_among_top": facts["names_among_top"],
     }
-    tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, subjects[-1].checkpoint.step)
+    tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, last.checkpoint.step)
     for path in paths:
         tracker.log_artifact(path)
     tracker.finish()

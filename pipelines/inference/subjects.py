@@ -1,7 +1,7 @@
 """What a command reads held-out text with: checkpoints, each with the split that it reads, and where the report goes.
 
-subjects = subjects_of(config)                # checkpoints and splits are found, and fit each other
-output = output_for(config, subjects)         # and it can be written there
+subjects = subjects_of(config)                                              # checkpoints and splits are found, and fit each other
+output = output_for(config.output, subjects[0].run, "rec", config.split)    # and it can be written there
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
-from pipelines.checkpoints.run_place import RunPlace, find_run
+from pipelines.checkpoints.run_place import RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.terminal import cli
@@ -61,8 +61,8 @@ class SubjectsConfig:
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` where nothing can be written
-    there."""
+    """Folder or URI of the report; by default `reports/<names>` (of another split than test `reports/<names>-<split>`) beside the
+    first run, or in `runs` where nothing can be written there."""
     num_workers: int | None = None
     """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
     read. It changes the speed, not the figures."""
@@ -158,15 +158,15 @@ def run_of(path: str) -> RunPlace | None:
     return run if belongs else None
 
 
-def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") -> Place:
-    """Where the report goes: by default to a folder of this name, or of the subjects'.
+def output_for(asked: str, run: RunPlace | None, name: str, split: str) -> Place:
+    """Where the report goes: where it was asked for, or to a folder of this name, and of the split where that is another than test,
+    beside the run.
 
     Raises UserError, before anything is scored, where it cannot be written.
     """
-    name = name or "-vs-".join(subject.name for subject in subjects) + config.cleared
-    name, first = cli.file_name(name), subjects[0].run
-    beside = [] if first is None else [first.place.parent / "reports" / name]
-    places = [Place.parse(config.output)] if config.output else [*beside, Place.parse(HOME) / "reports" / name]
+    name = cli.file_name(name if split == "test" else f"{name}-{split}")
+    beside = [] if run is None else [run.place.parent / "reports" / name]
+    places = [Place.parse(asked)] if asked else [*beside, Place.parse(HOME) / "reports" / name]
     chosen = first_writable(places)
     if chosen != places[0]:
         print(f"note: {places[0].parent} cannot be written: the report goes to {chosen}", flush=True)
@@ -174,10 +174,15 @@ def output_for(config: SubjectsConfig, subjects: list[Subject], name: str = "") 
 
 
 def first_writable(places: Sequence[Place]) -> Place:
-    """The first of the folders that a report can be written to. Raises UserError where it can be to none."""
+    """The first of the folders that a report can be written to. Raises UserError where it can be to none, and where that is the
+    folder of a run, whose metrics.jsonl a report would begin anew.
+    """
     found = next((place for place in places if writable(place) and not place.is_file()), None)
     if found is None:
         raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
+    if name := next((name for name in ("config.json", "sweep.json") if (found / name).exists()), ""):
+        what = "of a sweep" if name == "sweep.json" else "of a run or a model"
+        raise UserError(f"{found / name} is {what}, which a report would spoil: name another folder with --output")
     return found
 
 
@@ -191,16 +196,17 @@ def writable(file: Path | Place) -> bool:
     return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
-def tracking_of(checkpoint: Checkpoint, asked: TrackingConfig) -> TrackingConfig:
-    """Where the run of a checkpoint was itself tracked, unless the command line says where."""
+def tracking_of(checkpoint: Checkpoint, run: RunPlace | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
+    """Where the run of a checkpoint was itself tracked, unless the command line says where, and the folder of all runs, which has
+    MLflow's file. Of a lone checkpoint, and a run that cannot be written to, that is the working directory's.
+    """
     trained = checkpoint.meta["config"]["tracking"]
     where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
-    return replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
-
-
-def tracking_in(home: Path, asked: TrackingConfig) -> TrackingConfig:
-    """As asked for; none where that is a database in a folder that cannot be written."""
-    return asked if asked.uri or writable(home) else replace(asked, backend="none")
+    found = replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
+    if run is not None and writable(run.folder):
+        return found, root_of(run.folder, checkpoint.meta["config"]["run"])
+    found, home = found.located(), Path(HOME).absolute()
+    return found if found.uri or writable(home) else replace(found, backend="none"), home
 
 
 def unique_names(found: list[Checkpoint]) -> list[str]:

@@ -183,6 +183,17 @@ def test_refusals(train: Train, tmp_path: Path, words: list[str], message: str) 
         evaluate.main([names.get(word, word) for word in words])
 
 
+def test_a_report_without_a_picture_is_one(
+    train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train("--steps", "2", name="first")
+    (tmp_path / "corpus" / "test" / "new.txt").write_text("one more document\n")
+    prepare(make_config(store=str(tmp_path / "other")))
+    second = train("--steps", "2", "--data.store", str(tmp_path / "other"), name="second")
+    evaluate.main([str(first), str(second), *QUIET])
+    assert "look      runs/reports/first-vs-second/table.csv, or" in capsys.readouterr().out.replace(f"{tmp_path}/", "")
+
+
 def test_another_store_needs_the_override(train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
     from pipelines.prepare import prepare
 
@@ -193,6 +204,12 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
     with pytest.raises(ValueError, match=r"made from another store .*--allow-other-store"):
         evaluate.main([run, "--store", other, *QUIET])
     evaluate.main([run, "--store", other, "--allow-other-store", *QUIET])
+    evaluate.main([run, "--segment-length", "16", *QUIET])
+    evaluate.main([run, "--segment-length", "32", *QUIET])  # as in training
+    fingerprint = SegmentStore.open(other, "text", "test").manifest.fingerprint
+    names = [name.partition("/")[0] for record in read_records(Path(run) / "metrics.jsonl") for name in record.metrics]
+    wholes = list(dict.fromkeys(name for name in names if name.startswith("whole")))
+    assert wholes == [f"whole_test_text_{fingerprint[:8]}", "whole_test_segment_length_16", "whole_test"]
     different = str(tmp_path / "different")
     prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyrefly: ignore
     with pytest.raises(ValueError, match="vocabulary"):

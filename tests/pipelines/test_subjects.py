@@ -1,0 +1,100 @@
+"""Where the report of a command that reads held-out text goes, on disk and in MLflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UserError
+from pipelines import compare, continuations, evaluate, tokens
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking import Tracker
+from tests.small_corpus import contents
+
+Train = Callable[..., Path]
+QUIET = ("--tracking.backend", "none")
+COMMANDS = (
+    (evaluate, "{}", ()),
+    (tokens, "tokens-{0}-cleared-vs-{0}", ()),
+    (continuations, "continuations-{}", ("--places", "1", "--new-tokens", "8")),
+)
+"""Commands, what their reports are called, and words that make them quick."""
+
+
+@pytest.fixture
+def tracked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrackingConfig, Path]]:
+    """The config and the folder of each run that is begun in MLflow, where it is not."""
+    begun, real = list[tuple[TrackingConfig, Path]](), Tracker.start
+
+    def start(config: TrackingConfig, root: Path, *args: Any, **options: Any) -> Tracker:
+        begun.append((config, root))
+        return real(replace(config, backend="none"), root, *args, **options)
+
+    monkeypatch.setattr(Tracker, "start", start)
+    return begun
+
+
+@pytest.mark.parametrize(("command", "name", "words"), COMMANDS)
+def test_a_report_is_tracked_where_its_run_is(
+    train: Train, tracked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: ModuleType, name: str,
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    run = train("--steps", "2", "--tracking.backend", "mlflow", name="sweep/trials/000")
+    ((trained, root),) = tracked
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:1")
+    for output in ((), ("--output", str(tmp_path / "out/x"))):
+        command.main([str(run), *words, *output])
+        config, home = tracked[-1]
+        assert (config.backend, config.uri, config.experiment, home) == (
+            "mlflow",
+            trained.uri,
+            trained.experiment,
+            root,
+        )
+        assert root == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(("command", "name", "words"), COMMANDS)
+def test_a_lone_copy_of_a_checkpoint_is_reported_in_the_working_folder(
+    train: Train, tracked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: ModuleType, name: str,
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    (checkpoint,) = (train("--steps", "2") / "checkpoints").iterdir()
+    copy = tmp_path / "models/kept" / checkpoint.name
+    shutil.copytree(checkpoint, copy)
+    before, here = contents(tmp_path / "models"), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    command.main([str(copy), *words])
+    assert contents(tmp_path / "models") == before and os.listdir(tmp_path / "models") == ["kept"]
+    assert (here / "runs/reports" / name.format("run")).is_dir() and tracked[-1][1] == here / "runs"
+
+
+@pytest.mark.parametrize(("command", "name", "words"), COMMANDS)
+def test_each_split_has_a_report_of_its_own(
+    train: Train, tmp_path: Path, command: ModuleType, name: str, words: tuple[str, ...]
+) -> None:
+    run = train("--steps", "2")
+    for split in ("test", "validation"):
+        command.main([str(run), "--split", split, *words, *QUIET])
+    folders = [path.name for path in (tmp_path / "runs/reports").iterdir() if path.is_dir()]
+    assert sorted(folders) == [name.format("run"), f"{name.format('run')}-validation"]
+
+
+@pytest.mark.parametrize("command", [evaluate, tokens, continuations, compare])
+def test_no_report_takes_the_place_of_a_run(train: Train, tmp_path: Path, command: ModuleType) -> None:
+    run, sweep = train("--steps", "2"), tmp_path / "runs/sweep/sweep.json"
+    sweep.parent.mkdir()
+    sweep.write_text("{}")
+    before = contents(tmp_path / "runs")
+    for folder, what in ((run, r"config\.json is of a run"), (sweep.parent, r"sweep\.json is of a sweep")):
+        with pytest.raises(UserError, match=rf"{what}.*: name another folder with --output"):
+            command.main([str(run), "--output", str(folder), *QUIET])
+    assert contents(tmp_path / "runs") == before
