@@ -21,6 +21,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
+from pipelines.inference.subjects import first_writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import write_index
@@ -58,14 +59,16 @@ def main(argv: list[str]) -> None:
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
     name = cli.file_name("compare-" + "-vs-".join(titles))
-    output = Place.parse(config.output) if config.output else all_runs / "reports" / name
+    output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
     target = RunPlace(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)
     target.publish(*(path.name for path in paths))
     charts: list[Path] = []
     for sweep in (RunPlace(place) for place in places if is_sweep(place)):
-        charts += report_sweep(sweep.folder)  # of a bucket: a copy, which was brought here to be compared
-        sweep.publish(*(f"report/{path.name}" for path in charts if path.is_relative_to(sweep.folder)))
+        with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):
+            made = report_sweep(sweep.folder)  # of a bucket: a copy, which was brought here to be compared
+            sweep.publish(*(f"report/{path.name}" for path in made))
+            charts += made
     tracker = Tracker.start(  # a run of its own in MLflow
         replace(config.tracking, system_metrics="off"),
         root=root,

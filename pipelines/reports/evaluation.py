@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -181,11 +182,16 @@ def kept_evaluation(run: Path, thing: str, seed: int | None) -> Evaluation | Non
     Args:
         thing, seed: of the training, as its config has them: another may have had the run's name.
     """
-    reports = [path for path in run.parent.glob("reports/*/report.json") if run.name in path.parent.name]
+    reports = [
+        path
+        for path in run.parent.glob("reports/*/report.json")
+        if run.name in path.parent.name or re.search("-[0-9a-f]{16}$", path.parent.name)  # of many names, cut short
+    ]
     for path in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
             for found in read_report(path.parent):
-                of_it = (found.name, found.thing, found.seed) == (run.name, thing, seed)
+                name = found.name.rpartition("/")[2]  # of sweep/trials/003 the folder is 003
+                of_it = (name, found.thing, found.seed) == (run.name, thing, seed)
                 if of_it and found.split.endswith("/test"):
                     return found
     return None

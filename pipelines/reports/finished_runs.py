@@ -138,7 +138,8 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     if not run.children:
         return [run_of_mlflow(run)]
     metric = run.params.get("metric", TOKEN)
-    below = [run_of_mlflow(read_run(config, root, child, (*keys, metric))) for child in run.children]
+    stored = [read_run(config, root, child, (*keys, metric)) for child in run.children]
+    below = [run_of_mlflow(child) for child in stored if child.tags.get("trial.status") != "failed"]
     scored = [child for child in below if child.with_figure(metric)]
     trials = sorted(scored, key=lambda child: min(record.metrics[metric] for record in child.with_figure(metric)))
     if not trials:
@@ -168,6 +169,7 @@ def _run(
 ) -> FinishedRun:
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
+    trained = [record for record in records if TOKENS in record.metrics]  # others came later, of an evaluation
     with given_by_user(ValueError):  # a model that this version does not know
         cost = model_from_json(model).costs(vocab_size) if vocab_size else None
     return FinishedRun(
@@ -177,7 +179,7 @@ def _run(
         flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,
         text=f"{corpus}, {read:,} tokens" if read else f"{corpus}, all of it",
-        records=tuple(sorted(records, key=lambda record: (record.step, record.time))),
+        records=tuple(sorted(trained, key=lambda record: (record.step, record.time))),
         forward_flops_per_token=cost.flops_per_token if cost else None,
         windows=windows_of(model),
     )

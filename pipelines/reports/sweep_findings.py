@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 
 from data_prep.places import Place
-from pipelines.reports.sweep_report import trial_rows
+from pipelines.reports.sweep_report import column_of, trial_rows
 from pipelines.reports.sweep_result import SweepResult, TrialResult
 from pipelines.terminal import cli
 from pipelines.terminal.tables import Form, table
@@ -56,7 +56,7 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
 def print_trials(sweep: SweepResult) -> None:
     """All trials, the best first."""
     rows = [row | {"trial": row["trial"] + (" (preset)" if row["baseline"] else "")} for row in trial_rows(sweep)]
-    varied = [name for name in sweep.fields if any(row[name] is not None for row in rows)]
+    varied = [name for name in map(column_of, sweep.fields) if any(row[name] is not None for row in rows)]
     columns: dict[str, tuple[str, Form]] = {
         "trial": ("trial", None),
         **{name: (name.rpartition(".")[2], str) for name in varied},
@@ -67,4 +67,5 @@ def print_trials(sweep: SweepResult) -> None:
     }
     console = Console(markup=False)
     console = console if console.is_terminal else Console(width=160, markup=False)
-    console.print(table(rows, columns, {"best": min}, title=f"{sweep.name}: {sweep.metric}"))
+    best = sweep.scored[0].best if sweep.scored else None  # not of one that failed
+    console.print(table(rows, columns, {"best": lambda _: best}, title=f"{sweep.name}: {sweep.metric}"))

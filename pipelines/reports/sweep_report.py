@@ -42,13 +42,18 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "flops": trial.flops,
             "flops_per_token": trial.flops_per_token,
             "seconds": round(trial.seconds, 1),
-            **{name: trial.values.get(name) for name in sweep.fields},
+            **{column_of(name): trial.values.get(name) for name in sweep.fields},
             "baseline": "yes" if trial.baseline else "",
             "exploited": "; ".join(f"from {each.get('from')} at step {each.get('step')}" for each in trial.exploited),
             "reason": trial.reason,
         }
         for rank, trial in [*enumerate(scored, 1), *((None, trial) for trial in others)]
     ]
+
+
+def column_of(field: str) -> str:
+    """The column of a swept field: not that of the steps that a trial has made."""
+    return "steps_asked" if field == "steps" else field
 
 
 def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:

@@ -134,7 +134,8 @@ def read_sweep(folder: Path | Place) -> SweepResult:
     sweep = _read(folder / "sweep.json")
     try:
         metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
-        trials = tuple(_trial(path.parent, metric) for path in sorted((folder / "trials").glob("*/trial.json")))
+        paths = sorted(path for path in (folder / "trials").glob("*/trial.json") if path.parent.name.isdigit())
+        trials = tuple(_trial(path.parent, metric) for path in paths)
         winner = _read(folder / "best.json") if (folder / "best.json").exists() else None
         return SweepResult(str(sweep["name"]), str(sweep.get("preset", "the preset")), metric, fields, trials, winner)
     except (KeyError, TypeError, AttributeError) as error:
@@ -167,7 +168,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         best_step=best.get("step"),
         last=value_of(last, metric),
         points=points_of(records, metric),
-        spans=spans([record.time / 1e3 for record in records]),
+        spans=spans([record.time / 1e3 for record in records if TOKENS in record.metrics]),
         model=config.get("model", {}),
         **{name: values[name] for name in further if name in values},
     )

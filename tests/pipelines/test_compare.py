@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,18 @@ import pytest
 from PIL import Image
 
 from data_prep.errors import UserError
+from pipelines import compare as compare_script
 from pipelines.compare import main
+from pipelines.config.run import TrackingConfig
+from pipelines.reports import finished_runs
 from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
-from pipelines.reports.finished_runs import BYTE, CLEARED, TOKEN, TRAIN, FinishedRun
+from pipelines.reports.finished_runs import BYTE, CLEARED, TOKEN, TRAIN, FinishedRun, collect, run_of_folder
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
-from pipelines.reports.sweep_report import report_sweep
+from pipelines.reports.sweep_findings import print_trials
+from pipelines.reports.sweep_report import report_sweep, trial_rows
 from pipelines.reports.sweep_result import read_sweep, spans
+from pipelines.tracking import StoredRun
 from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 
@@ -111,6 +117,84 @@ def test_a_pause_is_no_wall_time() -> None:
     assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
     records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
     assert FinishedRun("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1].time == 130.0
+
+
+def test_an_evaluation_that_came_later_is_no_training_time(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", 2)
+    trial = folder / "trials/000"
+    config = {"run": "sweep/trials/000", "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
+    (trial / "config.json").write_text(json.dumps(config))
+    before = read_sweep(folder).trials[0].spans, run_of_folder(trial).curve(TOKEN)
+    last = json.loads((trial / "metrics.jsonl").read_text().splitlines()[-1])
+    for seconds in (30, 86_400):
+        late = {**last, "time": last["time"] + 1000 * seconds, "metrics": {"whole_test/bits_per_byte": 1.0}}
+        with (trial / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(late) + "\n")
+        assert (read_sweep(folder).trials[0].spans, run_of_folder(trial).curve(TOKEN)) == before
+
+
+def test_trials_that_failed_are_compared_neither_by_folder_nor_by_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stored(_config: object, _root: object, run_id: str, _keys: object) -> StoredRun:
+        if run_id == "0" * 32:
+            return StoredRun(run_id, "sweep", {"metric": TOKEN}, {}, (), ("good", "failed"))
+        record = Record(1, 0, {TOKEN: {"good": 5.0, "failed": 4.0}[run_id], "train/tokens": 1.0})
+        tags = {"trial.status": {"good": "finished"}.get(run_id, run_id)}
+        return StoredRun(run_id, run_id, {"model.name": "rec"}, tags, (record,), ())
+
+    monkeypatch.setattr(finished_runs, "read_run", stored)
+    found = collect(["0" * 32], TrackingConfig(), Path("runs"), every_trial=True)
+    assert [run.name for run in found] == ["good"]
+
+
+def test_the_best_figure_of_the_table_is_no_failed_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_sweep(tmp_path / "sweep", 8)  # the last one failed
+    path = folder / "trials/007/trial.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "best": {"step": 100, TOKEN: 1.5}}))
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "160")):
+        monkeypatch.setenv(name, value)
+    sweep = read_sweep(folder)
+    print_trials(sweep)
+    out = capsys.readouterr().out
+    assert f"\x1b[1m{sweep.scored[0].best:.4f}" in out and "1.5000" in out and "\x1b[1m1.5000" not in out
+
+
+def test_a_copy_of_a_trials_folder_is_no_trial(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "sweep", 4)
+    shutil.copytree(folder / "trials/003", folder / "trials/003-copy")
+    assert [trial.id for trial in read_sweep(folder).trials] == ["000", "001", "002", "003"]
+
+
+def test_steps_that_are_swept_stand_beside_those_that_were_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_sweep(tmp_path / "sweep", 2)
+    for path in [folder / "sweep.json", *folder.glob("trials/*/trial.json")]:
+        values = json.loads(path.read_text())
+        changed = {"fields": ["steps"]} if "fields" in values else {"values": {"steps": 90_000}}
+        path.write_text(json.dumps({**values, **changed}))
+    sweep = read_sweep(folder)
+    assert [(row["steps"], row["steps_asked"]) for row in trial_rows(sweep)] == [(600, 90_000)] * 2
+    print_trials(sweep)
+    assert "90000" in (out := capsys.readouterr().out) and "600" in out
+
+
+def test_a_sweep_that_cannot_be_written_to_is_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_sweep(tmp_path / "sweep", 2)
+    for trial in (folder / "trials").iterdir():
+        config = {"run": trial.name, "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
+        (trial / "config.json").write_text(json.dumps(config))
+
+    def refuse(folder: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(folder / "report"))
+
+    monkeypatch.setattr(compare_script, "report_sweep", refuse)
+    main([str(folder), "--output", str(tmp_path / "out"), "--tracking.backend", "none"])
+    out, error = capsys.readouterr()
+    assert "sweep/000" in out and f"warning: no report of the sweep sweep: {folder}/report: Permission denied" in error
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from pipelines.reports.evaluation import (
 from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth, worth_of
 from pipelines.reports.files import briefly
 from pipelines.reports.seeds import groups
+from pipelines.terminal.cli import file_name
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
 
@@ -205,6 +206,16 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
     found = kept_evaluation(tmp_path / "mine", "one", 0)
     assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
     assert kept_evaluation(tmp_path / "mine", "two", 0) is None and kept_evaluation(tmp_path / "mine", "one", 1) is None
+
+
+def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:
+    trial, last = (replace(REC, name=name, thing=name, seed=0) for name in ("sweep/trials/003", "last"))
+    write_report([trial], tmp_path / "trials" / "reports" / file_name("sweep/trials/003"))
+    found = kept_evaluation(tmp_path / "trials/003", "sweep/trials/003", 0)
+    assert found is not None and found.name == trial.name
+    write_report([REC, last], tmp_path / "reports" / file_name(f"{'long-' * 40}-vs-last"))
+    found = kept_evaluation(tmp_path / "last", "last", 0)
+    assert found is not None and found.name == "last"
 
 
 def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
