@@ -82,8 +82,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         store,
         ways,
         where=Clearing(config.clear_every, config.clear_at),
-        lanes=config.lanes or subject.trained_data["lanes"],
-        segment_length=config.segment_length or subject.segment_length,
+        lanes=subject.lanes,
+        segment_length=subject.segment_length,
         shares=max(workers, 1),
         folder=folder,
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,14 +22,13 @@ from typing import Any, Literal
 from rich.console import Console
 
 from data_prep.errors import UserError
-from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of
 from pipelines.reports.index import write_index
-from pipelines.reports.token_comparison import COLUMNS, TokenComparison, said_of_names
-from pipelines.reports.token_losses import WORKING, TokenLosses, working
+from pipelines.reports.token_comparison import COLUMNS, TokenComparison
+from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.token_page import write_pages
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
@@ -74,8 +72,6 @@ class Pass:
     name: str
     subject: Subject
     clearing: Literal["nothing", "states", "everything"]
-    lanes: int
-    segment: int
     every: int = 0
     """Blocks, and"""
     at: int = 0
@@ -84,7 +80,7 @@ class Pass:
     def key(self) -> dict[str, Any]:
         """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
         where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
-        where = where if self.every or self.at else {"segment": self.segment, "aligned": True}
+        where = where if self.every or self.at else {"segment": self.subject.segment_length, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
         weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
         model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
@@ -110,8 +106,8 @@ class Pass:
                 subject.store,
                 (self.clearing,),
                 where=Clearing(self.every, self.at),
-                lanes=self.lanes,
-                segment_length=self.segment,
+                lanes=subject.lanes,
+                segment_length=subject.segment_length,
                 shares=max(workers, 1),
                 folder=nats.parent,
                 losses=nats,
@@ -138,8 +134,7 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
         )
 
     def reading(subject: Subject) -> Pass:
-        sizes = (config.lanes or subject.trained_data["lanes"], config.segment_length or subject.segment_length)
-        return Pass(subject.name, subject, "nothing", *sizes, config.clear_every, config.clear_at)
+        return Pass(subject.name, subject, "nothing", config.clear_every, config.clear_at)
 
     *others, carried = map(reading, subjects)
     if config.clear == "auto" and others:
@@ -171,31 +166,19 @@ def apart(passes: list[Pass]) -> list[Pass]:
     return found
 
 
-def window_of(subject: Subject) -> int:
-    """Tokens that a layer sees without recurrence; the block where the model has no window."""
-    return int(getattr(subject.model, "window", 0) or subject.model.block)
-
-
-def discard(folder: Path, besides: Collection[str] = ()) -> None:
-    """Remove what is left of passes that were killed."""
-    for left in folder.glob(f"{WORKING}*"):
-        if left.name not in besides:
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
     """The passes over the split, and its words."""
     last = passes[-1]
-    store: SegmentStore = last.subject.store
+    store, model = last.subject.store, last.subject.model
     if not store.lengths.any():
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
     chosen = int(store.lengths.argmax()) if config.document < 0 else config.document
     if chosen >= len(store.lengths):
         raise UserError(f"--document is {chosen}, and {store.folder} has documents 0 to {len(store.lengths) - 1}")
     write = writing_of(store.tokenizer())
-    discard(folder, besides={working(reading.key()) for reading in passes})  # of another comparison, killed
     losses = [reading.losses(folder, config.num_workers) for reading in passes]
-    discard(folder)
+    for left in folder.glob(f"{WORKING}*"):  # of passes that were killed
+        shutil.rmtree(left, ignore_errors=True)
 
     def tokens(document: int) -> Any:
         return store.tokens(document, 0, int(store.lengths[document]))
@@ -213,8 +196,8 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
         nats=nats,
         write=write,
         words=Words.join(parts),
-        window=window_of(last.subject),
-        segment=config.clear_every * last.subject.model.block or last.segment,
+        window=int(getattr(model, "window", 0) or model.block),
+        segment=config.clear_every * model.block or last.subject.segment_length,
         cut=config.clear_at,
         shown=chosen,
         shown_tokens=config.page_tokens,
@@ -257,7 +240,7 @@ def main(argv: list[str]) -> None:
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")
-    print(said_of_names(comparison, facts))
+    print(comparison.said_of_names())
     track(config, subjects, comparison, target.folder, paths)
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"

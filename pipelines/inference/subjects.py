@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -103,16 +103,9 @@ class Subject:
     """The run's, or what was asked for in the place of its windows."""
     changed: Mapping[str, int]
     """What is another than in the run."""
-
-    @property
-    def trained_data(self) -> Mapping[str, Any]:
-        """Lanes and segments of the training."""
-        return self.checkpoint.meta["config"]["data"]
-
-    @property
-    def segment_length(self) -> int:
-        """As many blocks as in training, where these are others."""
-        return self.trained_data["segment_length"] // config_of(self.checkpoint).block * self.model.block
+    lanes: int
+    segment_length: int
+    """As asked for, or as many blocks as in training."""
 
 
 def subjects_of(config: SubjectsConfig) -> list[Subject]:
@@ -122,7 +115,9 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
     allow = "" if config.allow_other_windows else "--allow-other-windows"
     subjects = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
-        opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]["model"]
+        opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]
+        lanes = config.lanes or trained["data"]["lanes"]
+        blocks = trained["data"]["segment_length"] // config_of(checkpoint).block
         for values in product(*asked.values()):
             windows = dict(zip(asked, values, strict=True))
             called = "".join(f"-{field}-{value}" for field, value in windows.items())
@@ -131,8 +126,9 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
                 raise UserError(
                     f"--clear-at is {config.clear_at}, inside a block of {name + called}: give a multiple of {model.block}"
                 )
-            changed = {field: value for field, value in windows.items() if trained[field] != value}
-            subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed))
+            changed = {field: value for field, value in windows.items() if trained["model"][field] != value}
+            sizes = (lanes, config.segment_length or blocks * model.block)
+            subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed, *sizes))
     return subjects
 
 

@@ -6,7 +6,7 @@ comparison.facts, comparison.rows, comparison.distance_rows      # the figures, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -71,8 +71,24 @@ class TokenComparison:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Its `summary`, for which all losses are read."""
-        return summary(self)
+        """The figures over all documents, for which all losses are read: bits per token of each pass, and shares among the top
+        words.
+        """
+        sums, tokens = np.zeros(len(self.names)), 0
+        for document in range(len(self.titles)):
+            nats = self.nats(document)
+            sums += [float(column.sum(dtype=np.float64)) for column in nats]
+            tokens += len(nats[0])
+        best = self.best  # fewer where fewer have a gain
+        places = [self.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
+        return {
+            "tokens": tokens,
+            "top": len(best),
+            "bits_per_token": (sums / math.log(2) / tokens).tolist(),
+            "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
+            "names_among_all": float(self.words.name_N.mean()) if len(self.words) else math.nan,
+            "top_places": {place: places.count(place) for place in sorted(set(places))},
+        }
 
     @cached_property
     def best(self) -> Words:
@@ -100,87 +116,55 @@ class TokenComparison:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Its `top_rows`."""
-        return top_rows(self)
+        """One for each of the words by which the last pass is better than the first, the most first."""
+        best, (base, better) = self.best, self.pair
+        rows = []
+        for number in range(len(best)):
+            columns = (best.document_N, best.offset_N, best.tokens_N, best.before_N)
+            document, offset, count, before = (int(column[number]) for column in columns)
+            left, word, right = around(self.write, self.tokens(document), offset, count)
+            first, *_, second = best.nats_MN[:, number].tolist()
+            rows.append(
+                {
+                    "document": self.titles[document],
+                    "token": offset,
+                    "word": best.text_N[number],
+                    "gain": first - second,
+                    base: first,
+                    better: second,
+                    "last_seen": before,
+                    "where": self.place(before, offset),
+                    "name": bool(best.name_N[number]),
+                    "text": (left, word, right),
+                }
+            )
+        return rows
 
     @cached_property
     def distance_rows(self) -> list[dict[str, Any]]:
-        """Its `distances`."""
-        return distances(self)
+        """What rare words cost, by how far back they stood last."""
+        return by_distance(self.words.at(rare(self.words, self.common)))
 
     def place(self, before: int, offset: int) -> str:
         """`where` a word stood last."""
         begins = self.cut * (offset >= self.cut) if self.cut else offset // self.segment * self.segment
         return where(before, self.window, begins, offset)
 
+    def positions(self) -> list[dict[str, Any]]:
+        """The means of `gains`, a row for each hundredth of each of the longest documents."""
+        rows = []
+        for document in self.longest(WRITTEN):
+            bounds, means = self.gains(document)
+            about = {"document": document, "title": self.titles[document]}
+            for (start, stop), gain in zip(pairwise(bounds.tolist()), means.tolist(), strict=True):
+                rows.append({**about, "from": start, "to": stop, "gain": gain})
+        return rows
 
-def summary(comparison: TokenComparison) -> dict[str, Any]:
-    """The figures over all documents: bits per token of each pass, and shares among the top words."""
-    sums, tokens = np.zeros(len(comparison.names)), 0
-    for document in range(len(comparison.titles)):
-        nats = comparison.nats(document)
-        sums += [float(column.sum(dtype=np.float64)) for column in nats]
-        tokens += len(nats[0])
-    best = comparison.best  # fewer where fewer have a gain
-    places = [comparison.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
-    return {
-        "tokens": tokens,
-        "words": len(comparison.words),
-        "top": len(best),
-        "bits_per_token": (sums / math.log(2) / tokens).tolist(),
-        "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
-        "names_among_all": float(comparison.words.name_N.mean()) if len(comparison.words) else math.nan,
-        "top_places": {place: places.count(place) for place in sorted(set(places))},
-    }
-
-
-def said_of_names(comparison: TokenComparison, facts: Mapping[str, Any]) -> str:
-    """The share of names among the words with most gain, in a sentence."""
-    base, better = comparison.pair
-    if not facts["top"]:
-        return f"No word costs {better} less than {base}."
-    shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
-    each = f", at most {comparison.of_each} of each document" if comparison.of_each else ""
-    return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most{each}, {shares}"
-
-
-def top_rows(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """One row for each of the words by which the last pass is better than the first, the most first."""
-    best, (base, better) = comparison.best, comparison.pair
-    rows = []
-    for number in range(len(best)):
-        document, offset, count = int(best.document_N[number]), int(best.offset_N[number]), int(best.tokens_N[number])
-        left, word, right = around(comparison.write, comparison.tokens(document), offset, count)
-        before = int(best.before_N[number])
-        first, *_, second = best.nats_MN[:, number].tolist()
-        rows.append(
-            {
-                "document": comparison.titles[document],
-                "token": offset,
-                "word": best.text_N[number],
-                "gain": first - second,
-                base: first,
-                better: second,
-                "last_seen": before,
-                "where": comparison.place(before, offset),
-                "name": bool(best.name_N[number]),
-                "text": (left, word, right),
-            }
-        )
-    return rows
-
-
-def positions(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """The means of `gains`, a row for each hundredth of each of the longest documents."""
-    rows = []
-    for document in comparison.longest(WRITTEN):
-        bounds, means = comparison.gains(document)
-        about = {"document": document, "title": comparison.titles[document]}
-        for (start, stop), gain in zip(pairwise(bounds.tolist()), means.tolist(), strict=True):
-            rows.append({**about, "from": start, "to": stop, "gain": gain})
-    return rows
-
-
-def distances(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """What rare words cost, by how far back they stood last."""
-    return by_distance(comparison.words.at(rare(comparison.words, comparison.common)))
+    def said_of_names(self) -> str:
+        """The share of names among the words with most gain, in a sentence."""
+        facts, (base, better) = self.facts, self.pair
+        if not facts["top"]:
+            return f"No word costs {better} less than {base}."
+        shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
+        each = f", at most {self.of_each} of each document" if self.of_each else ""
+        return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most{each}, {shares}"

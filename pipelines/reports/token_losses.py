@@ -38,11 +38,6 @@ SCHEMA = pa.schema(
 )
 
 
-def working(key: Mapping[str, Any]) -> str:
-    """The name of the folder in which the file of this key is made."""
-    return WORKING + digest(dict(key))
-
-
 @dataclass(frozen=True)
 class TokenLosses:
     """One pass of one model over one split, token by token."""
@@ -71,7 +66,8 @@ class TokenLosses:
         Args:
             key: what it is made of, in JSON's values: of another key it is made anew.
         """
-        folder, starts = path.parent / working(key), np.concatenate([[0], np.cumsum(store.lengths)])
+        folder = path.parent / (WORKING + digest(dict(key)))
+        starts = np.concatenate([[0], np.cumsum(store.lengths)])
         nats, tokens = folder / "nats", int(starts[-1])
         if not (nats.exists() and nats.stat().st_size == tokens * np.dtype(np.float32).itemsize):
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.manifest import write_atomically
 from pipelines.reports.files import write_csv
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
-from pipelines.reports.token_comparison import TokenComparison, positions, said_of_names
+from pipelines.reports.token_comparison import TokenComparison
 from pipelines.reports.token_figures import plot_distance, plot_documents, plot_position
 from pipelines.reports.words import pieces_of
 from pipelines.terminal.tables import counted
@@ -65,7 +65,7 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 <h1>{better} against {base}, token by token</h1>
 <p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {counted(len(comparison.titles), "document")}.
 Bits per token: {each}; {better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
-<p>{html.escape(said_of_names(comparison, facts))}{stood}</p>
+<p>{html.escape(comparison.said_of_names())}{stood}</p>
 <h2>Words that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
@@ -122,7 +122,7 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
     tables = {
         folder / "words.csv": rows,
         folder / "distances.csv": _flat(comparison),
-        folder / "positions.csv": positions(comparison),
+        folder / "positions.csv": comparison.positions(),
     }
     for path in tables:
         path.unlink(missing_ok=True)  # of another comparison: one without a word has no table

@@ -20,7 +20,7 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers.byte import BytesTokenizer
 from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import config_of, find_checkpoint
-from pipelines.reports.token_comparison import TokenComparison, distances, positions, top_rows
+from pipelines.reports.token_comparison import TokenComparison
 from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, where, words_of, writing_of
 from pipelines.tokens import main
@@ -130,12 +130,12 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
         ("slide", "rec"), "made/test", ["made"], [len(tokens)], lambda _: tokens, lambda _: (base, better), WRITE,
         words(text, base, better), window=16, segment=256, cut=0, shown=0, shown_tokens=1000, count=len(places) - 1,
     )  # fmt: skip
-    rows = top_rows(comparison)
+    rows = comparison.rows
     assert {(row["word"], row["name"], row["where"]) for row in rows} == {("Zorblax", True, "in an earlier segment")}
     assert {row["token"]: row["last_seen"] for row in rows} == {b: b - a for a, b in itertools.pairwise(places)}
     assert all(row["gain"] > 0 and row["text"][1] == "Zorblax" for row in rows)
-    far = [row for row in distances(replace(comparison, common=5)) if row["from"]]
-    everywhere = positions(comparison)
+    far = [row for row in replace(comparison, common=5).distance_rows if row["from"]]
+    everywhere = comparison.positions()
     sums = [row["gain"] * (row["to"] - row["from"]) for row in everywhere]
     assert len(sums) == 100 and sum(sums) == pytest.approx(float((base - better).sum()))
     assert [(row["from"], row["to"], row["words"]) for row in far] == [(4096, 8191, len(places) - 1)]
