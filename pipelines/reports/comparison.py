@@ -22,7 +22,7 @@ from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import COLOURS, briefly, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
-from pipelines.reports.frontier import Spot, differ, perplexity_of, plot_frontier
+from pipelines.reports.frontier import Spot, perplexity_of, plot_frontier
 from pipelines.reports.seeds import groups, over_seeds, seeds_table
 from pipelines.reports.sweep_result import TOKENS, Point
 from pipelines.terminal.cli import duration
@@ -232,13 +232,12 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """comparison.csv, comparison.png, frontier.png where a token does not cost all of them the same, and cumulative.png where
     all of them have been evaluated on one text."""
     what, spots = spots_of(comparison)
-    path = folder / "frontier.png"
     found = [kept_evaluation(run.folder, run.thing, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]
     whole = len(evaluations) == len(found) and of_one_text(evaluations)
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),
-        *([plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []),
+        *plot_frontier(spots, what, "FLOPs of the forward pass per token", folder / "frontier.png"),
         *([plot_cumulative(evaluations, folder / "cumulative.png")] if whole else []),
     ]

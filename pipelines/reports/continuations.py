@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from data_prep.manifest import write_atomically
+from pipelines.reports.files import save
 from pipelines.terminal.output import printable
 
 SHOWN = 400
@@ -92,7 +92,4 @@ def write_continuations(passages: Sequence[Passage], title: str, folder: Path) -
         "continuations.md": "\n".join(lines) + "\n",
         "continuations.json": json.dumps({"title": title, "passages": [asdict(p) for p in passages]}, indent=1) + "\n",
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_atomically(folder / name, text.encode())
-    return [folder / name for name in texts]
+    return [save(folder / name, text.encode()) for name, text in texts.items()]

@@ -17,10 +17,9 @@ from typing import Any
 
 from rich.table import Table
 
-from data_prep.manifest import write_atomically
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
-from pipelines.reports.files import write_csv
-from pipelines.reports.frontier import Spot, differ, plot_frontier
+from pipelines.reports.files import save, write_csv
+from pipelines.reports.frontier import Spot, plot_frontier
 from pipelines.reports.seeds import over_seeds, seeds_table
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, further
@@ -148,7 +147,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
     their paths.
     """
-    rows, report = evaluation_rows(evaluations, unigram), folder / "report.json"
+    rows = evaluation_rows(evaluations, unigram)
     seeds = over_seeds(evaluations, rows, list(SEEDS))
     values = {
         "unigram_bits_per_byte": unigram,
@@ -156,14 +155,13 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
         "seeds": seeds,
         "evaluations": [asdict(e) for e in evaluations],
     }
-    table, one = write_csv(rows, folder / "table.csv"), of_one_text(evaluations)
-    write_atomically(report, (json.dumps(values, allow_nan=False) + "\n").encode())
-    cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if one else []
+    table = write_csv(rows, folder / "table.csv")
+    report = save(folder / "report.json", (json.dumps(values, allow_nan=False) + "\n").encode())
+    cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if of_one_text(evaluations) else []
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
     worth = [made] if (made := plot_worth(evaluations, folder / "worth.png")) else []
     what, spots = spots_of(evaluations)
-    path = folder / "frontier.png"
-    costs = [plot_frontier(spots, what, "FLOPs of the forward pass per token", path)] if differ(spots) else []
+    costs = plot_frontier(spots, what, "FLOPs of the forward pass per token", folder / "frontier.png")
     return [report, table, *cumulative, *worth, *errors, *costs]
 
 

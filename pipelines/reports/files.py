@@ -17,15 +17,20 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 """Okabe and Ito's, which colour-blind readers tell apart."""
 
 
+def save(path: Path, data: bytes) -> Path:
+    """Its folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    return path
+
+
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """The columns are the keys of the first row."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
-    return path
+    return save(path, text.getvalue().encode())
 
 
 def brief(name: str, letters: int = 44) -> str:
@@ -43,6 +48,4 @@ def briefly(names: Iterable[str]) -> dict[str, str]:
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
     data = io.BytesIO()
     figure.savefig(data, dpi=dpi, format="png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, data.getvalue())
-    return path
+    return save(path, data.getvalue())

@@ -56,13 +56,12 @@ def pareto(spots: Sequence[Spot]) -> list[Spot]:
     return best
 
 
-def differ(spots: Sequence[Spot]) -> bool:
-    """Whether there is anything to see: a trial's FLOPs are a quotient, and differ by rounding."""
-    return len({f"{spot.flops:.6g}" for spot in spots}) > 1
-
-
-def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> Path:
-    """The figure, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several."""
+def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
+    """The figure, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several. Returns
+    its file, and none where all cost the same: a trial's FLOPs are a quotient, and differ by rounding.
+    """
+    if len({f"{spot.flops:.6g}" for spot in spots}) < 2:
+        return []
     windows = sorted({spot.windows["window"] for spot in spots if "window" in spot.windows})
     several = len(windows) > 1
     curves: dict[str, list[Spot]] = {}
@@ -104,4 +103,4 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         axes.grid(alpha=0.25, which="both" if axes is panels[0] else "major")
     panels[-1].legend(handles=handles, fontsize=8, framealpha=0.9)
     figure.suptitle(f"{what} by what a token costs; lower is better", fontsize=11)
-    return save_figure(figure, path)
+    return [save_figure(figure, path)]

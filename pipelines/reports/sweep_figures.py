@@ -25,8 +25,8 @@ from matplotlib.ticker import MaxNLocator
 
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.reports.importance import Scale, importances, text_of
-from pipelines.reports.sweep_result import SweepResult, TrialResult
-from pipelines.terminal.tables import short
+from pipelines.reports.sweep_result import SweepResult
+from pipelines.terminal.tables import counted, short
 
 STATUS_COLOURS = {
     "finished": COLOURS[0],
@@ -74,7 +74,8 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     axes.set_ylim(-0.05, 1.05)
     axes.spines[:].set_visible(False)
     axes.set_title(
-        f"{sweep.name}: {_count(trials)}, each a line; thick: the best, trial {sweep.scored[0].id}", fontsize=11
+        f"{sweep.name}: {counted(len(trials), 'trial')}, each a line; thick: the best, trial {sweep.scored[0].id}",
+        fontsize=11,
     )
     handles = [
         Line2D([], [], color="0.3", label=ENDED),
@@ -235,7 +236,9 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set_xlabel("tokens read in training")
     axes.set_ylabel(sweep.unit)
-    axes.set_title(f"{sweep.name}: {_count(trials)}; thick: the best, trial {sweep.scored[0].id}", fontsize=11)
+    axes.set_title(
+        f"{sweep.name}: {counted(len(trials), 'trial')}; thick: the best, trial {sweep.scored[0].id}", fontsize=11
+    )
     axes.grid(alpha=0.25)
     handles = [_key("x", "stopped early", STATUS_COLOURS["stopped"], markeredgewidth=2)]
     if any(trial.exploited for trial in trials):
@@ -305,10 +308,6 @@ def _colour_bar(figure: Figure, axes: Axes, shade: Normalize, label: str) -> Non
     bar = figure.colorbar(ScalarMappable(shade, SHADES), ax=axes, pad=0.02, aspect=30, extend="max")
     bar.set_label(f"{label} (dark: better)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-
-
-def _count(trials: Sequence[TrialResult]) -> str:
-    return f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
 
 
 def _wrapped(name: str, at: str = ".") -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
-from pipelines.reports.files import write_csv
+from pipelines.reports.files import save, write_csv
 from pipelines.reports.sweep_result import SweepResult, read_sweep
 from pipelines.tracking.score import windows_of
 
@@ -98,14 +97,12 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
             figures.plot_curves(sweep, place / "curves.png"),
         ]
         what, spots = spots_of(sweep)
-        if frontier.differ(spots):
-            flops = "FLOPs of training per token"
-            paths.append(frontier.plot_frontier(spots, f"best {what}", flops, place / "frontier.png"))
+        flops = "FLOPs of training per token"
+        paths += frontier.plot_frontier(spots, f"best {what}", flops, place / "frontier.png")
     paths.append(figures.plot_timeline(sweep, place / "timeline.png"))
     winner = sweep.winner or {}
     if command := winner.get("command"):
-        write_atomically(place / "winner.txt", f"{command}\n".encode())
-        paths.append(place / "winner.txt")
+        paths.append(save(place / "winner.txt", f"{command}\n".encode()))
     if tracker is not None:
         for path in paths:
             tracker.log_artifact(path, "sweep")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.reports.frontier import Spot, differ, pareto, perplexity_of, plot_frontier
+from pipelines.reports.frontier import Spot, pareto, perplexity_of, plot_frontier
 from pipelines.reports.sweep_report import report_sweep
 from tests.pipelines.test_report import REC, SLIDE, write_report
 from tests.small_sweep import small_sweep
@@ -19,7 +19,10 @@ def spot(flops: float, value: float, **windows: int) -> Spot:
     return Spot(f"{flops}", "gpt2", windows, flops, value)
 
 
-def test_the_frontier_is_what_nothing_beats() -> None:
+def test_the_frontier_is_what_nothing_beats(tmp_path: Path) -> None:
+    def differ(spots: list[Spot]) -> bool:
+        return bool(plot_frontier(spots, "perplexity", "FLOPs", tmp_path / "frontier.png"))
+
     best = [spot(1, 9), spot(2, 7), spot(5, 6)]
     assert pareto([spot(3, 8), best[2], spot(2, 8), best[1], spot(6, 6), best[0], spot(5, 7)]) == best
     assert not differ([spot(1, 2), spot(1 + 1e-12, 3)]) and not differ([]) and differ([spot(1, 2), spot(1.1, 2)])
@@ -33,8 +36,8 @@ def test_bits_per_token_are_shown_as_perplexity() -> None:
 @pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])
 def test_windows_that_differ_have_a_panel(windows: tuple[int, ...], tmp_path: Path) -> None:
     spots = [spot(1e8 / (1 - o / w), 40 - w / 50 - o / 20, window=w, overlap=o) for w in windows for o in (0, 30)]
-    size = Image.open(plot_frontier(spots, "perplexity", "FLOPs", tmp_path / "frontier.png")).size
-    assert size == ((1950, 750) if len(windows) > 1 else (1275, 750))
+    (path,) = plot_frontier(spots, "perplexity", "FLOPs", tmp_path / "frontier.png")
+    assert Image.open(path).size == ((1950, 750) if len(windows) > 1 else (1275, 750))
 
 
 def test_evaluations_that_cost_the_same_or_are_of_different_splits_have_none(tmp_path: Path) -> None:
