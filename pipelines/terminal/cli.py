@@ -176,7 +176,9 @@ def _check(config: object, group: str = "") -> None:
             if isinstance(one, int) and abs(one) >= (most := SEEDS if "seed" in option else COUNTS):
                 raise UserError(f"{option} is {one}: give less than {most}")
             if isinstance(one, Path) and URI_AS_PATH.match(str(one)):
-                raise UserError(f"{option} is {one}, a URI: give a file or folder of this machine")
+                public = without_credentials(str(one).replace(":/", "://", 1))
+                told = public.replace("://", ":/", 1)  # as a path has it
+                raise UserError(f"{option} is {told}, a URI: give a file or folder of this machine")
 
 
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:

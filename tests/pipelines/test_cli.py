@@ -107,6 +107,8 @@ def test_wrong_words(words: str, sentence: str) -> None:
 def test_a_uri_is_taken_for_no_path() -> None:
     with pytest.raises(UserError, match="s3:/bucket/run, a URI: give a file or folder of this machine"):
         cli.parse(Evaluate, ["a", "s3://bucket/run"], "Evaluate runs.")
+    with pytest.raises(UserError, match="--runs is s3:/bucket/run, a URI"):
+        cli.parse(Evaluate, ["a", "s3://KEY:SECRET@bucket/run"], "Evaluate runs.")
     assert cli.parse(Evaluate, ["a:/b"], "Evaluate runs.").runs == (Path("a:/b"),)
 
 
