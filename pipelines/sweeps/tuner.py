@@ -2,7 +2,7 @@
 
     fit(Recorded(memory, stop, tracking.below, room))
 
-Tune's snapshots lag behind, and lack the scheduler: nothing is ever restored from them. What Tune asks, the scheduler of
+Tune's snapshots lag behind, and lack the scheduler: nothing is restored from them, and they are empty. What Tune asks, the scheduler of
 pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
 trials that are left.
 """
@@ -22,6 +22,8 @@ from typing import Any
 from ray import tune
 from ray.tune import TuneError
 from ray.tune.execution import class_cache
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
@@ -95,13 +97,16 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
     """What has happened to a trial is told in our own words. Afterwards Tune is as it was: a notebook may have its own Tuner."""
     logger, passed = logging.getLogger("ray.tune"), class_cache.ENV_VARS_TO_PROPAGATE
     before, level = {name: os.environ.get(name) for name in environment}, logger.level
+    snapshot, state = TuneController.save_to_dir, TunerInternal.__getstate__
     os.environ.update(environment)
     logger.setLevel(logging.CRITICAL)
     # A machine has the keys of buckets in its own environment. Those that Ray Tune passes to trials, Ray writes into its logs.
     class_cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
+    TuneController.save_to_dir, TunerInternal.__getstate__ = empty_snapshot, lambda tuner: {}
     try:
         yield
     finally:
+        TuneController.save_to_dir, TunerInternal.__getstate__ = snapshot, state
         class_cache.ENV_VARS_TO_PROPAGATE = passed
         logger.setLevel(level)
         for name, value in before.items():
@@ -111,18 +116,18 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def empty_snapshot(controller: TuneController) -> None:
+    """In place of Tune's, which holds what every trial is given: passwords and keys of buckets too. Tune asks for one at its end."""
+    folder = Path(controller._storage.experiment_driver_staging_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / controller.experiment_state_file_name).write_text('{"trial_data": []}')
+
+
 def wrapped_by(error: BaseException) -> BaseException:
     """An error of ours, which was raised in Tune's loop; Tune's own where there is none."""
     while isinstance(error, TuneError) and (cause := error.__cause__ or error.__context__):
         error = cause
     return error
-
-
-class Unpickled:
-    """Tune pickles what it is given for a restore that never comes: nothing of it is kept."""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return object, ()
 
 
 class Silent(TrialProgressCallback):
@@ -133,7 +138,7 @@ class Silent(TrialProgressCallback):
     on_trial_error = on_trial_complete = on_trial_result
 
 
-class Recorded(Unpickled, TrialScheduler):
+class Recorded(TrialScheduler):
     """What Tune asks of a scheduler, answered by the sweep's memory; ``below`` puts a run below the sweep's.
 
     A trial that goes on is a new one to Tune, which itself resumes none: a run finds its own checkpoint.
@@ -187,9 +192,8 @@ class Recorded(Unpickled, TrialScheduler):
             if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
                 trial.init_local_path()  # Tune's results ask for its folder, though it has not begun
                 controller.stop_trial(trial)
-        for trial in [trial for trial in controller.get_trials() if trial.is_finished()][:-1]:
-            # Results are made of the sweep's files. One is left: with none Tune would unpickle its snapshot.
-            for name in KEPT:
+        for trial in [trial for trial in controller.get_trials() if trial.is_finished()]:
+            for name in KEPT:  # results are made of the sweep's files
                 if trial in (kept := getattr(controller, name, [])):
                     kept.remove(trial)
         if time.monotonic() - self._kept > KEEP_SECONDS:
@@ -251,7 +255,7 @@ def why(trial: Any) -> str:
     return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
 
 
-class Offered(Unpickled, Searcher):
+class Offered(Searcher):
     """What Tune asks of a searcher: the trials that the memory has next."""
 
     def __init__(self, recorded: Recorded) -> None:

@@ -13,6 +13,7 @@ import ray
 from data_prep.places import Place
 from pipelines import compare, train, tune
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.sweep import Sweep
 from tests.pipelines.conftest import TINY
@@ -84,6 +85,7 @@ def test_best_report_and_results_are_there(
     )
     assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
     assert (place / "best.json").recorded in capsys.readouterr().out
+    assert all(trial.model for trial in read_sweep(done.sweep.folder).trials)  # which the frontier is drawn by
     compare.main([place.recorded, "--output", str(tmp_path / "compared"), "--tracking.backend", "none"])
     table = (tmp_path / "compared" / "comparison.csv").read_text()
     assert all(f"sweep/{trial}" in table for trial in ("000", "001", "002"))
@@ -93,3 +95,25 @@ def test_best_report_and_results_are_there(
     logs = list(Path(ray._private.worker._global_node.get_logs_dir_path()).glob("*.log"))  # pyrefly: ignore
     assert any(b"Creating runtime env" in log.read_bytes() for log in logs)
     assert not [log for log in logs if secret.encode() in log.read_bytes()]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_passwords_and_keys_are_in_no_file(words: list[str], bucket: Bucket) -> None:
+    """Neither of the sweep's, nor of Ray's; Tune writes what it pickles as hexadecimal digits."""
+    secrets = [b"a-key-of-the-bucket", b"a-password-of-mlflow"]
+    own = [word.replace("s3://", f"s3://me:{secrets[0].decode()}@") for word in words]
+    own += ["--tracking.uri", f"http://me:{secrets[1].decode()}@127.0.0.1:1"]  # nobody asks there: the backend is none
+    done = run_sweep(["optim.lr=1e-3", "--search", "grid", *own, "--num-workers", "1", "--num-cpus", "2"])
+    assert done.status == 0 and done.sweep.config.train.tracking.uri.find(secrets[1].decode()) > 0
+    folders = (
+        bucket("runs"),
+        done.sweep.folder,
+        ray._private.worker._global_node.get_session_dir_path(),  # pyrefly: ignore
+    )
+    files = [file.place for folder in folders for file in Place.parse(folder).list(recursive=True)]
+    read = {file.shown: file.read_bytes() for file in files if file.is_file()}
+    assert {"trial.json", "results.jsonl"} < {name.rpartition("/")[2] for name in read}
+    spelt = [form for secret in secrets for form in (secret, secret.hex().encode())]
+    assert not [name for name, data in read.items() if any(form in data for form in spelt)]
