@@ -6,18 +6,27 @@ grid = run_sweep(["optim.lr=1e-3,3e-3", "--preset", "demo-rec", "--search", "gri
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipelines.sweeps.running import Done
 
+TALKERS = ("ray.tune.schedulers", "ray.tune.search", "optuna", "hpbandster")
+"""Loggers that are silent while a sweep runs: tune_spaces sees to that. Afterwards they are as they were."""
+
 
 def run_sweep(words: Sequence[str]) -> Done:
     """Begin a sweep or go on with it, by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
     from pipelines.sweeps.command import read_and_check
 
-    config, domains = read_and_check(words)
-    from pipelines.sweeps.running import run  # imports Ray and more: what is refused before it is refused at once
+    levels = {logger: logger.level for logger in map(logging.getLogger, TALKERS)}
+    try:
+        config, domains = read_and_check(words)
+        from pipelines.sweeps.running import run  # imports Ray and more: what is refused before it is refused at once
 
-    return run(config, domains, words)
+        return run(config, domains, words)
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -59,7 +59,7 @@ class SweepConfig:
     Or another scheduler of Ray Tune's by its import path (docs/sweeps.md); its time is in tokens, HyperBand's in rungs:
     'ray.tune.schedulers:HyperBandScheduler', 'ray.tune.schedulers:ASHAScheduler(brackets=2)', 'ray.tune.schedulers.pb2:PB2'."""
     stop: str = "none"
-    """Which trials are stopped besides: none; plateau those whose last four figures differ by less than 0.01; or a stopper of Ray
+    """Which trials are stopped besides: none; plateau those of whose last four figures the standard deviation is at most 0.01; or a stopper of Ray
     Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
     reduction: int = 3
     """asha: one in so many goes on from a rung to the next."""
@@ -119,6 +119,12 @@ class SweepConfig:
         """The preset by its dotted fields, with its name: what a space is laid around."""
         return {"preset": self.preset, **flatten(to_json(self.train))}
 
+    def own_values(self, fields: Sequence[str]) -> dict[str, Any] | None:
+        """The preset's values of these fields, of which its trial is made; None where whole presets or stores are compared."""
+        if self.baseline == "no" or {"preset", "data.store"} & set(fields):
+            return None
+        return {field: self.flat[field] for field in fields}
+
     def rule(self, domains: Mapping[str, Any]) -> Rule:
         """The scheduler. Raises ValueError where it cannot be."""
         from tune_spaces import Rule
@@ -159,7 +165,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
-    unit = "byte" if "data.store" in space or space == "rec-table-5" else "token"
+    unit = "byte" if "data.store" in space or "rec-table-5" in space.split("+") else "token"
     search, run = "grid" if space.startswith("rec-table") else "random", replace(PRESETS[preset], run="")
     default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
@@ -185,13 +191,13 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             f"--root is {place}, and MLflow's own file cannot be in a bucket: name a server by --tracking.uri, or add "
             "--tracking.backend none"
         )
-    if config.metric.startswith("validation/") and not 0 < every <= run.steps:
+    if config.metric.startswith("validation/") and not every:
         raise UserError(
-            f"validate_every is {every} and steps {run.steps}, so that no trial would ever be validated: choose --validate-every "
+            f"validate_every is {every}, so that no trial would ever be validated: choose --validate-every "
             f"{max(1, run.steps // 9)}"
         )
     often, steps = ("validate", every) if config.metric.startswith("validation/") else ("log", run.log_every)
-    first = steps * run.tokens_per_step
+    first = min(steps, run.steps) * run.tokens_per_step
     if 0 < config.tokens < first:
         raise UserError(
             f"a budget of {config.tokens:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
@@ -230,7 +236,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
             )
     if config.rule(domains).compares_all and config.trials:
-        planned = len(grid(domains, config.points)) if config.search == "grid" else config.samples
+        planned = config.samples
+        if config.search == "grid":
+            combinations, own = grid(domains, config.points), config.own_values(fields(domains))
+            planned = len(combinations) + (own is not None and own not in combinations)
         if config.trials < planned:
             raise UserError(
                 f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some "

@@ -122,6 +122,9 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
             f"--search {sweep.config.search} has suggested no trial: vary something else, or choose --search random"
         )
     if spent:
-        left = [trial for trial in sweep.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
-        print(f"{spent}: {len(left)} trials are not done; the same command with a larger budget goes on with them")
+        left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
+        if sweep.config.suggested:  # those that the searcher has not drawn
+            left += max(0, sweep.config.samples - len(sweep.trials))
+        if left:
+            print(f"{spent}: {left} trials are not done; the same command with a larger budget goes on with them")
     return print_findings(read_sweep(sweep.folder), sweep.run.place)

@@ -279,7 +279,7 @@ class SweepScheduler:
             self._died(trial, said)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)
-        elif self._interrupted or self._rule.waits(trial.id):
+        elif self._interrupted or self._rule.waits(trial.id) or not asked:
             trial.status = "pending"  # to go on
             self.sweep.save(trial)
         else:

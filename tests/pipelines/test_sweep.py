@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import random
@@ -26,13 +27,14 @@ from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
-from pipelines.sweeps import population, scheduler
-from pipelines.sweeps.command import read_and_check
+from pipelines.sweeps import population, run_sweep, scheduler
+from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.planning import baseline_values, open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.running import conclude, write_best
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import Figures
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
@@ -252,6 +254,17 @@ def test_brackets_pause_stop_and_go_on_after_a_kill_as_without(here: Make) -> No
         with pytest.raises(Killed):
             here(*brackets, kill_at=kill_at).run()
     assert finished(here(*brackets).run()) == finished(calm)
+
+
+def test_the_preset_is_not_stopped_where_others_halve_its_bracket_while_it_saves(here: Make) -> None:
+    brackets = ("--scheduler", "ray.tune.schedulers:HyperBandForBOHB", "--rung-tokens", "640")
+    memory = here("optim.lr=1e-7,3e-3", "--search", "grid", "--validate-every", "5", *brackets).scheduler
+    begun = [trial for trial in (memory.next(), memory.next(), memory.next()) if trial]
+    for trial, figure in zip(begun, (9.0, 5.0, 6.0), strict=True):
+        memory.result(trial, 5, figure)
+    memory.ended(begun[0], "stopped")
+    assert begun[0].baseline and (begun[0].status, begun[0].reason) == ("pending", "")
+    assert memory.next() is begun[0]
 
 
 OPTUNA = (
@@ -679,6 +692,14 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
             ["lr", "--scheduler", "pbt", "--samples", "4", "--trials", "2"],
             "pbt waits until all 4 trials can be compared, and --trials 2 leaves some out: lower --samples",
         ),
+        (
+            ["optim.lr=1e-7,1e-3,1e-2", "--search", "grid", "--scheduler", "pbt", "--trials", "3"],
+            "pbt waits until all 4 trials can be compared, and --trials 3 leaves some out",
+        ),
+        (
+            ["lr", "--validate-every", "30", "--tokens", "2500"],
+            "before the first trial's first figure, after 2,560 tokens",
+        ),
         (["model.window=3,5", "--search", "grid", "--baseline", "no"], "nothing of the space .* fits small-rec"),
         (["lr", "--data.corpus", "pg20"], "pg20"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
@@ -691,6 +712,53 @@ def test_bad_input_is_one_sentence(command: list[str], sentence: str, store: Pat
     with pytest.raises(ValueError, match=sentence):
         tune.main([command[0], *rest, *command[1:]] if command and command[0][0] != "-" else command)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("further", [["optim.lr=1e-7,2e-3,1e-2"], ["optim.lr=1e-7,1e-3,1e-2", "--baseline", "no"]])
+def test_a_population_of_which_no_trial_is_left_out_is_none_to_refuse(here: Make, further: list[str]) -> None:
+    """The preset itself is among the combinations, or no trial."""
+    assert len(here(*further, "--search", "grid", "--scheduler", "pbt", "--trials", "3").sweep.trials) == 3
+
+
+def test_a_trial_that_is_shorter_than_its_validations_are_apart_has_its_last_figure(here: Make) -> None:
+    sweep = here("optim.lr=1e-3", "--search", "grid", "--validate-every", "30").run()
+    assert [trial.last and trial.last.step for trial in sweep.trials.values()] == [20, 20]
+
+
+def test_vocabularies_are_compared_by_bytes_also_beside_another_space() -> None:
+    assert read_command(["rec-table-5+lr"]).metric == read_command(["rec-table-5"]).metric == "validation/bits_per_byte"
+
+
+def test_a_spent_budget_tells_what_it_leaves(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model.window=8,16", "--search", f"{OWN}:First(often=9)", "--samples", "3", "--scheduler", "none")
+    spent = "the sweep's budget of 3,000 tokens is spent"
+    conclude(here(*words, "--tokens", "3000").run(), spent)
+    assert f"{spent}: 2 trials are not done" in capsys.readouterr().out  # one of them has not been drawn
+    conclude(here(*words).run(), spent)
+    assert spent not in capsys.readouterr().out
+
+
+def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Path) -> None:
+    logger = logging.getLogger("ray.tune.schedulers")
+    before = logger.level
+    try:
+        logger.setLevel(logging.INFO)
+        with pytest.raises(UserError, match="pg20"):
+            run_sweep(["lr", *TINY[1:], "--data.store", str(store), "--root", str(tmp_path), "--data.corpus", "pg20"])
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
+
+
+def test_what_mlflow_could_not_be_told_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(self: SweepTracking, trial: Trial) -> None:
+        raise RuntimeError("an error of its own")
+
+    monkeypatch.setattr(SweepTracking, "_record", gone)
+    object.__new__(SweepTracking)._tell(Trial("003", {}))
+    assert "warning: MLflow was not told how trial 003 ended: an error of its own" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> None:
