@@ -140,7 +140,7 @@ def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
 def planned(swept: SweepConfig, domains: dict[str, Any]) -> Sweep:
     """Its trials, in its folder."""
     sweep = Sweep(swept, fields(domains))
-    sweep.begin("", None, open_or_plan(sweep, domains, None))
+    sweep.begin("", open_or_plan(sweep, domains))
     return sweep
 
 

@@ -24,8 +24,8 @@ from ray import tune
 from ray.tune import search
 from ray.tune.search.sample import Categorical, Float, Integer
 
+from tune_spaces import SEARCHERS
 from tune_spaces.named import kind_of, make
-from tune_spaces.names import SEARCHERS
 
 METRIC = "value"
 

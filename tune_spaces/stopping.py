@@ -31,9 +31,9 @@ from ray.tune.schedulers import (
 from ray.tune.search.sample import Float
 from ray.tune.stopper import Stopper
 
+from tune_spaces import SCHEDULERS, STOPPERS
 from tune_spaces.drawing import expand, rounded, seeded
 from tune_spaces.named import kind_of, make
-from tune_spaces.names import SCHEDULERS, STOPPERS
 
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 """These change what a trial takes, or repeat another sweep's changes: they cannot be fed with results."""

@@ -13,6 +13,7 @@ from data_prep.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.config.parts import times
 from pipelines.sweeps.command import SweepConfig
+from pipelines.terminal.tables import counted
 
 COUNT_SECONDS = 5.0
 """How often machines are counted."""
@@ -28,7 +29,7 @@ class Room:
         self._worker = run.placement.worker(self.use_gpu)
         self._count()
         workers, has = run.workers[0], self._has
-        each = f"{workers} worker{'s' if workers > 1 else ''}"
+        each = counted(workers, "worker")
         if self._most < 1:
             apart = ", no two on one machine" if config.train.placement.strategy == "strict-spread" else ""
             where = f" on {self._machines} machines" if self._machines > 1 else ""
@@ -38,7 +39,7 @@ class Room:
                 "or --placement.cpus"
             )
         print(
-            f"  at once {self._trials()} of {each} of {told(self._worker)} each: {told(has)} hold {self._most}",
+            f"  at once {counted(self._at_once, 'trial')} of {each} of {told(self._worker)} each: {told(has)} hold {self._most}",
             flush=True,
         )
 
@@ -49,7 +50,7 @@ class Room:
             self._count()
             if self._at_once != before:
                 what = "come" if self._at_once > before else "gone"
-                print(f"machines have {what}: {told(self._has)}, at once {self._trials()}", flush=True)
+                print(f"machines have {what}: {told(self._has)}, at once {counted(self._at_once, 'trial')}", flush=True)
         return self._at_once
 
     def _count(self) -> None:
@@ -63,9 +64,6 @@ class Room:
             most = min(most, times(self._has, {"CPU": workers * self._worker["CPU"]}))
         self._most, self._machines, self._counted = most, len(machines), time.monotonic()
         self._at_once = max(min(most, config.concurrent or most), 1)
-
-    def _trials(self) -> str:
-        return f"{self._at_once} trial{'s' if self._at_once > 1 else ''}"
 
 
 def trials_at_once(

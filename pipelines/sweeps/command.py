@@ -22,11 +22,10 @@ from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import METRICS
-from tune_spaces import SPACES, combine
-from tune_spaces.names import SCHEDULERS, SEARCHERS, STOPPERS, is_path
+from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
 
 if TYPE_CHECKING:
-    from tune_spaces import Rule
+    from tune_spaces.stopping import Rule
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
@@ -59,8 +58,8 @@ class SweepConfig:
     Or another scheduler of Ray Tune's by its import path (docs/sweeps.md); its time is in tokens, HyperBand's in rungs:
     'ray.tune.schedulers:HyperBandScheduler', 'ray.tune.schedulers:ASHAScheduler(brackets=2)', 'ray.tune.schedulers.pb2:PB2'."""
     stop: str = "none"
-    """Which trials are stopped besides: none; plateau those of whose last four figures the standard deviation is at most 0.01; or a stopper of Ray
-    Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
+    """Which trials are stopped besides: none; plateau those whose last four figures have a standard deviation of at most 0.01; or
+    a stopper of Ray Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
     reduction: int = 3
     """asha: one in so many goes on from a rung to the next."""
     rung_tokens: int = 0
@@ -90,7 +89,7 @@ class SweepConfig:
         if self.metric not in choices:
             raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
         for name, known in NAMES.items():
-            if getattr(self, name) not in known and not is_path(getattr(self, name)):
+            if getattr(self, name) not in known and ":" not in getattr(self, name):
                 raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
         least = {"samples": 1, "points": 1, "reduction": 2}
         for name in (*least, "rung_tokens", "concurrent", "seconds", "tokens", "trials", "num_cpus"):
@@ -127,7 +126,7 @@ class SweepConfig:
 
     def rule(self, domains: Mapping[str, Any]) -> Rule:
         """The scheduler. Raises ValueError where it cannot be."""
-        from tune_spaces import Rule
+        from tune_spaces.stopping import Rule
 
         every = self.train.validate_every * self.train.tokens_per_step
         least = self.rung_tokens or max(1, self.whole // 9)
@@ -176,9 +175,9 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
-    from tune_spaces import Searcher, grid, stopper
-    from tune_spaces.drawing import fields
+    from tune_spaces.drawing import Searcher, fields, grid
     from tune_spaces.named import is_exact
+    from tune_spaces.stopping import stopper
 
     run, every = config.train, config.train.validate_every
     if without_credentials(config.space) != config.space:
@@ -248,8 +247,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     stopper(config.stop)
     if config.suggested:
         Searcher(config.search, domains, run.seed)
-    for named in filter(is_path, (config.scheduler, config.search, config.stop)):
-        if not is_exact(named):
+    for named in (config.scheduler, config.search, config.stop):
+        if ":" in named and not is_exact(named):
             print(
                 f"note: {named} may decide by more than results, as by the clock: after a kill it is told all of these again, and "
                 "goes on as before only if it decides by them alone"

@@ -1,7 +1,7 @@
 """The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
 and those that a searcher suggests as it goes on.
 
-again = open_or_plan(sweep, domains, baseline_values(sweep, flat))    # nothing is written yet
+again = open_or_plan(sweep, domains)    # nothing is written yet
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from typing import Any
 
 from data_prep.errors import UserError, given_by_user
 from pipelines.sweeps.sweep import Sweep, Trial
-from tune_spaces import Searcher, draw, expand, grid
+from tune_spaces.drawing import Searcher, draw, grid
 
 MOST_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
 
 
-def open_or_plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> bool:
+def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
     """Read the sweep's folder, or make the trials of a new one. Whether it had begun. Raises UserError."""
-    again = sweep.open_folder()
-    if not again:
-        plan(sweep, domains, baseline)
-    return again
-
-
-def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
-    """Make the trials of a sweep that has none."""
+    if sweep.open_folder():
+        return True
     config = sweep.config
+    baseline = config.own_values(sweep.fields)
     if baseline is not None:
-        add(sweep, dict(baseline), baseline=True)
+        add(sweep, baseline, baseline=True)
     if config.search == "grid":
         with given_by_user(ValueError):
             combinations = [values for values in grid(domains, config.points) if values != baseline]
@@ -47,6 +42,7 @@ def plan(sweep: Sweep, domains: Mapping[str, Any], baseline: Mapping[str, Any] |
                 print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
                 break
             add(sweep, values)
+    return False
 
 
 def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
@@ -80,10 +76,3 @@ def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
     trial = Trial(f"{len(sweep.trials):03d}", values, baseline=baseline)
     sweep.trials[trial.id] = trial
     return trial
-
-
-def baseline_values(sweep: Sweep, flat: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The preset's own values of the fields that are varied; None where whole presets or stores are compared."""
-    if sweep.config.baseline == "no" or {"preset", "data.store"} & set(sweep.fields):
-        return None
-    return expand({field: flat[field] for field in sweep.fields})

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.checkpoints.taking_over import find, take_over
 from pipelines.sweeps.sweep import Figure, Sweep, Trial
-from tune_spaces import Exploit, Rule
+from tune_spaces.stopping import Exploit, Rule
 
 
 class Population:

@@ -24,7 +24,7 @@ from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.command import SweepConfig
-from pipelines.sweeps.planning import baseline_values, open_or_plan
+from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
@@ -53,8 +53,7 @@ class Done:
 def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
     """Begin a sweep, or go on with it: what was read of these ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
-    baseline = baseline_values(sweep, config.flat)
-    sweep.run_of(Trial("", baseline or {}))  # raises here what every trial would
+    sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with hold(sweep.folder, "another process of this sweep"):
         print(
@@ -62,10 +61,10 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )
-        again = open_or_plan(sweep, domains, baseline)  # what is refused is refused before Ray starts
+        again = open_or_plan(sweep, domains)  # what is refused is refused before Ray starts
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         room = Room(config)
-        sweep.begin(command, baseline, again)
+        sweep.begin(command, again)
         return Done(run_trials(sweep, SweepScheduler(sweep, domains), room, command), sweep)
 
 

@@ -25,7 +25,8 @@ from pipelines.sweeps.population import Population
 from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial, first_values
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
-from tune_spaces import Exploit, Searcher, stopper
+from tune_spaces.drawing import Searcher
+from tune_spaces.stopping import Exploit, stopper
 
 Outcome = Literal["finished", "stopped", "failed", "hindered", "died"]
 """How a trial's workers have let go of it: trained to its end, saved and left, a user's error, one that has nothing to do with the

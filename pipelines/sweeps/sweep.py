@@ -161,20 +161,21 @@ class Sweep:
         fixed = {key: value for key, value in run.items() if changes_learning(key)}
         return {name: getattr(self.config, name) for name in names} | fixed
 
-    def begin(self, command: str, baseline: Mapping[str, Any] | None, again: bool) -> None:
+    def begin(self, command: str, again: bool) -> None:
         """Write the sweep down with its trials, at once; where it begins ``again``, the files of trials that a kill left out."""
         if not again:
-            self._write_plan(command, baseline)
+            self._write_plan(command)
         for trial in self.trials.values():
             if not (self.place(trial) / "trial.json").exists():
                 self.save(trial)
 
-    def _write_plan(self, command: str, baseline: Mapping[str, Any] | None) -> None:
+    def _write_plan(self, command: str) -> None:
         names = ("space", "preset", "samples", "search", "scheduler", "metric")
         values = {"name": self.config.train.run, **{name: getattr(self.config, name) for name in names}}
         values |= {"seed": self.config.train.seed, "mode": "min", "fields": self.fields, "command": command}
         plan = [{"id": t.id, "values": t.values, "baseline": t.baseline} for t in self.trials.values()]
-        values |= {"baseline": dict(baseline or {}), "plan": plan, "identity": self._identity()}
+        baseline = next((trial.values for trial in self.trials.values() if trial.baseline), {})
+        values |= {"baseline": baseline, "plan": plan, "identity": self._identity()}
         self.write("sweep.json", values)
 
     @property

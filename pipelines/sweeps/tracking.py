@@ -75,13 +75,15 @@ class SweepTracking:
         self._pool.submit(self._tell, trial)
 
     def _tell(self, trial: Trial) -> None:
-        with as_a_warning(f"MLflow was not told how trial {trial.id} ended", Exception):  # which nobody else would hear of
+        # Nobody else would hear of an error here.
+        with as_a_warning(f"MLflow was not told how trial {trial.id} ended", Exception):
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
         if self._silent or trial.recorded or not trial.over:
             return
-        self._sweep.run.fetch(*(f"trials/{trial.id}/{name}" for name in ("metrics.jsonl", "config.json")))  # of a bucket
+        for name in ("metrics.jsonl", "config.json"):  # of a bucket
+            self._sweep.run.fetch(f"trials/{trial.id}/{name}")
         run = self.below(self._sweep.run_of(trial))
         RunPlace.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))

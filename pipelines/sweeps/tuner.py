@@ -2,9 +2,9 @@
 
     fit(Recorded(memory, stop, tracking.below, room))
 
-Tune's snapshots lag behind, and lack the scheduler: nothing is restored from them, and they are empty. What Tune asks, the scheduler of
-pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives Tune the
-trials that are left.
+Tune's snapshots lag behind, and lack the scheduler: nothing is restored from them, and they are empty. What Tune asks, the
+scheduler of pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives
+Tune the trials that are left.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # each trial tracks itself
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C saves first
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that fails has no figure
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
 }
 LOOK_SECONDS = 0.1
@@ -64,8 +63,6 @@ def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                metric=config.metric,
-                mode="min",
                 num_samples=-1,
                 search_alg=Offered(recorded),
                 scheduler=recorded,
@@ -102,7 +99,7 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     # A machine has the keys of buckets in its own environment. Those that Ray Tune passes to trials, Ray writes into its logs.
     class_cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
-    TuneController.save_to_dir, TunerInternal.__getstate__ = empty_snapshot, lambda tuner: {}
+    TuneController.save_to_dir, TunerInternal.__getstate__ = empty_snapshot, lambda self: {}
     try:
         yield
     finally:
@@ -116,11 +113,11 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def empty_snapshot(controller: TuneController) -> None:
-    """In place of Tune's, which holds what every trial is given: passwords and keys of buckets too. Tune asks for one at its end."""
-    folder = Path(controller._storage.experiment_driver_staging_path)
+def empty_snapshot(self: Any) -> None:
+    """In place of Tune's, which hold what every trial is given: passwords and keys of buckets too. At its end it asks for one."""
+    folder = Path(self._storage.experiment_driver_staging_path)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / controller.experiment_state_file_name).write_text('{"trial_data": []}')
+    (folder / self.experiment_state_file_name).write_text('{"trial_data": []}')
 
 
 def wrapped_by(error: BaseException) -> BaseException:

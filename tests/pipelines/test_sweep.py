@@ -29,7 +29,7 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import population, run_sweep, scheduler
 from pipelines.sweeps.command import read_and_check, read_command
-from pipelines.sweeps.planning import baseline_values, open_or_plan
+from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.results import results
 from pipelines.sweeps.running import conclude, write_best
 from pipelines.sweeps.scheduler import SweepScheduler
@@ -56,8 +56,7 @@ class Here:
     def __init__(self, words: list[str], kill_at: int = -1) -> None:
         self.config, domains = read_and_check(words)
         self.sweep = Sweep(self.config, fields(domains))
-        baseline = baseline_values(self.sweep, self.config.flat)
-        self.sweep.begin("command", baseline, open_or_plan(self.sweep, domains, baseline))
+        self.sweep.begin("command", open_or_plan(self.sweep, domains))
         self.scheduler = SweepScheduler(self.sweep, domains)
         self.scheduler.restore()
         self._steps_left = kill_at

@@ -10,9 +10,10 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher as TuneSearcher
 
 from tests.tune_spaces.test_spaces import values
-from tune_spaces import Rule, Searcher, combine, stopper
+from tune_spaces import SCHEDULERS, combine
+from tune_spaces.drawing import Searcher
 from tune_spaces.named import is_exact, kind_of, make
-from tune_spaces.stopping import SCHEDULERS
+from tune_spaces.stopping import Rule, stopper
 
 
 class StopsAbove(FIFOScheduler):

@@ -13,8 +13,9 @@ from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
-from tune_spaces import SPACES, Rule, Searcher, combine, draw, grid
-from tune_spaces.drawing import fields
+from tune_spaces import SPACES, combine
+from tune_spaces.drawing import Searcher, draw, fields, grid
+from tune_spaces.stopping import Rule
 
 
 def values(preset: str, **changed: Any) -> dict[str, Any]:
