@@ -58,7 +58,7 @@ class Exploit:
 def changes_values(name: str) -> bool:
     """Whether the scheduler changes the values of trials while they run. Raises ValueError where there is none of this name."""
     kind, _ = kind_of(SCHEDULERS.get(name, name))
-    return isinstance(kind, type) and issubclass(kind, PopulationBasedTraining)
+    return issubclass(kind, PopulationBasedTraining)
 
 
 class Rule:
@@ -100,7 +100,7 @@ class Rule:
         }
         logging.getLogger("ray.tune.schedulers").setLevel(logging.ERROR)
         kind, given = kind_of(path)
-        if isinstance(kind, type) and issubclass(kind, HyperBandScheduler):
+        if issubclass(kind, HyperBandScheduler):
             offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
         if odd := sorted(set(given.get("hyperparam_mutations") or ()) - ranges.keys()):
             raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(ranges)}")

@@ -187,7 +187,6 @@ class Recorded(TrialScheduler):
             self._memory.interrupt()
         for trial in list(self._given.values()):
             if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
-                trial.init_local_path()  # Tune's results ask for its folder, though it has not begun
                 controller.stop_trial(trial)
         for trial in [trial for trial in controller.get_trials() if trial.is_finished()]:
             for name in KEPT:  # results are made of the sweep's files
