@@ -234,7 +234,10 @@ class Ends(ray.tune.Trainable):
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path) -> None:
+def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "LOOK_SECONDS", 0.0)  # at every turn of Tune's loop, however fast trials end
     swept, domains = many(tmp_path, 12)
     memory, kept = SweepScheduler(sweep := planned(swept, domains), domains), list[int]()
     memory.restore()
@@ -245,7 +248,7 @@ def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(tmp_path: Path)
     room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
     tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 12
-    assert len(kept) == 12 and max(kept) <= 2 + 4  # those of the last tenth of a second, when they end at once
+    assert len(kept) == 12 and max(kept) <= 2 + 4  # those of a turn, at its end
 
 
 @pytest.mark.usefixtures("ray_session")
