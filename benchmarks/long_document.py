@@ -8,6 +8,7 @@ runs. The ids are compared: a unigram model's may differ on the whole, where sum
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -48,15 +49,22 @@ def whole(tokenizer: Tokenizer) -> Callable[[str], np.ndarray]:
     return tokenizer.encode
 
 
+def document(path: Path, megabytes: int) -> tuple[str, int]:
+    """The file over and over, and its bytes. A character that the end cuts in two is left out."""
+    data, size = path.read_bytes(), megabytes * 1_000_000
+    text = (data * (size // len(data) + 1))[:size].decode(errors="ignore")
+    return text, size
+
+
 def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple[float, float, Any]:
     """MB/s of CPU time, bytes of memory at the peak beyond the document's by the byte of text, and the ids."""
     tokenizer = tokenizer_from_spec(spec)
     assert not isinstance(tokenizer, Training)
-    text = path.read_bytes().decode()
-    text = (text * (megabytes * 1_000_000 // len(text) + 1))[: megabytes * 1_000_000]
+    text, size = document(path, megabytes)
     encode = tokenizer.encode if way == "pieces" else whole(tokenizer)
-    size = len(text.encode())
     encode(text[:10_000])
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the most that this process had is what it has now
     before = resident("VmHWM")
     ids, seconds = np.empty(0), float("inf")
     for _ in range(runs):
