@@ -125,7 +125,7 @@ def measure(name: str, rounds: int) -> None:
     costs = config.model.costs(VOCAB)
     print(
         f"  {name:16} {found['train']:>9,.0f} {found['score']:>9,.0f}   {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})   {costs.computed_training_flops_per_token / costs.flops_per_token:.2f}"
+        f"({min(ratios):.2f} to {max(ratios):.2f})   {costs.computed_training_flops_per_token / costs.computed_flops_per_token:.2f}"
         f"   {schedule.fill():.0%}",
         flush=True,
     )
