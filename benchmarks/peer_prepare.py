@@ -2,10 +2,13 @@
 
     python peer_prepare.py datatrove|datasets SOURCE TOKENIZER_JSON OUTPUT
 
-Runs in the interpreter that has the library. The time is of the library's own work, with two processes started by it: its
-imports, and the writing of the input in a form that it reads, do not count. Prints a line of JSON.
+Runs in the interpreter that has the library. The time is of the library's own work, with two processes started by it: the start
+of its pool counts, its imports, and the writing of the input in a form that it reads, do not. datatrove's two files are as even as
+the halves of the bare processes, and nothing is shuffled; `datasets` halves the documents by their number, as it does by itself.
+Prints a line of JSON.
 """
 
+import functools
 import json
 import sys
 import time
@@ -17,18 +20,34 @@ def texts(source):
         yield path.stem, path.read_bytes().decode()
 
 
+def halves(items):
+    """Two lists of about the same size, the longest text first."""
+    made, sizes = ([], []), [0, 0]
+    for name, text in sorted(items, key=lambda item: -len(item[1])):
+        least = sizes.index(min(sizes))
+        made[least].append((name, text))
+        sizes[least] += len(text)
+    return made
+
+
+@functools.cache
+def loaded(tokenizer):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(tokenizer)
+
+
 def datatrove(source, tokenizer, output):
     from datatrove.executor import LocalPipelineExecutor  # pyrefly: ignore
     from datatrove.pipeline.readers import JsonlReader  # pyrefly: ignore
     from datatrove.pipeline.tokens import DocumentTokenizer  # pyrefly: ignore
 
     (output / "input").mkdir(parents=True)
-    ordered = sorted(texts(source), key=lambda item: -len(item[1]))
-    for i in range(2):
+    for i, half in enumerate(halves(texts(source))):
         with open(output / "input" / f"{i}.jsonl", "w") as file:
-            for name, text in ordered[i::2]:
+            for name, text in half:
                 file.write(json.dumps({"id": name, "text": text}) + "\n")
-    writer = DocumentTokenizer(str(output / "tokens"), tokenizer_name_or_path=tokenizer, eos_token=None)
+    writer = DocumentTokenizer(str(output / "tokens"), tokenizer, eos_token=None, shuffle_documents=False)
     executor = LocalPipelineExecutor(
         [JsonlReader(str(output / "input")), writer], tasks=2, workers=2, logging_dir=str(output / "logs")
     )
@@ -36,12 +55,11 @@ def datatrove(source, tokenizer, output):
     executor.run()
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in (output / "tokens").glob("*.ds"))
-    return seconds, size // 2
+    return seconds, size // writer.token_size
 
 
 def datasets(source, tokenizer, output):
     import datasets
-    from tokenizers import Tokenizer
 
     datasets.disable_progress_bars()
     names, contents = zip(*texts(source), strict=True)
@@ -50,8 +68,8 @@ def datasets(source, tokenizer, output):
     made = datasets.load_from_disk(str(output / "input"))
 
     def encode(batch):
-        encoder = Tokenizer.from_file(tokenizer)
-        return {"tokens": [encoding.ids for encoding in encoder.encode_batch(batch["text"], add_special_tokens=False)]}
+        encoded = loaded(tokenizer).encode_batch(batch["text"], add_special_tokens=False)
+        return {"tokens": [encoding.ids for encoding in encoded]}
 
     start = time.perf_counter()
     done = made.map(encode, batched=True, batch_size=8, num_proc=2, remove_columns=["text"])

@@ -9,7 +9,8 @@ evenly by size, and call `encode` document by document. Both in turn, `--rounds`
 stands the ratio of the CPU seconds of all processes (Ray's own included), which other work on the machine disturbs less.
 
 With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers_data.txt, datatrove's tokenization and
-`datasets.map` with two processes are run in the same turns on the same text and the same Hugging Face tokenizer.
+`datasets.map` with two processes are run in the same turns on the same text. They encode with Hugging Face's tokenizers, we with
+the library of `--tokenizer` (GPT-2: tiktoken), so that where these differ the rates compare the tokenizers first.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BenchConfig:
     peers: str = ""
     """Python that has datatrove and datasets: compare with them. Needs `peer_tokenizer`."""
     peer_tokenizer: str = ""
-    """A Hugging Face tokenizer.json of the same tokenizer."""
+    """A Hugging Face tokenizer.json of the same vocabulary."""
 
 
 BARE = """
