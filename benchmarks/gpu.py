@@ -189,12 +189,18 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
         report.say(f"\n{PEER} is not installed (benchmarks/peers.txt), and left out")
     for peer in done:
         for rec in done:
-            if (rec.model, peer.model, rec.compile) == ("rec", "peer", peer.compile) and not peer.failure:
-                memory = f", at {rec.peak_bytes / peer.peak_bytes:.2f} × its memory" if peer.peak_bytes else ""
-                report.say(
-                    f"\nrec reads {1 / rec.over('peer', done):.2f} × the peer's tokens/s{memory} (compile {rec.compile})"
-                )
+            both = (rec.model, peer.model, rec.compile) == ("rec", "peer", peer.compile)
+            if both and not rec.failure and not peer.failure:
+                report.say(f"\n{against_peer(rec, peer)} (compile {rec.compile})")
     return not any(figures.failure for figures in done)
+
+
+def against_peer(rec: Figures, peer: Figures) -> str:
+    """Memory is of as many lanes, or is not compared."""
+    told = f"rec reads {rec.tokens_per_second / peer.tokens_per_second:.2f} × the peer's tokens/s"
+    if rec.lanes != peer.lanes:
+        return f"{told}, {rec.lanes} lanes against {peer.lanes}"
+    return f"{told}, at {rec.peak_bytes / peer.peak_bytes:.2f} × its memory" if peer.peak_bytes else told
 
 
 def ratios(figures: Figures, done: list[Figures]) -> dict[str, float]:

@@ -84,6 +84,28 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
     assert gpu.fitted("vanilla", "no", config, *given).failure == "ValueError: of its own"
 
 
+def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = gpu.BenchConfig(device="cpu", size="tiny", models=("rec", "peer"), compile=("no",))
+    peer = gpu.Figures("peer", "no", 32, 64, seconds=2.0, peak_bytes=4)
+    rec = replace(peer, model="rec", seconds=1.0, peak_bytes=3)
+    told = [
+        (rec, "rec reads 2.00 × the peer's tokens/s, at 0.75 × its memory (compile no)"),
+        (replace(rec, lanes=16), "rec reads 1.00 × the peer's tokens/s, 16 lanes against 32 (compile no)"),
+        (replace(rec, failure="OutOfMemoryError"), ""),
+    ]
+    monkeypatch.setattr(gpu, "peer_version", lambda: "0")
+    for found, line in told:
+        done = {"rec": found, "peer": peer}
+        monkeypatch.setattr(gpu, "fitted", lambda name, *_, done=done: done[name])
+        report = gpu.Report(config, {"matrix_flops_per_second": 1.0, "data_sheet_flops_per_second": None})
+        gpu.speed(config, report, torch.device("cpu"), torch.float32)
+        report.limit.cancel()
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last == line if line else "rec reads" not in last
+
+
 def test_windowed_attention_is_the_same_in_all_ways() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 2, rows, 4, requires_grad=True) for rows in (8, 16, 16))
