@@ -15,6 +15,7 @@ import numpy as np
 import tyro
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from data_prep.errors import UserError
 from data_prep.tokenizers import GPT2Tokenizer
 from pipelines.terminal import cli
 
@@ -31,15 +32,19 @@ class BenchConfig:
 
 def main(argv: list[str]) -> int:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    texts = {folder: sorted(path for path in folder.rglob("*") if path.is_file()) for folder in config.folders}
+    for folder, paths in texts.items():
+        if not paths:
+            raise UserError(f"{folder} has no files: name a folder of texts")
     ours = GPT2Tokenizer.from_folder(config.vocabulary)
     theirs = Tokenizer(models.BPE(vocab=ours.vocab, merges=ours.merges))
     theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     ours.encode("the first call builds the encoding")
     different = 0
-    for folder in config.folders:
+    for folder, paths in texts.items():
         files = size = tokens = left_out = unequal = 0
         seconds = np.zeros(2)
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path in paths:
             try:
                 text = path.read_bytes().decode()
             except UnicodeDecodeError:

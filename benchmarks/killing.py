@@ -268,7 +268,11 @@ def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[st
     return {**files, "meta": json.dumps(told, sort_keys=True).encode()}
 
 
-def curve(run: Path) -> list[tuple[int, str, float]]:
+Point = tuple[int, str, float]
+"""Of a curve: step, figure, value."""
+
+
+def curve(run: Path) -> list[Point]:
     """Every figure at its step, as metrics.jsonl has it, but for the speed; `train/tokens` of a validation is another's."""
     return sorted(
         (record.step, key, value)
@@ -278,7 +282,7 @@ def curve(run: Path) -> list[tuple[int, str, float]]:
     )
 
 
-def mlflow_curve(root: Path, run: str) -> list[tuple[int, str, float]]:
+def mlflow_curve(root: Path, run: str) -> list[Point]:
     """The same as MLflow has it."""
     from mlflow import MlflowClient
 

@@ -1,6 +1,6 @@
 """Kills training at random moments and compares what comes of it, bit for bit, with a run that nothing disturbed.
 
-    python -m benchmarks.kills                     eleven models, 20 kills each: about half an hour on two busy cores
+    python -m benchmarks.kills                     15 models, 20 kills each: half an hour or more on two busy cores
 
 Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
 process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
-from pipelines.checkpoints.checkpoint import name_of
+from pipelines.checkpoints.checkpoint import name_of, step_of
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
 
@@ -79,6 +79,8 @@ def compare(words: list[str], root: Path, kills: int) -> tuple[list[str], Counte
         differences += [f"{other}'s {name}" for name in expected if found.get(name) != expected[name]]
     if (whole := curve(calm)) != curve(root / "killed"):
         differences.append("the curve of metrics.jsonl")
+    after = [point for point in whole if point[0] > step_of(middle.name)]
+    differences += [f"{twin}'s curve" for twin in ("twin-1", "twin-2") if curve(root / twin) != after]
     if mlflow_curve(root, "killed") != whole or mlflow_curve(root, "calm") != whole:
         differences.append("the curve in MLflow")
     if [step for step, key, _ in whole if key == "train/bits_per_token"] != list(range(1, STEPS + 1)):

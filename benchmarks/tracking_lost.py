@@ -4,7 +4,7 @@
 
 The server is stopped with SIGSTOP in the middle of a run that logs ten times a second, and woken with SIGCONT. What it has
 afterwards is asked through its REST API; the order in which it got the points is read from its database. The many runs are
-processes that begin at the same moment, where there is no database yet.
+processes that begin at the same moment, where there is no database yet. Ends with status 1 where anything is lost or out of order.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BenchConfig:
     """That each of them logs, of three figures."""
 
 
-def silence(server: Server, root: Path, seconds: float) -> None:
-    """Stop the server in the middle of a run, wake it, and count."""
+def silence(server: Server, root: Path, seconds: float) -> bool:
+    """Stop the server in the middle of a run, wake it, and count. Returns whether it has all, in order."""
     config = TrackingConfig(uri=server.uri, experiment="silence", system_metrics="off", patience=120)
     tracker = Tracker.start(config, root, root / "run", "run", {}, {})
     wait_until(lambda: tracker.run_id, 60)
@@ -62,17 +62,18 @@ def silence(server: Server, root: Path, seconds: float) -> None:
     tracker.finish()
     caught_up = time.monotonic() - woken - 5
     run_id = tracker.run_id or ""
-    got = {key: [(p["step"], p["value"]) for p in points_of(server, run_id, key)] for key in ("a", "b")}
+    got = {key: sorted((p["step"], p["value"]) for p in server.points(run_id, key)) for key in ("a", "b")}
     whole = {"a": [(s, s / 2) for s in range(1, steps + 1)], "b": [(s, -float(s)) for s in range(1, steps + 1)]}
     with sqlite3.connect(root / "mlflow.db") as database:
         query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = 'a' ORDER BY rowid"
         order = [step for (step,) in database.execute(query, (run_id,))]
+    there, ordered = got == whole, order == sorted(order)
     print(
-        f"silent for {seconds:.0f} s: {steps} points of two figures, "
-        f"{'all there, each once' if got == whole else 'NOT ALL THERE'}, "
-        f"{'in order' if order == sorted(order) else 'NOT IN ORDER'}; the longest call of log took {longest * 1e3:.1f} ms, "
+        f"silent for {seconds:.0f} s: {steps} points of two figures, {'all there, each once' if there else 'NOT ALL THERE'}, "
+        f"{'in order' if ordered else 'NOT IN ORDER'}; the longest call of log took {longest * 1e3:.1f} ms, "
         f"and all was sent {max(caught_up, 0):.1f} s after the last of them"
     )
+    return there and ordered
 
 
 LOGS = """
@@ -90,51 +91,42 @@ tracker.finish()
 
 
 def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
-    """Seconds that all took, and what the processes said."""
+    """Seconds that all took, and what the processes said. Raises RuntimeError where one of them failed."""
     command = [sys.executable, "-c", LOGS, str(root)]
     began = time.monotonic()
     crowd = [
         subprocess.Popen([*command, f"run-{i}", uri, str(points)], stderr=subprocess.PIPE, env={**os.environ})
         for i in range(runs)
     ]
-    said = b"".join(process.communicate()[1] for process in crowd)
-    return time.monotonic() - began, said.decode()
+    said = b"".join(process.communicate()[1] for process in crowd).decode()
+    if failed := [process.returncode for process in crowd if process.returncode]:
+        raise RuntimeError(f"{len(failed)} of {runs} processes failed, with statuses {failed}: {said[-3000:]}")
+    return time.monotonic() - began, said
 
 
-def points_of(server: Server, run_id: str, key: str) -> list[dict[str, float]]:
-    """Of any number, by step."""
-    found: list[dict[str, float]] = []
-    token = ""
-    while True:
-        query = {"run_id": run_id, "metric_key": key, "max_results": "5000"}
-        page = server.call("metrics/get-history", **query, **({"page_token": token} if token else {}))
-        found += page.get("metrics", [])
-        if not (token := page.get("next_page_token", "")):
-            return sorted(found, key=lambda point: point["step"])
-
-
-def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) -> None:
+def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) -> bool:
+    """Print it. Returns whether all runs are whole."""
     told = f"{whole} of {config.runs} runs have all of 3 × {config.points} points once"
     print(f"{kind}: {told}; {seconds:.0f} s; {said.strip() or 'no warning'}")
+    return whole == config.runs
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     print(describe())
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as server:
         root = Path(folder)
-        if config.seconds:
-            silence(server, root, config.seconds)
+        passed = not config.seconds or silence(server, root, config.seconds)
         if not config.runs:
-            return
+            return 0 if passed else 1
         expected = list(range(1, config.points + 1))
         seconds, said = crowd(root / "remote", server.uri, config.runs, config.points)
         whole = 0
         for i in range(config.runs):
             run_id = json.loads((root / f"remote/run-{i}/mlflow_run.json").read_bytes())["run_id"]
             keys = ("a", "b", f"run-{i}")
-            whole += all([p["step"] for p in points_of(server, run_id, key)] == expected for key in keys)
-        tell("server", whole, config, seconds, said)
+            whole += all(server.steps(run_id, key) == expected for key in keys)
+        passed &= tell("server", whole, config, seconds, said)
         seconds, said = crowd(root / "local", "", config.runs, config.points)
         whole = 0
         with sqlite3.connect(root / "local/mlflow.db") as database:
@@ -143,7 +135,8 @@ def main(argv: list[str]) -> None:
                 query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
                 keys = ("a", "b", f"run-{i}")
                 whole += all([s for (s,) in database.execute(query, (run_id, key))] == expected for key in keys)
-        tell("sqlite", whole, config, seconds, said)
+        passed &= tell("sqlite", whole, config, seconds, said)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
