@@ -10,6 +10,7 @@ between two points counts. The bare loop has the same model, optimizer, clipping
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.store import SegmentStore
+from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 
@@ -71,21 +74,16 @@ def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [config.preset, "--data.store", str(Path(config.store).absolute()), "--steps", str(config.steps)]
+    data = cli.parse_preset(PRESETS, words, "").data
+    SegmentStore.open(
+        data.store, data.corpus, "train"
+    )  # a store that is missing is told of in a sentence, before any process
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for pair in range(config.pairs):
-            run = [
-                "--num-workers",
-                "1",
-                "--root",
-                folder,
-                "--run",
-                f"run-{pair}",
-                "--checkpoint.every",
-                str(config.steps),
-            ]
-            command = [sys.executable, "-m", "pipelines.train", *words, *run, "--validate-every", "0"]
+            run = shlex.split(f"--num-workers 1 --run run-{pair} --checkpoint.every {config.steps} --validate-every 0")
+            command = [sys.executable, "-m", "pipelines.train", *words, *run, "--root", folder]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
             piped = step_seconds(root / f"run-{pair}" / "metrics.jsonl", 20)
             bare_command = [sys.executable, "-c", BARE, *words]

@@ -11,19 +11,20 @@ second. The factor is what a longest document adds to the peak of the process th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from benchmarks.machine import resident
+from data_prep.errors import UserError
 from pipelines.terminal import cli
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 class BenchConfig:
     """What is prepared."""
 
-    source: str = ""
+    source: str
     """Folder with *.txt files, searched with its folders."""
     tokenizer: str = "bytes"
     megabytes: tuple[int, ...] = (100, 2000)
@@ -43,6 +44,14 @@ class BenchConfig:
     workers: tuple[int, ...] = (2, 0)
     scratch: str = ""
     """Folder for corpora and stores, on the disk of `source` to be able to link; a temporary one by default."""
+
+
+def texts(source: str) -> list[Path]:
+    """All *.txt below a folder. Raises UserError where they hold nothing."""
+    files = sorted(path.resolve() for path in Path(source).expanduser().rglob("*.txt"))
+    if not any(path.stat().st_size for path in files):
+        raise UserError(f"--source {source} has no *.txt file with text in it: name a folder that has")
+    return files
 
 
 def corpus_of(files: list[Path], megabytes: int, folder: Path) -> Path:
@@ -60,17 +69,11 @@ def corpus_of(files: list[Path], megabytes: int, folder: Path) -> Path:
 def long_document(files: list[Path], megabytes: int, folder: Path) -> Path:
     (folder / "train").mkdir(parents=True)
     with open(folder / "train" / "long.txt", "wb") as file:
-        for data in _endless(files):
+        for path in itertools.cycle(files):
             if file.tell() >= megabytes * 1_000_000:
                 break
-            file.write(data)
+            file.write(path.read_bytes())
     return folder
-
-
-def _endless(files: list[Path]) -> Iterator[bytes]:
-    while True:
-        for path in files:
-            yield path.read_bytes()
 
 
 def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict[str, float], float]:
@@ -83,7 +86,11 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
     )  # fmt: skip
     found: dict[str, float] = {}
     while process.poll() is None:
-        for member in [psutil.Process(process.pid), *_children(process.pid)]:
+        members: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            command = psutil.Process(process.pid)
+            members = [command, *command.children(recursive=True)]
+        for member in members:
             with contextlib.suppress(psutil.Error, OSError, StopIteration):
                 name = member.name()
                 kind = "command" if member.pid == process.pid else "worker" if name.startswith("ray::") else name
@@ -97,15 +104,9 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
     return found, time.monotonic() - start
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, "Peak memory of a preparation.")
-    files = sorted(path.resolve() for path in Path(config.source).expanduser().rglob("*.txt"))
+    files = texts(config.source)
     print(f"tokenizer {config.tokenizer}, {len(files)} files of {config.source}; {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory(dir=config.scratch or None) as scratch:
         folder = Path(scratch)
