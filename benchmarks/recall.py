@@ -14,8 +14,8 @@ short distances teach what long ones need. A test document asks once, in its las
 vowel, consonant, vowel) occurs in no training document. Names are read off under teacher forcing: right when all four letters have
 the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
 
-Makes the corpus, prepares it, trains recall-rec and recall-slide (presets.py), whose parameters are nearly equal, prints a table of
-accuracy over distance and writes recall.png. What is done already is not done again.
+Makes the corpus, prepares it, trains recall-rec and recall-slide (pipelines/presets/demo.py), whose parameters are nearly equal,
+prints a table of accuracy over distance and writes recall.png. What is done already is not done again.
 """
 
 from __future__ import annotations
