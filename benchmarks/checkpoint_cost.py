@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
+from benchmarks.contenders import model_configs
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import Saver
@@ -28,20 +29,7 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
-from recur_models import RecConfig, RecurrentModel, State, detach
-
-D512 = RecConfig(
-    layers=8,
-    recurrent_layers=(6,),
-    states=256,
-    d_model=512,
-    heads=8,
-    head_dim=64,
-    mlp_dim=2048,
-    window=256,
-    dropout=0.0,
-)
-"""The size that benchmarks/step_time.py calls medium."""
+from recur_models import RecurrentModel, State, detach
 
 
 @dataclass(frozen=True)
@@ -96,8 +84,9 @@ def main(argv: list[str]) -> None:
 
 
 def cost(config: BenchConfig, root: Path) -> None:
-    preset = replace(PRESETS["small-rec"], model=D512)
-    training = Training(D512.build(config.vocab), preset, config.lanes, config.segment_length, root)
+    model = model_configs("medium")["rec:fixed:skip"]
+    preset = replace(PRESETS["small-rec"], model=model)
+    training = Training(model.build(config.vocab), preset, config.lanes, config.segment_length, root)
     for warm_up in range(2):
         training.step()
         training.save(warm_up)

@@ -77,10 +77,6 @@ def contender(config: BenchConfig, windows: int, kind: Recompute) -> Contender:
     return Contender(model, windows * config.window, kind)
 
 
-def kept(made: Contender) -> int:
-    return kept_bytes(made.loss)
-
-
 def seconds(work: Callable[[], object]) -> float:
     """Of the processor."""
     began = time.process_time()
@@ -95,7 +91,7 @@ def weigh(config: BenchConfig, windows: int) -> Weighed:
         step = seconds(every.step)
         ratios.append(seconds(less.step) / step)
         forwards.append(seconds(every.loss) / step)
-    of_kind: dict[Recompute, int] = {"nothing": kept(every), "block": kept(less)}
+    of_kind: dict[Recompute, int] = {"nothing": kept_bytes(every.loss), "block": kept_bytes(less.loss)}
     return Weighed(windows, of_kind, tuple(ratios[1:]), 1 + statistics.median(forwards[1:]))
 
 
@@ -130,7 +126,7 @@ def plot(rows: list[Weighed], inside: int, config: BenchConfig, path: Path) -> N
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     torch.set_num_threads(1)
-    inside = kept(contender(config, 1, "nothing"))
+    inside = kept_bytes(contender(config, 1, "nothing").loss)
     print(
         f"{machine.describe()}\nd {config.d_model}, {config.layers} layers, windows of {config.window}, {LANES} lanes, "
         f"{config.rounds - 1} rounds; M, a window's inside, is {inside / 2**20:.1f} MiB\n"

@@ -11,6 +11,7 @@ of its head; here, as on a cluster that should shrink quickly, it looks every ha
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +30,10 @@ CHECKS = {
     "RAY_health_check_failure_threshold": "3",
 }
 
+RUN = shlex.split("""
+    --steps 1000000 --validate-every 0 --num-workers 1:2 --checkpoint.every 20 --tracking.backend none --model.dropout 0
+""")
+
 
 def main() -> int:
     os.environ |= CHECKS
@@ -37,17 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         store = make_store(root)
-        words = [
-            *MODELS["rec fixed:skip"],
-            *TINY,
-            "--steps",
-            "1000000",
-            "--validate-every",
-            "0",
-            "--num-workers",
-            "1:2",
-        ]
-        words += ["--checkpoint.every", "20", "--tracking.backend", "none", "--model.dropout", "0"]
+        words = [*MODELS["rec fixed:skip"], *TINY, *RUN]
         words += ["--data.store", str(store), "--root", str(root), "--run", "run"]
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         node = cluster.add_node(num_cpus=1)

@@ -96,11 +96,6 @@ def models(config: BenchConfig) -> dict[str, ModelConfig]:
     }
 
 
-def kept(contender: Contender) -> float:
-    """MiB that a forward pass keeps for the backward pass."""
-    return kept_bytes(contender.loss) / 2**20
-
-
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     chosen = models(config)
@@ -119,7 +114,8 @@ def main(argv: list[str]) -> None:
         shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         cost = model.costs(VOCAB)
         flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
-        memory, half = (kept(Contender(model, length)) for length in (config.segment, config.segment // 2))
+        lengths = (config.segment, config.segment // 2)
+        memory, half = (kept_bytes(Contender(model, length).loss) / 2**20 for length in lengths)
         print(
             f"  {label:26} {cost.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops / seconds / rate:>12.0%} "
             f"{memory:>9.0f} {half:>8.0f}",

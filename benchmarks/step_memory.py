@@ -62,16 +62,8 @@ def main(argv: list[str]) -> None:
         peaks = []
         print(f"{model:44} {recompute:10}", end="", flush=True)
         for length in config.lengths:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.step_memory",
-                "--weigh",
-                config.size,
-                model,
-                recompute,
-                str(length),
-            ]
+            weighed = ["--weigh", config.size, model, recompute, str(length)]
+            command = [sys.executable, "-m", "benchmarks.step_memory", *weighed]
             peaks.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
             print(f" {peaks[-1]:>9,.0f}", end="", flush=True)
         slope, start = np.polyfit(config.lengths, peaks, 1)

@@ -48,19 +48,11 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder))
         for workers in ("fresh", "reuse"):
-            rest = [
-                *TINY,
-                "--num-workers",
-                "1",
-                "--steps",
-                str(config.steps),
-                "--validate-every",
-                "200",
-                "--workers",
-                workers,
-            ]
-            rest += ["--checkpoint.every", "200", "--data.store", str(store), "--root", folder, "--run", workers]
-            words = [*SWEEP, *rest, "--tracking.backend", config.backend, "--num-cpus", "2"]
+            rest = shlex.split(f"""
+                --num-workers 1 --steps {config.steps} --validate-every 200 --checkpoint.every 200 --workers {workers}
+                --run {workers} --tracking.backend {config.backend} --num-cpus 2
+            """)
+            words = [*SWEEP, *TINY, *rest, "--data.store", str(store), "--root", folder]
             began = time.monotonic()
             processes, memory = ray_processes([sys.executable, "-m", "pipelines.tune", *words])
             whole = time.monotonic() - began

@@ -63,27 +63,13 @@ def main(argv: list[str]) -> int:
     rng = random.Random(config.seed)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "runs"
-        rest = [
-            *TINY,
-            "--num-workers",
-            "1",
-            "--steps",
-            str(config.steps),
-            "--checkpoint.every",
-            "20",
-            "--log-every",
-            "5",
-        ]
-        every = str(config.steps // 6 if config.sweep == "pbt" else 20)
-        rest += ["--validate-every", every, "--data.store", str(make_store(Path(folder))), "--root", str(root)]
-        command = [
-            sys.executable,
-            "-m",
-            "pipelines.tune",
-            *shlex.split(f"{SWEEPS[config.sweep]} {SIZES}"),
-            *rest,
-            "--run",
-        ]
+        every = config.steps // 6 if config.sweep == "pbt" else 20
+        sweep = shlex.split(f"{SWEEPS[config.sweep]} {SIZES}")
+        rest = shlex.split(
+            f"--num-workers 1 --steps {config.steps} --checkpoint.every 20 --log-every 5 --validate-every {every}"
+        )
+        places = ["--data.store", str(make_store(Path(folder))), "--root", str(root)]
+        command = [sys.executable, "-m", "pipelines.tune", *sweep, *TINY, *rest, *places, "--run"]
         began = time.monotonic()
         finish([*command, "calm"], Path(folder) / "calm.log")
         print(f"undisturbed: {time.monotonic() - began:.0f} s", flush=True)
