@@ -12,6 +12,7 @@ if ! grep -qs '^\. ~/.throughline.sh' ~/.bashrc; then
 fi
 . ~/.throughline.sh
 chmod 600 ~/.throughline.sh ~/.ray/auth_token
+[ ! -e clusters/environment.sh ] || chmod 600 clusters/environment.sh   # the same secrets, where the project's folder is copied
 
 pins=$(cat pyproject.toml constraints.txt | sha256sum)
 if [ -n "${THROUGHLINE_ENVIRONMENT:-}" ]; then

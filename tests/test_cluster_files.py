@@ -140,7 +140,9 @@ def test_a_node_takes_an_images_environment_and_leaves_it_whole_when_it_makes_it
     ours = home / "throughline-environment"
     (home / ".ray").mkdir(parents=True)
     (home / ".ray" / "auth_token").write_text("token")
-    (home / "throughline").symlink_to(ROOT)
+    (home / "throughline" / "clusters").mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", "clusters/environment.sh"):
+        shutil.copy(ROOT / name, home / "throughline" / name)
     shutil.copy(ROOT / "clusters" / "environment.sh", home / ".throughline.sh")
     executable(image / "bin" / "python", "exit 0")
     # An environment without the packages, which would take minutes to install: `pip` does nothing, and `import ray` is left out.
@@ -171,6 +173,23 @@ def test_a_node_takes_an_images_environment_and_leaves_it_whole_when_it_makes_it
     set_up(PYTHON=str(tmp_path / "python"))
     assert not ours.is_symlink()
     assert [path.name for path in image.rglob("*")] == ["bin", "python"]
+    for name in (".throughline.sh", ".ray/auth_token", "throughline/clusters/environment.sh"):
+        assert (home / name).stat().st_mode & 0o777 == 0o600, f"others can read the secrets in {name}"
+    (home / "throughline" / "clusters" / "environment.sh").unlink()  # as in a package of ours
+    set_up(THROUGHLINE_ENVIRONMENT=str(image))
+
+
+def test_an_image_holds_no_secrets() -> None:
+    left_out = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {".git", "runs"} < set(left_out)
+    for line in (ROOT / ".rayignore").read_text().splitlines():
+        assert line.startswith("#") or line in left_out
+
+
+@pytest.mark.parametrize("name", ["kuberay-raycluster", "kuberay-rayjob"])
+def test_a_cluster_that_begins_without_gpus_is_asked_for_them(name: str) -> None:
+    text = (ROOT / "clusters" / f"{name}.yaml").read_text()
+    assert "--use-gpu yes" in text or "use_gpu=yes" in text
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
