@@ -56,7 +56,7 @@ class BenchConfig:
     """Numbers of workers."""
     vocab: int = 32_001
     """Ids of the vocabulary."""
-    megabytes_per_second: float = 4.5
+    megabytes_per_second: float = 3.6
     """Text that one CPU prepares in a second: half of what RESULTS.md measured with two, SentencePiece BPE of 32,000 pieces."""
     part_megabytes: float = 16.777
     """Text in a part."""
