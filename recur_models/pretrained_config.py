@@ -5,6 +5,7 @@ A family's own config (gpt2.py, llama.py) says which layers they are.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,7 +52,7 @@ class DecoderConfig(ModelConfig):
     """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
 
     def __post_init__(self) -> None:
-        if self.pretrained and Path(self.pretrained).expanduser().is_dir():
+        if self.pretrained and Path(os.path.expanduser(self.pretrained)).is_dir():
             object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
         sized = all(getattr(self, name) for name in self.family.small)
         if self.pretrained and not sized:  # not of a config that is read back

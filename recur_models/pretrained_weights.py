@@ -10,6 +10,7 @@ Safetensors alone are read, and nothing is ever downloaded: a name is looked up 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Family:
 
 def folder_of(pretrained: str) -> Path:
     """Raises ValueError where it is neither a folder nor a name of which this machine has a copy."""
-    folder = Path(pretrained).expanduser().absolute()
+    folder = Path(os.path.expanduser(pretrained)).absolute()
     if folder.is_dir():
         return folder
     remedy = "name a folder"

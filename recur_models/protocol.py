@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
+from types import UnionType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import torch
@@ -118,6 +119,8 @@ def is_not(value: Any, kind: Any) -> str:
     """What a field of this kind needs where the value is none; empty where it is one, and of kinds that are not looked at."""
     if get_origin(kind) is Literal:
         return "" if value in get_args(kind) else " or ".join(map(str, get_args(kind)))
+    if get_origin(kind) is UnionType:  # with None
+        return "" if value is None else is_not(value, get_args(kind)[0])
     if kind is int:
         return "" if isinstance(value, Integral) and not isinstance(value, bool) else "a whole number"
     if kind is float:

@@ -220,6 +220,7 @@ def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
                 id, title, categories = entry["id"], entry.get("title") or "", entry["categories"]
                 listed = categories.split() if isinstance(categories, str) else " ".join(categories).split()
                 if any(category == subject or category.startswith(f"{subject}.") for category in listed):
+                    title.encode()  # a lone surrogate is in no UTF-8
                     found[canonical(id)] = " ".join(title.split())
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise CorpusError(

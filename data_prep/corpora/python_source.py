@@ -37,7 +37,7 @@ class PythonSource:
 
     @property
     def root(self) -> Path:
-        return Path(self.source or sysconfig.get_path("stdlib")).expanduser()
+        return Path(os.path.expanduser(self.source or sysconfig.get_path("stdlib")))
 
     def options(self) -> dict[str, Any]:
         return {}

@@ -14,6 +14,7 @@ A corpus that labels its tokens itself has its own symbols as tokens.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
@@ -133,13 +134,13 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
             )
         return Training(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
     if kind == "gpt2" and colon:
-        folder = Path(rest).expanduser()
+        folder = Path(os.path.expanduser(rest))
         if not rest or not folder.is_dir():
             raise TokenizerError(
                 f"tokenizer {spec!r} needs a folder: write gpt2:FOLDER, with vocab.json and merges.txt in it"
             )
         return GPT2Tokenizer.from_folder(folder)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if path.is_dir():
         return _from_folder(path)
     if path.suffix not in (".model", ".json") and not path.is_file():

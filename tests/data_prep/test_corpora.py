@@ -202,6 +202,11 @@ def test_not_utf8(books: Path) -> None:
         texts(Pg19(source=str(books)), "test")
 
 
+def test_the_home_folder_of_nobody() -> None:
+    with pytest.raises(CorpusError, match="^~nobody-here/lib is not a folder: give --source"):
+        PythonSource(source="~nobody-here/lib").sources("train")
+
+
 @pytest.mark.parametrize("kind", [Pg19, Text])
 def test_missing_folder(kind: type, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="needs a folder: give --source"):

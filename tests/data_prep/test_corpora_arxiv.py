@@ -121,6 +121,9 @@ def test_a_list_or_a_subject_restricts(tmp_path: Path) -> None:
     put(lists, {"bad.json": metadata + '\n{"id": 3}\n'})
     with pytest.raises(CorpusError, match=r"bad\.json line 5 is not a record with id, title and categories"):
         Arxiv(source=source, metadata=str(lists / "bad.json"), subject="math").sources("train")
+    put(lists, {"half.json": json.dumps({"id": "2101.00001", "title": "\ud800", "categories": "math.GT"})})
+    with pytest.raises(CorpusError, match=r"half\.json line 1 is not a record .* \('utf-8' codec can't encode"):
+        Arxiv(source=source, metadata=str(lists / "half.json"), subject="math").sources("train")
 
 
 def test_ids_that_are_not_found_are_counted(tmp_path: Path) -> None:

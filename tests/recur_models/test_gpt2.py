@@ -245,6 +245,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
         return lambda: GPT2Config(pretrained=str(place), window=8, **fields)
 
     assert "no folder of this machine" in refused(of(tmp_path / "nowhere"))
+    assert "no folder of this machine" in refused(of("~nobody-here/gpt2"))
     assert "hf download gpt2-no-such" in refused(of("gpt2-no-such"))
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused(of(tmp_path / "empty"))
