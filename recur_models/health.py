@@ -75,8 +75,8 @@ class Health:
         else:
             return None
         return (
-            f"the model is learning to ignore its recurrent State: {told}; more lanes, another optim.lr or "
-            '--model.gate lstm may help (docs/models.md, "When recurrence pays")'
+            f"the model is learning to ignore its recurrent State: {told}; more lanes, another optim.lr, or "
+            '--model.gate lstm of a rec, may help (docs/models.md, "When recurrence pays")'
         )
 
 

@@ -62,6 +62,7 @@ def test_what_clearing_the_state_costs_in_validation_decides_alone() -> None:
         model(tokens(2, 2 * model.block))
     assert health.warning([0.01]) is None and health.warning() is None
     assert "clearing it changes validation by 0.0002 bits per token" in str(health.warning([0.01, -0.0001, 0.0002]))
+    assert "another optim.lr, or --model.gate lstm of a rec, may help" in str(health.warning([0.0, 0.0]))
     health.sums["state_share"] *= 0.0
     assert health.warning([0.01]) is None and "only 0.00% of the attention's output" in str(health.warning())
 
