@@ -16,6 +16,7 @@ import difflib
 import errno
 import sys
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,12 @@ class SegmentStore:
         manifest: what the split holds and was made from.
         lengths: int64 [documents], tokens per document.
         place: where it was opened; `SegmentStore.open(store.place)` opens it again, in another process for instance.
+        cache: as in `open`.
     """
 
-    def __init__(
-        self, place: Place, manifest: Manifest, documents: Documents, cache: SegmentCache | None = None
-    ) -> None:
-        self.place, self.manifest = place, manifest
-        self._cache = None if place.is_local else cache
+    def __init__(self, place: Place, manifest: Manifest, documents: Documents, cache: str = "") -> None:
+        self.place, self.manifest, self.cache = place, manifest, cache
+        self._cache = None if place.is_local else SegmentCache.of(cache)
         self._copies: dict[int, Path] = {}  # parts that are read from the cache
         self.lengths = documents.tokens
         self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
@@ -89,12 +89,11 @@ class SegmentStore:
         manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
         documents = read_table(folder, manifest.table)
         check_parts(folder, manifest)
-        kept = None if folder.is_local else SegmentCache.of(cache)
-        return cls(folder, dataclasses.replace(manifest, documents=documents), documents, kept)
+        return cls(folder, dataclasses.replace(manifest, documents=documents), documents, cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process that is given it opens its own."""
-        return SegmentStore.open, (self.place,)
+        return partial(SegmentStore.open, cache=self.cache), (self.place,)
 
     @property
     def folder(self) -> str:

@@ -129,7 +129,8 @@ def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     checkpoint, run = find_checkpoint(config.run), run_of(config.run)
     data, name = checkpoint.meta["config"]["data"], checkpoint.meta["config"]["run"]
-    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    place, cache = config.store or data["store"], data.get("cache", "")
+    store = SegmentStore.open(place, data["corpus"], config.split, cache=cache)
     check_fits(checkpoint, store, "")
     if store.labelled:
         raise UserError(

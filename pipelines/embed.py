@@ -68,15 +68,16 @@ class EmbedConfig:
 
 def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
     """The split to read. Raises UserError where it is not there, or has other tokens than the model."""
-    checkpoint, place, corpus = trained.checkpoint, config.store, config.corpus
+    checkpoint, place, corpus, cache = trained.checkpoint, config.store, config.corpus, ""
     if checkpoint is not None:
         data = checkpoint.meta["config"]["data"]
         place, corpus = place or data["store"], corpus or data["corpus"]
+        cache = data.get("cache", "")
     if not (place and corpus):
         raise UserError(
             f"{trained.place} does not say which text it was trained on: give --store and --corpus, or --file"
         )
-    store = SegmentStore.open(place, corpus, config.split)
+    store = SegmentStore.open(place, corpus, config.split, cache=cache)
     if checkpoint is not None:
         check_fits(checkpoint, store, "")
     elif (sizes := (trained.model.vocab_size, trained.bod_id)) != (store.vocab_size, store.bod_id):

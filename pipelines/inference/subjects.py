@@ -135,10 +135,10 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
 def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
     data = checkpoint.meta["config"]["data"]
-    place, corpus = config.store or data["store"], config.corpus or data["corpus"]
-    store = SegmentStore.open(place, corpus, config.split)
+    place, corpus, cache = config.store or data["store"], config.corpus or data["corpus"], data.get("cache", "")
+    store = SegmentStore.open(place, corpus, config.split, cache=cache)
     try:
-        train = SegmentStore.open(place, corpus, "train")
+        train = SegmentStore.open(place, corpus, "train", cache=cache)
     except StoreError:
         train = None
     for split, may_differ in ((train, config.allow_other_store), (store, True)):

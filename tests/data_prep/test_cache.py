@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,14 @@ def test_a_disk_without_room_costs_the_cache_alone(
     monkeypatch.setattr(SegmentCache, "_fetch", full)
     assert np.array_equal(all_tokens(open_store()), expected)
     assert capfd.readouterr().err.count("no cache in") == 1
+
+
+def test_another_process_opens_it_with_the_same_cache(open_store: Open, fetched: list[str]) -> None:
+    assert not pickle.loads(pickle.dumps(open_store("none")))._mapped
+    store = open_store()
+    expected, count = all_tokens(store), len(fetched)
+    again = pickle.loads(pickle.dumps(store))
+    assert np.array_equal(all_tokens(again), expected) and len(fetched) == count
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
+from data_prep.cache import cache_folder
 from data_prep.places import Place
 from pipelines.checkpoints import run_place, saving
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.continuations import main as continuations
 from pipelines.doctor import main as doctor
+from pipelines.embed import main as embed
 from pipelines.evaluate import main as evaluate
 from pipelines.export import main as export
 from pipelines.generate import main as generate
@@ -117,6 +120,15 @@ def test_a_run_in_a_bucket_is_the_run_in_a_folder(
     export([bucket("runs/mine"), "--output", str(tmp_path / "exported")])
     assert (tmp_path / "exported" / "model.safetensors").exists()
     assert not list(tmp_path.glob("s3*")) and not Path("s3:").exists()
+
+
+def test_a_run_that_keeps_no_segment_files_is_read_without_them(words: list[str], bucket: Bucket, tmp_path: Path) -> None:
+    train([*words, "--steps", "2", "--data.cache", "none"])
+    quiet = ["--tracking.backend", "none"]
+    evaluate([bucket("runs/mine"), *quiet])
+    continuations([bucket("runs/mine"), "--new-tokens", "4", "--blocks", "1", *quiet])
+    embed([bucket("runs/mine"), "--output", str(tmp_path / "embedded")])
+    assert not (cache_folder() / "segments").exists()
 
 
 def test_the_stages_of_a_pipeline_in_a_bucket(made: Path, bucket: Bucket, tmp_path: Path) -> None:
