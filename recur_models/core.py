@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import MASKED, merge_heads, split_heads
-from recur_models.losses import output_layer
+from recur_models.losses import tied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 
@@ -48,10 +48,6 @@ class CoreConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         check_sizes(self)
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
 
     @property
     def width(self) -> int:
@@ -240,7 +236,7 @@ class CoreModel(RecurrentModel):
 
     def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
-        return output_layer(self.final_norm(x_BTD), self.output, targets_BT)
+        return tied_output(self.final_norm(x_BTD), self.output.weight, targets_BT, self.output.bias)
 
 
 def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:

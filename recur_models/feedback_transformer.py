@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Parts, Seen, documents, keep_own
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import MASKED, split_heads
-from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+from recur_models.protocol import Places, State, Stepper, Watched
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,9 @@ class FeedbackTransformer(CoreModel):
             "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
         }
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD, span = self.dropout(self.embedding(tokens_BT)), self.config.span
         document_BK = documents(state["states_count"], span, fresh_BK)
         document_BS = torch.cat([document_BK[:, :span], document_BK[:, span:].repeat_interleave(self.block, 1)], 1)

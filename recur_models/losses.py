@@ -10,7 +10,7 @@ logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradient
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
@@ -53,19 +53,15 @@ def whole_cross_entropy(
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
 
 
-def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
-    """What a model returns whose embeddings also make its logits: nats [B, T] where there are targets, else logits [B, T, V]."""
+def tied_output(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
+) -> Tensor:
+    """What a model returns: nats [B, T] where there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
+    output layer of its own, which may have a bias.
+    """
     if targets_BT is None:
-        return hidden_BTD if _is_asked_for(hidden_BTD) else hidden_BTD @ weight_VD.to(hidden_BTD.dtype).T
-    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
-
-
-def output_layer(hidden_BTD: Tensor, output: nn.Linear, targets_BT: Tensor | None) -> Tensor:
-    """What a model returns that has an output layer of its own: nats [B, T] where there are targets, else logits [B, T, V]."""
-    if targets_BT is None:
-        return hidden_BTD if _is_asked_for(hidden_BTD) else output(hidden_BTD)
-    hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-    return chunked_cross_entropy(hidden_ND, output.weight, targets_N, output.bias).view_as(targets_BT)
+        return hidden_BTD if _is_asked_for(hidden_BTD) else F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype), bias_V)
+    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), bias_V).view_as(targets_BT)
 
 
 def hidden_states(
@@ -74,7 +70,7 @@ def hidden_states(
     """``model(tokens_BT, state, fresh_BK)`` with the last hidden states [B, T, D] in the place of the logits, as its output layer
     reads them: logits are their product with its weights, and its bias where it has one.
 
-    Raises TypeError for a model whose logits are made by neither `tied_output` nor `output_layer`.
+    Raises TypeError for a model whose logits are not made by `tied_output`.
     """
     global _instead
     _instead = shapes = []

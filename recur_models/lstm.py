@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.losses import output_layer
+from recur_models.losses import tied_output
 from recur_models.protocol import (
     ModelConfig,
     Places,
@@ -25,7 +25,6 @@ from recur_models.protocol import (
     State,
     Stepper,
     Watched,
-    begin_segment,
     check_sizes,
     reset,
 )
@@ -52,10 +51,6 @@ class LSTMConfig(ModelConfig):
     @property
     def block(self) -> int:
         return self.window
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
 
     def build(self, vocab_size: int) -> LSTM:
         return LSTM(self, vocab_size)
@@ -106,19 +101,14 @@ class LSTM(RecurrentModel):
         like = self.embedding.weight
         return {f"layers.{i}.states": like.new_zeros(lanes, 2, self.config.d_model) for i in range(self.config.layers)}
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD, outputs = self.dropout(self.embedding(tokens_BT)), []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, after = self.recomputed("block", self.read)(x_BWD, after, fresh_BK[:, k])
+            x_BWD, state = self.recomputed("block", self.read)(x_BWD, state, fresh_BK[:, k])
             outputs.append(x_BWD)
-        return output_layer(torch.cat(outputs, 1), self.output, targets_BT), after
+        return self.read_out(torch.cat(outputs, 1), targets_BT), state
 
     def read(self, x_BnD: Tensor, state: State, fresh_B: Tensor | None = None) -> tuple[Tensor, State]:
         """All layers over some tokens."""
@@ -131,6 +121,10 @@ class LSTM(RecurrentModel):
             x_BnD, made = self.recomputed("layer", layer)(x_BnD, before)
             after[name] = made.to(before.dtype)
         return x_BnD, after
+
+    def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+        """Nats [B, T] where there are targets, else logits [B, T, V]."""
+        return tied_output(x_BTD, self.output.weight, targets_BT, self.output.bias)
 
     def stepper(self) -> Stepper:
         return LSTMStepper(self)
@@ -167,7 +161,7 @@ class LSTMStepper(Stepper):
             for name in made:
                 made[name].append(now[name])
         after = {name: places.write(block[name], torch.stack(made[name], 1)) for name in state}
-        return output_layer(torch.cat(outputs, 1), self.model.output, None), after
+        return self.model.read_out(torch.cat(outputs, 1), None), after
 
     def close(self, state: State, block: State) -> State:
         return {name: tensor[:, -1].clone() for name, tensor in block.items()}

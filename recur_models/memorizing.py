@@ -72,10 +72,6 @@ class MemorizingConfig(WindowedConfig):
         """The layer with the memory, counted from 1."""
         return max(1, self.layers - 3) if self.memory_layer is None else self.memory_layer
 
-    @property
-    def least_blocks(self) -> int:
-        return 1
-
     def build(self, vocab_size: int) -> WindowedTransformer:
         def layer(index: int) -> StackLayer:
             return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from recur_models.losses import tied_output
 from recur_models.pretrained_layers import Cache, Prev, Recurrence
 from recur_models.pretrained_stepping import DecoderStepper
-from recur_models.protocol import RecurrentModel, State, Stepper, Watched, begin_segment, reset
+from recur_models.protocol import RecurrentModel, State, Stepper, Watched, reset
 
 if TYPE_CHECKING:
     from recur_models.pretrained_config import DecoderConfig
@@ -81,14 +81,9 @@ class Decoder(RecurrentModel):
             state["states_count"] = count_B.clone()
         return state
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         overlap, W, K = self.config.overlap, self.block, fresh_BK.shape[1]
         text_BS = torch.cat([state["tokens"], tokens_BT], 1) if overlap else tokens_BT
         windows_BKT = text_BS.unfold(1, overlap + W, W)

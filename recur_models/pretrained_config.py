@@ -71,10 +71,6 @@ class DecoderConfig(ModelConfig):
     def block(self) -> int:
         return self.window - self.overlap
 
-    @property
-    def least_blocks(self) -> int:
-        return 1
-
     def sized(self) -> Self:
         """The same with the small published model's sizes where there are none."""
         lacking = {name: size for name, size in self.family.small.items() if not getattr(self, name)}

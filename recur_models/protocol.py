@@ -70,9 +70,9 @@ class ModelConfig(ABC):
         """Tokens in a block: documents begin at block boundaries, and a segment is a whole number of blocks."""
 
     @property
-    @abstractmethod
     def least_blocks(self) -> int:
         """Blocks that a training segment needs so that every parameter gets a gradient."""
+        return 1
 
     @abstractmethod
     def build(self, vocab_size: int) -> RecurrentModel:
@@ -170,7 +170,6 @@ class RecurrentModel(nn.Module, ABC):
     def initial_state(self, lanes: int) -> State:
         """The State of ``lanes`` lanes before their first document, on the model's device and in its dtype."""
 
-    @abstractmethod
     def forward(
         self,
         tokens_BT: Tensor,
@@ -188,6 +187,14 @@ class RecurrentModel(nn.Module, ABC):
 
         Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
         """
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        return self.read_segment(tokens_BT, state, fresh_BK, targets_BT)
+
+    @abstractmethod
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`forward`, once nothing is left to default and all has been checked."""
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
         """Those of its recurrence's own modules; none of a model that does not tell them apart."""
@@ -303,7 +310,7 @@ def in_stack(index: int, state: State) -> State:
 def begin_segment(
     model: RecurrentModel, tokens_BT: Tensor, state: State | None, fresh_BK: Tensor | None
 ) -> tuple[State, Tensor]:
-    """State and fresh as every ``forward`` begins with them: what was not given is at its default.
+    """State and fresh as `forward` reads with them: what was not given is at its default.
 
     Raises ValueError, naming sizes and remedy, unless they and the tokens fit the model and one another.
     """

@@ -41,7 +41,6 @@ from recur_models.protocol import (
     State,
     Stepper,
     Watched,
-    begin_segment,
     in_stack,
     of_layer,
 )
@@ -71,10 +70,6 @@ class SlideConfig(WindowedConfig):
 
     name: ClassVar[str] = "slide"
 
-    @property
-    def least_blocks(self) -> int:
-        return 1
-
     def build(self, vocab_size: int) -> WindowedTransformer:
         return WindowedTransformer(self, vocab_size, lambda _: Layer(self))
 
@@ -90,10 +85,6 @@ class XLConfig(WindowedConfig):
     """
 
     name: ClassVar[str] = "xl"
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
 
     def build(self, vocab_size: int) -> WindowedTransformer:
         return WindowedTransformer(self, vocab_size, lambda _: Layer(self, cache="detached"))
@@ -309,14 +300,9 @@ class WindowedTransformer(RecurrentModel):
             state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
         return state
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         windows = [layer.tokens.window() for layer in self.layers]
@@ -324,12 +310,12 @@ class WindowedTransformer(RecurrentModel):
             outputs = []
             for k in range(blocks):
                 run = self.recomputed("block", self.stack)
-                x_B1WD, after = run(x_BKWD[:, k : k + 1], after, fresh_BK[:, k : k + 1], windows)
+                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1], windows)
                 outputs.append(x_B1WD)
             x_BKWD = torch.cat(outputs, dim=1)
         else:
-            x_BKWD, after = self.stack(x_BKWD, after, fresh_BK, windows)
-        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), after
+            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK, windows)
+        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), state
 
     def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """All layers over some blocks."""

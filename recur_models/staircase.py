@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
-from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+from recur_models.protocol import Places, State, Stepper, Watched
 from recur_models.stepping import put
 
 
@@ -131,14 +131,9 @@ class Staircase(CoreModel):
             "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
         }
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         new_BKCD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (-1, self.block))
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)

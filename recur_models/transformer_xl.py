@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
-from recur_models.protocol import Places, State, Stepper, Watched, begin_segment
+from recur_models.protocol import Places, State, Stepper, Watched
 from recur_models.stepping import put
 
 
@@ -92,23 +92,18 @@ class TransformerXL(CoreModel):
             f"layers.{i}.inputs": like.new_zeros(lanes, config.span, config.d_model) for i in range(config.depth)
         }
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        after, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD = self.dropout(self.embedding(tokens_BT))
         if self.recompute != "block":
-            x_BTD, after = self.read(x_BTD, after, fresh_BK)
-            return self.read_out(x_BTD, targets_BT), after
+            x_BTD, state = self.read(x_BTD, state, fresh_BK)
+            return self.read_out(x_BTD, targets_BT), state
         outputs, run = [], self.recomputed("block", self.read)
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, after = run(x_BWD, after, fresh_BK[:, k : k + 1])
+            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
             outputs.append(x_BWD)
-        return self.read_out(torch.cat(outputs, 1), targets_BT), after
+        return self.read_out(torch.cat(outputs, 1), targets_BT), state
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""

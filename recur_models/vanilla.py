@@ -35,7 +35,6 @@ from recur_models.protocol import (
     State,
     Stepper,
     Watched,
-    begin_segment,
     in_stack,
     of_layer,
 )
@@ -47,10 +46,6 @@ class VanillaConfig(StackConfig):
     """Transformer without memory: nothing passes from one window to the next."""
 
     name: ClassVar[str] = "vanilla"
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
 
     def build(self, vocab_size: int) -> VanillaTransformer:
         return VanillaTransformer(self, vocab_size)
@@ -110,14 +105,9 @@ class VanillaTransformer(RecurrentModel):
     def initial_state(self, lanes: int) -> State:
         return {}
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        _, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         if self.recompute == "block":

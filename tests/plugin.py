@@ -21,7 +21,7 @@ from recur_models import MODELS, ModelConfig, Recompute, RecurrentModel, State, 
 from recur_models.costs import Costs, product, scales
 from recur_models.decoding import Rereader
 from recur_models.losses import tied_output
-from recur_models.protocol import Stepper, Watched, begin_segment
+from recur_models.protocol import Stepper, Watched
 from tune_spaces import SPACES, Space
 
 
@@ -40,10 +40,6 @@ class GruConfig(ModelConfig):
     @property
     def block(self) -> int:
         return self.window
-
-    @property
-    def least_blocks(self) -> int:
-        return 1
 
     def build(self, vocab_size: int) -> Gru:
         return Gru(self, vocab_size)
@@ -79,14 +75,9 @@ class Gru(RecurrentModel):
     def initial_state(self, lanes: int) -> State:
         return {"layers.0.states": self.embedding.weight.new_zeros(lanes, self.embedding.embedding_dim)}
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        state: State | None = None,
-        fresh_BK: Tensor | None = None,
-        targets_BT: Tensor | None = None,
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         x_BTD, c_BD, out = self.embedding(tokens_BT), state["layers.0.states"], []
         for t in range(tokens_BT.shape[1]):
             if t % self.block == 0:
