@@ -219,9 +219,12 @@ def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]
     size = words = 0
     found = xxhash.xxh3_64()
     inside = False  # a word that began in the piece before
-    for data, spaced in _pieces(text):
+    for piece, data in _pieces(text):
         size += len(data)
         found.update(data)
+        spaced = data
+        if isinstance(piece, str) and not piece.isascii() and _WIDE_SPACE.search(piece):
+            spaced = _WIDE_SPACE.sub(" ", piece).encode()
         letters = np.frombuffer(spaced, dtype=np.uint8)
         space = (letters - 9 <= 4) | (letters - 28 <= 4)  # \t to \r, \x1c to the space: differences wrap around
         words += int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0] and not inside)
@@ -234,28 +237,18 @@ def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]
 def checksum(text: str | bytes, targets: str | None = None) -> str:
     """The same digest as `tally`'s."""
     found = xxhash.xxh3_64()
-    for data in _encoded(text):
+    for _, data in _pieces(text):
         found.update(data)
     if targets is not None:
         found.update(b"\0" + targets.encode())
     return found.hexdigest()
 
 
-def _encoded(text: str | bytes) -> Iterator[bytes]:
+def _pieces(text: str | bytes) -> Iterator[tuple[str | bytes, bytes]]:
+    """The pieces of a text, each as it is and in UTF-8."""
     for start in range(0, len(text), PIECE):
         piece = text[start : start + PIECE]
-        yield piece if isinstance(piece, bytes) else piece.encode()
-
-
-def _pieces(text: str | bytes) -> Iterator[tuple[bytes, bytes]]:
-    """UTF-8 of the pieces of a text, and the same with every white space as an ASCII one."""
-    for start in range(0, len(text), PIECE):
-        piece = text[start : start + PIECE]
-        data = piece if isinstance(piece, bytes) else piece.encode()
-        if isinstance(piece, bytes) or piece.isascii() or not _WIDE_SPACE.search(piece):
-            yield data, data
-        else:
-            yield data, _WIDE_SPACE.sub(" ", piece).encode()
+        yield piece, piece if isinstance(piece, bytes) else piece.encode()
 
 
 def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator[Document]:

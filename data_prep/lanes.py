@@ -27,6 +27,7 @@ Shapes: B lanes, T tokens of a segment, K blocks of a segment.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -272,28 +273,21 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
         """The documents with a token at an odd multiple of half the spacing: all for 1, one for all tokens."""
         return order[np.diff((ends + spacing // 2) // spacing, prepend=0) > 0]
 
-    low, high = 1, int(ends[-1])  # the documents at `high` fit, if any do
-    while low < high:
-        middle = (low + high) // 2
-        if int(np.minimum(lengths[at(middle)], enough).sum()) <= limit:
-            high = middle
-        else:
-            low = middle + 1
+    def fits(spacing: int) -> bool:
+        return int(np.minimum(lengths[at(spacing)], enough).sum()) <= limit
+
+    # Those of the widest spacing are taken though they do not fit.
+    chosen = at(1 + bisect_left(range(1, int(ends[-1])), True, key=fits))
     read = np.zeros_like(lengths)
-    read[at(high)] = _to_one_length(lengths[at(high)], block, limit)
+    read[chosen] = _to_one_length(lengths[chosen], block, limit)
     return read
 
 
 def _to_one_length(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     """Clip every document to one length, such that the sum is as near below `limit` as whole blocks allow; to a block at least."""
-    low, high = 1, int(lengths.max()) // block + 1  # in blocks
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.minimum(lengths, middle * block).sum()) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return np.minimum(lengths, low * block)
+    blocks = range(1, int(lengths.max()) // block + 2)
+    fit = bisect_right(blocks, limit, key=lambda count: int(np.minimum(lengths, count * block).sum()))
+    return np.minimum(lengths, max(fit, 1) * block)
 
 
 def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, lane_stop: int) -> Batch:

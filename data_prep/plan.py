@@ -92,8 +92,11 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
 
     # Not a loop with a name for the document: it would keep one while the next is read.
     items = [scanned(item) for item in corpus.read(sources)]
+    skipped: Counter[str] = Counter()
     for item in items:
-        if isinstance(item, Scanned):
+        if isinstance(item, Skipped):
+            skipped[item.reason] += item.count
+        else:
             number = numbers[item.id]
             if item.title != sources[number].title:
                 titles[len(kept)] = item.title
@@ -105,18 +108,9 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
         words=np.array(rows[2], np.int64),
         xxh3=np.array(rows[3], np.uint64),
         titles=titles,
-        skipped=count_skipped(items),
+        skipped=dict(sorted(skipped.items())),
         raw=raw,
     )
-
-
-def count_skipped(items: Iterable[Scanned | Skipped]) -> dict[str, int]:
-    """How many things were skipped for each reason, the reasons sorted."""
-    counts: Counter[str] = Counter()
-    for item in items:
-        if isinstance(item, Skipped):
-            counts[item.reason] += item.count
-    return dict(sorted(counts.items()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,10 +51,6 @@ class PartPlan:
     def name(self) -> str:
         return part_name(self.index)
 
-    @property
-    def bytes(self) -> int:
-        return sum(document.bytes for document in self.documents)
-
 
 @dataclass(frozen=True)
 class PartResult:
