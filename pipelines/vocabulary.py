@@ -23,6 +23,7 @@ from data_prep.cutting import CutsByTokens
 from data_prep.documents import SPLITS, Skipped, sources_of
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import digest
+from data_prep.places import Place
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
@@ -117,7 +118,7 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
 def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
     """Write the table and log it. The same study again continues the same run. Returns the table's path."""
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
-    root = config.root.expanduser().absolute()
+    root = Path(Place.parse(config.root).path)
     folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
     figures = [
         {

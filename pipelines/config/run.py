@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import xxhash
@@ -141,7 +140,7 @@ class TrainConfig:
         store = Place.parse(self.data.store).text
         root, cache = Place.parse(self.root).text, self.data.cache
         if cache not in ("", "none"):
-            cache = str(Path(cache).expanduser().absolute())
+            cache = Place.parse(cache).text
         data = dataclasses.replace(self.data, store=store, cache=cache)
         own = self.tracking.backend == "mlflow" and not self.tracking.located().uri and not is_uri(root)
         if own and (odd := set(root) & set("?#%")):
