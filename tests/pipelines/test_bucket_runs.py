@@ -122,7 +122,9 @@ def test_a_run_in_a_bucket_is_the_run_in_a_folder(
     assert not list(tmp_path.glob("s3*")) and not Path("s3:").exists()
 
 
-def test_a_run_that_keeps_no_segment_files_is_read_without_them(words: list[str], bucket: Bucket, tmp_path: Path) -> None:
+def test_a_run_that_keeps_no_segment_files_is_read_without_them(
+    words: list[str], bucket: Bucket, tmp_path: Path
+) -> None:
     train([*words, "--steps", "2", "--data.cache", "none"])
     quiet = ["--tracking.backend", "none"]
     evaluate([bucket("runs/mine"), *quiet])
