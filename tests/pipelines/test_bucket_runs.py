@@ -123,8 +123,9 @@ def test_a_run_in_a_bucket_is_the_run_in_a_folder(
 
 
 def test_a_run_that_keeps_no_segment_files_is_read_without_them(
-    words: list[str], bucket: Bucket, tmp_path: Path
+    words: list[str], bucket: Bucket, tmp_path: Path, machine: Callable[[str], None]
 ) -> None:
+    machine("cache")
     train([*words, "--steps", "2", "--data.cache", "none"])
     quiet = ["--tracking.backend", "none"]
     evaluate([bucket("runs/mine"), *quiet])
