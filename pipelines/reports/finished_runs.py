@@ -169,7 +169,7 @@ def _run(
 ) -> FinishedRun:
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
-    trained = [record for record in records if TOKENS in record.metrics]  # others came later, of an evaluation
+    trained = [record for record in records if not all(key.startswith("whole_") for key in record.metrics)]
     with given_by_user(ValueError):  # a model that this version does not know
         cost = model_from_json(model).costs(vocab_size) if vocab_size else None
     return FinishedRun(
