@@ -51,7 +51,7 @@ class SegmentCache:
         """The cache that an option names: a folder, `none`, or nothing for the default."""
         if text == "none":
             return None
-        return SegmentCache(Path(text).expanduser().absolute() if text else cache_folder() / "segments")
+        return SegmentCache(Path(Place.parse(text).path) if text else cache_folder() / "segments")
 
     def file(self, place: Place, entry: PartEntry) -> Path | None:
         """The local copy of a part, fetched if need be. None where what is in the bucket is not what the manifest says.

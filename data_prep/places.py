@@ -79,7 +79,12 @@ class Place:
             return text
         text = str(text)
         if not _URI.match(text):
-            return Place("", str(Path(text).expanduser().absolute()))
+            try:
+                path = Path(text).expanduser().absolute()
+            except RuntimeError:
+                raise PlaceError(f"{text} begins in a home folder that is not known here: write the whole path") from None
+            # What is above a link is not what the path says: the file system knows.
+            return Place("", os.path.realpath(path) if ".." in path.parts else str(path))
         uri = urllib.parse.urlsplit(text)
         if "#" in text or (uri.scheme == "file" and "?" in text):  # not shown: half of a secret may stand before it
             raise PlaceError(

@@ -64,6 +64,16 @@ def test_a_folder_with_odd_names_and_links(tmp_path: Path):
         assert file.size() == 0
 
 
+def test_a_folder_above_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "runs" / "mine" / "checkpoints")
+    monkeypatch.chdir(tmp_path / "runs" / "mine" / "checkpoints")
+    assert Place.parse("..") == Place.parse(tmp_path / "link" / "..") == Place.parse(tmp_path / "runs" / "mine")
+    assert (Place.parse("..").name, Place.parse("../..").parent.path) == ("mine", str(tmp_path))
+    with pytest.raises(PlaceError, match="~nobody-of-that-name/x begins in a home folder that is not known here"):
+        Place.parse("~nobody-of-that-name/x")
+
+
 def test_credentials_are_never_shown(monkeypatch: pytest.MonkeyPatch):
     uri = "s3://KEY:very%2Fsecret@bucket/a%20b?endpoint_override=127.0.0.1:1&scheme=http"
     place = Place.parse(uri) / "train"
