@@ -11,15 +11,13 @@ readable to it. The folder can be removed at any time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from data_prep.errors import UserError
 from data_prep.manifest import PartEntry
@@ -78,15 +76,15 @@ class SegmentCache:
 
     def _fetch(self, place: Place, entry: PartEntry, path: Path) -> bool:
         self._make_room(entry.bytes)
-        staged = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+        staged = Place.parse(path).staged()
         try:
-            with place.open_stream() as stream, open(staged, "wb") as file:
+            with place.open_stream() as stream, open(staged.path, "wb") as file:
                 shutil.copyfileobj(stream, file, CHUNK)
-            if Place.parse(staged).xxh3() != entry.xxh3:
+            if staged.xxh3() != entry.xxh3:
                 return False
-            os.replace(staged, path)  # not synced: what a power cut damages is fetched again
+            os.replace(staged.path, path)  # not synced: what a power cut damages is fetched again
         finally:
-            staged.unlink(missing_ok=True)
+            staged.delete()
         return True
 
     def _make_room(self, size: int) -> None:
@@ -103,9 +101,6 @@ class SegmentCache:
                     path.unlink(missing_ok=True)
                     filled -= bytes
 
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _alone(self, name: str) -> FileLock:
         """Only one process of this machine at a time. The lock ends with its process."""
-        with open(self.folder / f".{name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return FileLock(self.folder / f".{name}.lock", fallback_to_soft=False)

@@ -82,7 +82,9 @@ class Place:
             try:
                 path = Path(text).expanduser().absolute()
             except RuntimeError:
-                raise PlaceError(f"{text} begins in a home folder that is not known here: write the whole path") from None
+                raise PlaceError(
+                    f"{text} begins in a home folder that is not known here: write the whole path"
+                ) from None
             # What is above a link is not what the path says: the file system knows.
             return Place("", os.path.realpath(path) if ".." in path.parts else str(path))
         uri = urllib.parse.urlsplit(text)

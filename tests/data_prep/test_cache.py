@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import time
@@ -91,6 +92,20 @@ def test_the_folder_is_bounded_and_leftovers_go(open_store: Open, tmp_path: Path
         assert sum(path.stat().st_size for path in cache.folder.glob("*.arrow")) <= cache.most_bytes
     last = store.manifest.parts[-1]
     assert (cache.folder / f"{last.xxh3}-{last.bytes}.arrow").exists() and not list(cache.folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_costs_the_cache_alone(
+    open_store: Open, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = all_tokens(open_store("none"))
+
+    def without(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert np.array_equal(all_tokens(open_store()), expected)
+    assert capfd.readouterr().err.count("no cache in") == 1
 
 
 def test_a_disk_without_room_costs_the_cache_alone(
