@@ -34,17 +34,9 @@ from data_prep.tokenizers import Tokenizer, load_tokenizer
 REMOTE_BYTES = 512 << 20
 """Without a cache, tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
 
-NO_CACHE = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOLCK,
-    errno.ENOTSUP,
-    errno.ENOSYS,
-)
-"""Errors of a disk that cannot hold a cache: without room, not to be written, without locks."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a disk that cannot hold a cache, and of a file system that cannot lock one."""
 
 VIEWS = 1 << 16
 """Documents of a local store whose views are kept."""
@@ -234,7 +226,7 @@ class SegmentStore:
             try:
                 copy = self._cache.file(place, entry)
             except OSError as error:
-                if error.errno not in NO_CACHE:
+                if error.errno not in NO_ROOM + NO_LOCKS:
                     raise
                 told = f"{self._cache.folder} ({error.strerror})"
                 print(f"warning: no cache in {told}: reading {self.folder} without", file=sys.stderr, flush=True)

@@ -231,7 +231,8 @@ class RunPlace:
             for file in (self.checkpoints / name).list():
                 if not file.is_dir and not file.name.startswith(".") and not file.name.endswith(TEMPORARY):
                     folder.mkdir(exist_ok=True)
-                    copy(file.place, Place.parse(folder / file.name))
+                    with contextlib.suppress(FileNotFoundError):  # a run that is training has just taken it away
+                        copy(file.place, Place.parse(folder / file.name))
             return Checkpoint.open(folder)
 
 

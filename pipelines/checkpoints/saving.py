@@ -83,10 +83,12 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._own_files_done, self._give_up = threading.Event(), threading.Event()
         self._error: SaveError | None = None
-        if world.rank == 0:
-            # A process of an earlier start that lives on unseen finds its files gone, and its save fails.
-            for left in (*RunPlace.parse(run.folder).unfinished(), *run.unfinished()):
-                left.delete()
+        left = run.unfinished() if world.rank == 0 else []
+        if not run.is_local:  # each machine has a working folder of its own
+            left += RunPlace.parse(run.folder).unfinished()
+        for place in left:  # a process of an earlier start that lives on unseen finds its files gone, and its save fails
+            if self._token not in place.name:
+                place.delete()
 
     def save(
         self,

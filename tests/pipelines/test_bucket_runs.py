@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from data_prep.cache import cache_folder
 from data_prep.places import Place
 from pipelines.checkpoints import run_place, saving
 from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.retention import remove
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import CheckpointConfig
 from pipelines.continuations import main as continuations
 from pipelines.doctor import main as doctor
 from pipelines.embed import main as embed
@@ -34,6 +37,7 @@ from pipelines.run import PipelineConfig, stages
 from pipelines.train import main as train
 from pipelines.training.stopping import STOPPED_STATUS
 from pipelines.training.watchdog import Heartbeat
+from pipelines.training.world import World
 from tests.s3_server import ENVIRONMENT
 from tests.small_corpus import contents
 
@@ -157,6 +161,37 @@ def test_old_checkpoints_go_and_others_starts_are_left(words: list[str], bucket:
     run = RunPlace.parse(bucket("runs/mine"))
     assert [int(name[5:13]) for name in run.checkpoint_names()] == [12, 9, 6]
     assert {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)} == set(run.checkpoint_names())
+
+
+def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_fault(
+    words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(words)
+    run, fetch = RunPlace.parse(bucket("runs/mine")), run_place.copy
+    doomed = run.checkpoints / run.checkpoint_names()[0]
+
+    def pruned(source: Place, target: Place) -> None:
+        if source.name == "model.safetensors" and source.parent == doomed:
+            remove(doomed)
+        fetch(source, target)
+
+    monkeypatch.setattr(run_place, "copy", pruned)
+    capsys.readouterr()
+    assert doctor([bucket("runs/mine")]) == 0
+    assert doomed.name not in capsys.readouterr().out and run.newest_step() < 12
+
+
+def test_every_machine_tidies_its_working_folder(
+    bucket: Bucket, machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("of rank 1")
+    monkeypatch.setattr(World, "first", lambda self, text: "0badc0de")
+    run = RunPlace(Place.parse(bucket("runs/mine")), trains=True)
+    names = [".step-00000003.0badc0de.tmp", ".step-00000003.deadbeef.tmp"]
+    for name in names:
+        (run.folder / "checkpoints" / name).mkdir(parents=True)
+    saving.Saver(run, CheckpointConfig(), World(1, 2, torch.device("cpu")), lanes=2)
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == names[:1]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
