@@ -86,7 +86,8 @@ class Saver:
         left = run.unfinished() if world.rank == 0 else []
         if not run.is_local:  # each machine has a working folder of its own
             left += RunPlace.parse(run.folder).unfinished()
-        for place in left:  # a process of an earlier start that lives on unseen finds its files gone, and its save fails
+        # A process of an earlier start that lives on unseen finds its files gone, and its save fails.
+        for place in left:
             if self._token not in place.name:
                 place.delete()
 

@@ -11,10 +11,13 @@ what it means, docs/mlflow.md says. One more figure of a validation is one more 
 from __future__ import annotations
 
 import math
+import posixpath
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from data_prep.errors import UserError
 from pipelines.tracking.score import Score
 
 
@@ -34,6 +37,14 @@ class Metric:
     """What the console shows of it while a run trains: a text with the figure's place in it."""
     of: Callable[[Score], float] | None = None
     """For a figure of the validation split: from the sums over it. NaN where they do not have it."""
+
+    def __post_init__(self) -> None:
+        plain = re.fullmatch(r"[/\w.\- :]{1,250}", self.name) and posixpath.normpath(self.name) == self.name
+        if not plain or self.name == "." or self.name.startswith(("..", "/")):
+            raise UserError(
+                f"a figure cannot be called {self.name!r}: MLflow takes up to 250 letters, digits, blanks, and signs of _-.:/, "
+                "of which a path below a folder could be made"
+            )
 
     @property
     def column(self) -> str:

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.utils.validation import _validate_metric
 
-from pipelines.tracking.metrics import METRICS
+from data_prep.errors import UserError
+from pipelines.tracking.metrics import METRICS, Metric
 from pipelines.tracking.metrics_file import parse_record, read_records
 
 
@@ -22,6 +25,36 @@ def test_every_figure_of_a_run_is_in_the_table(train: Callable[..., Path]) -> No
 def test_a_line_that_is_no_record_is_none(step: str) -> None:
     assert parse_record(f'{{"step": {step}, "time": 1, "metrics": {{"a": 1}}}}') is None or step == "1" * 500
     assert parse_record(f'{{"step": 1, "time": 1, "metrics": {{"a": {step}}}}}') is None or step == "Infinity"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "validation/perplexity",
+        "a b:c-d.e/f",
+        "ä",
+        "top-5 (%)",
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "../a",
+        "..",
+        ".",
+        ".a",
+        "..a",
+        "a" * 251,
+    ],
+)
+def test_a_name_that_mlflow_does_not_take_is_refused(name: str) -> None:
+    def refused(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except (MlflowException, UserError):
+            return True
+        return False
+
+    assert refused(lambda: Metric(name, "", "")) == refused(lambda: _validate_metric(name, 1.0, 1, 1))
 
 
 def test_every_figure_is_documented() -> None:
