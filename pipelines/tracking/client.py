@@ -48,7 +48,8 @@ def load_mlflow() -> None:
 
 def make_database(path: Path) -> None:
     """Make MLflow's tables in a file of another name, and give it its name when all are there: making them takes seconds, and
-    MLflow never recovers from a kill in the middle of it. Of two processes that do this at once, the first wins.
+    MLflow never recovers from a kill in the middle of it. Of two processes that do this at once, the first wins; where there are no
+    hard links, almost always.
     """
     if path.exists():
         return
@@ -63,6 +64,7 @@ def make_database(path: Path) -> None:
         except FileExistsError:
             pass
         except OSError:  # a file system without hard links
-            os.rename(temporary, path)
+            if not path.exists():
+                os.rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -209,7 +209,7 @@ class MlflowRun:
 
     def _save(self, **values: str) -> None:
         where = {"uri": without_credentials(tracking_uri(self.config, self.root)), "experiment": self._experiment_name}
-        write_atomically(self.folder / "mlflow_run.json", json.dumps({**where, **values}, indent=1).encode())
+        write_atomically(self.folder / "mlflow_run.json", json.dumps({**values, **where}, indent=1).encode())
 
     def _start_monitor(self, resume: bool) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor

@@ -48,6 +48,11 @@ class LoggedModels:
 
         known = self._known()
         model = known.get(step)
+        told = {key: without_credentials(value) for key, value in tags.items()}
+        if (
+            model is not None and told.items() - model.tags.items()
+        ):  # made again, after the run fell back: it lies elsewhere
+            self.client.set_logged_model_tags(model.model_id, told)
         if model is not None and str(model.status) == "READY" and model.model_id in self._outputs:
             return
         self._by_step = None  # what is sent now may arrive though it is not answered: look before sending it again
@@ -56,7 +61,7 @@ class LoggedModels:
                 self._experiment,
                 name=f"{plain(self.name)}-step-{step}",
                 source_run_id=self.run_id,
-                tags={"step": str(step), **{key: without_credentials(value) for key, value in tags.items()}},
+                tags={"step": str(step), **told},
                 params={key: without_credentials(value)[:VALUE_LENGTH] for key, value in self.params.items()},
                 model_type="throughline",
             )

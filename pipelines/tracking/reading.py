@@ -17,6 +17,9 @@ from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, load_mlflow, tracking_uri
 from pipelines.tracking.metrics_file import Record
 
+MOST_CHILDREN = 50_000
+"""More MLflow does not list at once."""
+
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -54,7 +57,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
             for point in client.get_metric_history(run_id, key):
                 by_step.setdefault(point.step, []).append(point)
         below = client.search_runs(
-            [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=1000
+            [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=MOST_CHILDREN
         )
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":

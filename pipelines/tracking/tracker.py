@@ -135,7 +135,10 @@ class Tracker:
     @property
     def registered(self) -> int | None:
         """The step whose model was registered last, -1 where none was; None where there is no MLflow."""
-        return int(saved_run(self._run.folder).get("registered", -1)) if self._run else None
+        if self._run is None:
+            return None
+        saved = saved_run(self._run.folder)  # perhaps of another MLflow, which had the run before
+        return int(saved.get("registered", -1)) if saved.get("uri") == self._where else -1
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record figures of a step. Of a figure that was logged twice for one step, MLflow gets the first.

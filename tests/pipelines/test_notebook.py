@@ -249,6 +249,17 @@ def test_a_model_that_was_made_twice_is_one(server: Server, tmp_path: Path) -> N
     assert [output["model_id"] for output in outputs] == [model["info"]["model_id"]]
 
 
+def test_the_model_of_a_step_that_was_made_again_says_where_it_lies(server: Server, tmp_path: Path) -> None:
+    config = TrackingConfig(uri=server.uri, experiment="again", system_metrics="off")
+    for token in ("0badc0de", "deadbeef"):  # the run fell back, and came to the step once more
+        tracker = Tracker.start(config, tmp_path, tmp_path / "run", "run", {}, {})
+        tracker.log_checkpoint(10, {"checkpoint": f"s3://bucket/step-10.{token}", "tokens": 100})
+        assert tracker.finish()
+    (model,) = models_of(server, server.run(tracker.run_id or "")).values()
+    tags = {"step": "10", "checkpoint": "s3://bucket/step-10.deadbeef", "tokens": "100"}
+    assert tags.items() <= pairs(model["info"]["tags"]).items()
+
+
 def test_a_checkpoint_that_cannot_be_exported_costs_a_warning(
     server: Server, train: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ through its REST API, or read from its database.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,8 @@ import pytest
 from data_prep.errors import UserError
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.tracking import DatasetInfo, Tracker, TrackingError, begin_run
+from pipelines.tracking import DatasetInfo, Tracker, TrackingError, begin_run, read_run
+from pipelines.tracking.client import load_mlflow, make_database
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.tracker import git_commit
@@ -327,6 +329,46 @@ def test_sqlite_is_the_default_and_waits_for_its_lock(
     told = capfd.readouterr()
     assert told.out == told.err == ""
     assert f"sqlite:///{root}/mlflow.db" in command(root, 5000)
+
+
+def test_all_trials_of_a_large_sweep_are_read(tmp_path: Path) -> None:
+    config = TrackingConfig(system_metrics="off")
+    tracker = start(config, tmp_path)
+    tracker.finish()
+    with sqlite3.connect(tmp_path / "mlflow.db") as rows:
+        names = [name for (name,) in rows.execute("SELECT name FROM pragma_table_info('runs')")]
+        (own,) = rows.execute("SELECT * FROM runs").fetchall()
+        columns, parent = names.index("run_uuid"), str(tracker.run_id)
+        for number in range(1001):
+            values = [*own[:columns], f"{number:032x}", *own[columns + 1 :]]
+            rows.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(names))})", values)
+            tag = ("mlflow.parentRunId", parent, f"{number:032x}")
+            rows.execute("INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", tag)
+    assert len(read_run(config, tmp_path, parent, []).children) == 1001
+
+
+def test_what_another_mlflow_has_registered_is_not_registered(tmp_path: Path) -> None:
+    config = TrackingConfig(uri=f"http://127.0.0.1:{free_port()}", system_metrics="off", patience=0)
+    (tmp_path / "run").mkdir()
+    for uri, step in ((config.uri, 10), ("http://before:5000", -1)):
+        saved = {"uri": uri, "run_id": "0" * 32, "key": "1" * 32, "registered": "10"}
+        (tmp_path / "run" / "mlflow_run.json").write_text(json.dumps(saved))
+        tracker = start(config, tmp_path)
+        assert tracker.registered == step
+        tracker.finish()
+
+
+def test_a_database_that_another_process_has_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mlflow.db"
+
+    def without_links(*_: object) -> None:
+        path.write_bytes(b"the first")
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    load_mlflow()
+    monkeypatch.setattr(os, "link", without_links)
+    make_database(path)
+    assert path.read_bytes() == b"the first" and list(tmp_path.iterdir()) == [path]
 
 
 def test_without_mlflow_the_record_alone_is_kept(tmp_path: Path) -> None:
