@@ -57,8 +57,7 @@ def main(argv: list[str]) -> int:
     names = [name for name in names if name in found or name in run.checkpoint_names()]
     rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
     newest = next(iter(found.values()), None)
-    by_step = {checkpoint.step: checkpoint for checkpoint in reversed(found.values())}  # two of one, in a bucket
-    first = next((by_step[step] for step in best(by_step)), None)
+    first = next(iter(best(found.values())), None)
     for name in names:
         marks = [what for what, which in (("newest", newest), ("best", first)) if which and found.get(name) is which]
         told = ("whole", *figures(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)

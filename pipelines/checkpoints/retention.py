@@ -1,14 +1,14 @@
 """Which checkpoints of a run are kept: the newest, those of round steps, and the best. And how one comes to its name and goes.
 
 prune(run, "step-00000200", CheckpointConfig(keep=2))         # now that this one is complete
-best({200: checkpoint, 100: another})                         # [100, 200]
+best(run.complete_checkpoints())                              # a list, the best first
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from data_prep.places import Place, sync
 from pipelines.checkpoints.checkpoint import Checkpoint, step_of
@@ -27,21 +27,17 @@ def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
         if checkpoint.step <= step_of(newest):
             whole.setdefault(checkpoint.step, checkpoint)
     kept = {step for step in whole if config.keep_every and step % config.keep_every == 0}
-    kept |= {*list(whole)[: config.keep], *best(whole)[: config.keep_best]}
+    kept |= {*list(whole)[: config.keep], *(found.step for found in best(whole.values())[: config.keep_best])}
     names = {whole[step].folder.name for step in kept}
     for name in run.checkpoint_names():
         if step_of(name) in whole and name not in names:
             remove(run.checkpoints / name)
 
 
-def best(checkpoints: Mapping[int, Checkpoint]) -> list[int]:
-    """The steps that were validated at their own step, the best first."""
-    scores = {}
-    for step, checkpoint in checkpoints.items():
-        validation = checkpoint.meta.get("validation") or {}
-        if validation.get("step") == step:
-            scores[step] = validation["bits_per_token"]
-    return sorted(scores, key=lambda step: (scores[step], step))
+def best(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those that were validated at their own step, the best first; of equally good ones the earliest step, else the first here."""
+    validated = [found for found in checkpoints if (found.meta.get("validation") or {}).get("step") == found.step]
+    return sorted(validated, key=lambda found: (found.meta["validation"]["bits_per_token"], found.step))
 
 
 def give_name(written: Place, final: Place) -> None:

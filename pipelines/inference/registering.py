@@ -34,10 +34,9 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
     run = RunPlace.of(config)
-    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())}
-    steps = best(whole)
-    if steps and steps[0] != tracker.registered:
-        checkpoint = run.open_checkpoint(whole[steps[0]].folder.name)
+    whole = best(run.complete_checkpoints())
+    if whole and whole[0].step != tracker.registered:
+        checkpoint = run.open_checkpoint(whole[0].folder.name)
         _register(checkpoint, tracker, run.folder / ".exported", config.run)
 
 

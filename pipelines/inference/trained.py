@@ -135,9 +135,8 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
         )
     if name:
         return run.open_checkpoint(name)
-    whole = {checkpoint.step: checkpoint for checkpoint in reversed(run.complete_checkpoints())} if best else {}
-    if steps := retention.best(whole):
-        return run.open_checkpoint(whole[steps[0]].folder.name)
+    if best and (whole := retention.best(run.complete_checkpoints())):
+        return run.open_checkpoint(whole[0].folder.name)
     found, complaints = run.newest()
     for complaint in complaints:
         print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
