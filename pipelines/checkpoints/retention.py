@@ -36,8 +36,13 @@ def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
 
 def best(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Those that were validated at their own step, the best first; of equally good ones the earliest step, else the first here."""
-    validated = [found for found in checkpoints if (found.meta.get("validation") or {}).get("step") == found.step]
-    return sorted(validated, key=lambda found: (found.meta["validation"]["bits_per_token"], found.step))
+    scored = []
+    for found in checkpoints:
+        validation = found.meta.get("validation") or {}
+        if validation.get("step") == found.step:
+            score = validation.get("best_by", validation["bits_per_token"])  # what older ones have
+            scored.append((score, found.step, found))
+    return [found for *_, found in sorted(scored, key=lambda each: each[:2])]
 
 
 def give_name(written: Place, final: Place) -> None:

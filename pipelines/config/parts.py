@@ -128,6 +128,9 @@ class CheckpointConfig:
     """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
     keep_best: int = 1
     """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
+    best_by: str = "validation/bits_per_token"
+    """The figure of a validation by which one is the best, the lower the better; the same for all of a run. Of trials it is the
+    sweep's."""
     on_failure: Literal["stop", "warn"] = "stop"
     """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
 

@@ -114,6 +114,8 @@ class Sweep:
         every = run.validate_every
         if every and every % run.checkpoint.every:
             run = replace(run, checkpoint=replace(run.checkpoint, every=every))
+        if config.metric.startswith("validation/"):  # the checkpoint of its best figure is then kept
+            run = replace(run, checkpoint=replace(run.checkpoint, best_by=config.metric))
         allowed = tuple({*run.allow_change, *self.fields}) if config.populates else run.allow_change
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
 

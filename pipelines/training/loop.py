@@ -190,7 +190,8 @@ def train(
             if done > config.schedule.warmup and "validation/worth_of_states_bits" in figures:
                 worths = [*worths, figures["validation/worth_of_states_bits"]][-PATIENCE:]
             if (bits := figures.get("validation/bits_per_token")) is not None:  # none where nothing is to be predicted
-                validated = {"step": done, "bits_per_token": bits}
+                best_by = figures.get(config.checkpoint.best_by, bits)
+                validated = {"step": done, "bits_per_token": bits, "best_by": best_by}
             if tracker:
                 tracker.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
 

@@ -20,13 +20,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data_prep.errors import is_users
+from data_prep.errors import UserError, is_users
 from data_prep.places import Place
 from pipelines.checkpoints import saving
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_json, name_of
+from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
+from pipelines.tracking.metrics_file import read_records
 from pipelines.training.progress import messages_into_log
 from pipelines.training.world import World
 from tests.small_corpus import contents
@@ -94,6 +96,27 @@ class TestPolicy:
         again.saver.close()
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
         assert RunPlace.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
+
+    def test_the_best_by_a_figure_of_ones_choice(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+        by = "validation/bits_per_token_states_cleared"
+        folder = train("--checkpoint.best-by", by, "--validate-every", "5")
+        for path in folder.glob("checkpoints/step-*/checkpoint.json"):
+            validation = json.loads(path.read_text())["validation"]
+            (logged,) = (
+                r.metrics
+                for r in read_records(folder / "metrics.jsonl")
+                if r.step == validation["step"] and by in r.metrics
+            )
+            assert validation["best_by"] == logged[by] != validation["bits_per_token"]
+        kinds = [
+            {"bits_per_token": 2.0, "best_by": 0.1},
+            {"bits_per_token": 1.0, "best_by": 0.2},
+            {"bits_per_token": 0.15},
+        ]
+        made = [Checkpoint(folder, {"step": n, "validation": {"step": n, **kind}}) for n, kind in enumerate(kinds)]
+        assert [found.step for found in best(made)] == [0, 2, 1]
+        with pytest.raises(UserError, match=r"best_by is 'validation/bits': did you mean 'validation/bits_per_"):
+            train("--checkpoint.best-by", "validation/bits", name="another")
 
     @pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_best"])
     def test_numbers_that_mean_nothing(self, field: str) -> None:

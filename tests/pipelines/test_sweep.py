@@ -137,6 +137,9 @@ def test_each_metric_has_its_own_name_and_old_files_are_read(here: Make, capsys:
     sweep = here(*words).run()
     best = sweep.best()
     assert best and best.best and sweep.trials.keys() == {"000", "001"}
+    for trial in sweep.trials.values():  # by which its best checkpoint is kept
+        checkpoint = Checkpoint.open(sweep.place(trial) / "checkpoints" / f"step-{trial.steps:08d}")
+        assert checkpoint.meta["validation"]["best_by"] == value(trial)
     write_best(sweep, best)
     files = [sweep.folder / "best.json", *(sweep.place(trial) / "trial.json" for trial in sweep.trials.values())]
     for path in files:
