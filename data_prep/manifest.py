@@ -236,26 +236,10 @@ class ChecksummedSink:
         yield self._section
         self._section = self.frame
 
-    def write(self, data: pa.Buffer | bytes) -> int:
+    def write(self, data: pa.Buffer | bytes) -> None:
         (self.frame if self.position < self._header else self._section).update(data)
         self.whole.update(data)
         self._stream.write(data)
-        size = len(memoryview(data))
-        self.position += size
-        return size
-
-    def tell(self) -> int:
-        return self.position
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None: ...
+        self.position += len(memoryview(data))
 
     def close(self) -> None: ...

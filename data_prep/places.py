@@ -136,17 +136,22 @@ class Place:
     @property
     def text(self) -> str:
         """`Place.parse(place.text) == place`. May hold credentials: for programs, never for print."""
-        return self._uri(credentials=True, query=True)
+        if self.is_local:
+            return self.path
+        uri = urllib.parse.urlsplit(self.root)
+        bucket = _open(self.root)[1]
+        path = self.path.removeprefix(bucket) if bucket else f"/{self.path.lstrip('/')}"
+        return f"{uri.scheme}://{uri.netloc}{urllib.parse.quote(path)}" + (f"?{uri.query}" if uri.query else "")
 
     @property
     def recorded(self) -> str:
         """Like `text` without credentials: opens the same place where the environment has them."""
-        return self._uri(credentials=False, query=True)
+        return self.path if self.is_local else without_credentials(self.text)
 
     @property
     def shown(self) -> str:
         """For people: the path, or the URI without credentials and query."""
-        return self._uri(credentials=False, query=False)
+        return self.path if self.is_local else self.recorded.partition("?")[0]
 
     def exists(self) -> bool:
         return os.path.exists(self.path) if self.is_local else self._info().type != pyarrow.fs.FileType.NotFound
@@ -173,10 +178,7 @@ class Place:
     def list(self, recursive: bool = False) -> list[Listed]:
         """Files and folders below this one, sorted by name; nothing where it does not exist. Links to folders are not followed."""
         if self.is_local:
-            found = [
-                Listed(Place("", entry.path), name, size, folder)
-                for entry, name, size, folder in _scan(self.path, recursive)
-            ]
+            found = list(_scan(self.path, recursive))
         else:
             selector = pyarrow.fs.FileSelector(self.path, allow_not_found=True, recursive=recursive)
             start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
@@ -317,17 +319,6 @@ class Place:
     def _info(self) -> pyarrow.fs.FileInfo:
         return self.filesystem.get_file_info(self.path)
 
-    def _uri(self, credentials: bool, query: bool) -> str:
-        if self.is_local:
-            return self.path
-        uri = urllib.parse.urlsplit(self.root)
-        bucket = _open(self.root)[1]
-        path = self.path.removeprefix(bucket) if bucket else f"/{self.path.lstrip('/')}"
-        text = f"{uri.scheme}://{uri.netloc}{urllib.parse.quote(path)}" + (
-            f"?{uri.query}" if query and uri.query else ""
-        )
-        return text if credentials else without_credentials(text)
-
 
 def is_uri(text: str) -> bool:
     return bool(_URI.match(text))
@@ -356,7 +347,7 @@ def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
         ) from None
 
 
-def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str, int, bool]]:
+def _scan(folder: str, recursive: bool) -> Iterator[Listed]:
     waiting = [(folder, "")]
     while waiting:
         current, prefix = waiting.pop()
@@ -370,6 +361,6 @@ def _scan(folder: str, recursive: bool) -> Iterator[tuple[os.DirEntry[str], str,
                     is_dir, size = entry.is_dir(), entry.stat().st_size
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
-                yield entry, prefix + entry.name, 0 if is_dir else size, is_dir
+                yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)
                 if recursive and is_dir and not entry.is_symlink():
                     waiting.append((entry.path, f"{prefix}{entry.name}/"))

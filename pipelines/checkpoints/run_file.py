@@ -12,7 +12,7 @@ from typing import Any
 
 from data_prep.errors import UserError, given_by_user
 from data_prep.places import Place
-from pipelines.config.run import TrainConfig, to_json
+from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
 
 
@@ -38,13 +38,6 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
-
-
-def as_preset(config: TrainConfig) -> dict[str, Any]:
-    """A run as JSON for a file that `presets_with` reads; without credentials, and without the place in a sweep."""
-    values = to_json(config)
-    values["tracking"]["parent"] = ""
-    return values
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

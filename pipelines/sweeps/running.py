@@ -16,9 +16,9 @@ from ray import tune
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from pipelines.checkpoints.lock import hold
-from pipelines.checkpoints.run_file import as_preset
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
+from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
@@ -103,12 +103,13 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str
 
 def write_best(sweep: Sweep, best: Trial) -> None:
     """best.json: the best trial so far, as a preset, and the command that trains it again."""
-    run = replace(sweep.run_of(best), run=f"{sweep.config.train.run}-best", allow_change=())
+    trial, name = sweep.run_of(best), f"{sweep.config.train.run}-best"
+    run = replace(trial, run=name, allow_change=(), tracking=replace(trial.tracking, parent=""))
     preset = best.values.get("preset", sweep.config.preset)
     changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))
     values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {}), "metric": sweep.config.metric}
     command = shlex.join(["python", "-m", "pipelines.train", preset, *changed])
-    sweep.write("best.json", {**values, "command": command, "exploited": best.exploited, "config": as_preset(run)})
+    sweep.write("best.json", {**values, "command": command, "exploited": best.exploited, "config": to_json(run)})
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:

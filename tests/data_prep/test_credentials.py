@@ -59,8 +59,8 @@ def test_a_bucket_that_is_silent_for_once_is_nobodys_mistake(monkeypatch: pytest
 
 
 def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
-    from pipelines.checkpoints.run_file import as_preset
     from pipelines.config.dotted import changes, options, with_fields
+    from pipelines.config.run import to_json
     from pipelines.presets import PRESETS
 
     preset = PRESETS["demo-rec"]
@@ -68,4 +68,4 @@ def test_a_runs_fields_keep_them_and_its_command_and_json_do_not() -> None:
     run = with_fields(preset, fields)
     assert changes(run, preset) == fields and with_fields(preset, changes(run, preset)) == run
     assert options(run, preset) == ["--data.store", "s3://b/store", "--tracking.uri", "https://host"]
-    assert "SECRET" not in str(as_preset(run)) and as_preset(run)["tracking"]["uri"] == "https://host"
+    assert "SECRET" not in str(to_json(run)) and to_json(run)["tracking"]["uri"] == "https://host"

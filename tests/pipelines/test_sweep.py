@@ -21,7 +21,7 @@ from data_prep.places import Place
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_file import as_preset, presets_with
+from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
@@ -650,7 +650,7 @@ def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: 
     )
     assert cli.parse_preset(PRESETS, [name, *options(other, preset)], "") == other
     file = tmp_path / "some.json"
-    for values in (as_preset(other), to_json(other), {"config": to_json(other), "trial": "003"}):
+    for values in (to_json(other), {"config": to_json(other), "trial": "003"}):
         file.write_text(json.dumps(values))
         assert presets_with(PRESETS, [str(file)])[str(file)] == other
 
