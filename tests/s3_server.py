@@ -10,8 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow.fs
+
+from data_prep.places import Place
+from tests.small_corpus import contents
 
 SERVER = """
 import sys
@@ -49,6 +53,13 @@ def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
         finally:
             process.stdin.close()
             process.kill()
+
+
+def publish(folder: Path, uri: str) -> str:
+    """Copy a folder's files to a URI, which is given back."""
+    for name, data in contents(folder).items():
+        (Place.parse(uri) / name).write_atomically(data)
+    return uri
 
 
 def _wait(url: str) -> None:

@@ -38,19 +38,13 @@ from pipelines.train import main as train
 from pipelines.training.stopping import STOPPED_STATUS
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
-from tests.s3_server import ENVIRONMENT
+from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 ROOT = Path(__file__).parents[2]
 Bucket = Callable[[str], str]
 WORDS = [*MODELS["rec fixed:skip"], *TINY, "--steps", "12", "--tracking.backend", "none", "--run", "mine"]
-
-
-def publish(folder: Path, uri: str) -> str:
-    for name, data in contents(folder).items():
-        (Place.parse(uri) / name).write_atomically(data)
-    return uri
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.sweep import Sweep
 from tests.pipelines.conftest import TINY
-from tests.pipelines.test_bucket_runs import publish
 from tests.pipelines.test_sweep import ASHA, PBT, Here, Killed
+from tests.s3_server import publish
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 Bucket = Callable[[str], str]

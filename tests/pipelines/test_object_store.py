@@ -30,17 +30,12 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
 from tests.pipelines.conftest import TINY
-from tests.s3_server import ENVIRONMENT
+from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 
 ROOT = Path(__file__).parents[2]
-
-
-def upload(folder: Path, uri: str) -> None:
-    for name, data in contents(folder).items():
-        (Place.parse(uri) / name).write_atomically(data)
 
 
 def objects(uri: str) -> dict[str, bytes]:
@@ -62,7 +57,7 @@ main(sys.argv[1:])
 def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
     bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], text_folder: Path, tmp_path: Path
 ) -> None:
-    upload(text_folder, bucket("corpus"))
+    publish(text_folder, bucket("corpus"))
     made = make_config(corpus=CORPORA["text"](source=bucket("corpus")), store=bucket("store"))
     words = ["text", "--source", bucket("corpus"), "--store", bucket("store"), "--segment-length", "64"]
     killed = subprocess.run(
