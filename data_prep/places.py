@@ -37,6 +37,8 @@ from data_prep.errors import UserError
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written."""
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
 MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""

@@ -27,7 +27,7 @@ import xxhash
 from data_prep.cache import SegmentCache
 from data_prep.document_table import Documents, read_table
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
-from data_prep.places import Place
+from data_prep.places import WITHOUT_LOCKS, Place
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 
@@ -35,8 +35,7 @@ REMOTE_BYTES = 512 << 20
 """Without a cache, tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of a disk that cannot hold a cache, and of a file system that cannot lock one."""
+"""Errors of a disk that cannot hold a cache."""
 
 VIEWS = 1 << 16
 """Documents of a local store whose views are kept."""
@@ -226,7 +225,7 @@ class SegmentStore:
             try:
                 copy = self._cache.file(place, entry)
             except OSError as error:
-                if error.errno not in NO_ROOM + NO_LOCKS:
+                if error.errno not in NO_ROOM + WITHOUT_LOCKS:
                     raise
                 told = f"{self._cache.folder} ({error.strerror})"
                 print(f"warning: no cache in {told}: reading {self.folder} without", file=sys.stderr, flush=True)

@@ -21,11 +21,9 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from data_prep.errors import UserError
-from data_prep.places import Place
+from data_prep.places import WITHOUT_LOCKS, Place
 
 LOCK = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What it says where nobody can write."""
 

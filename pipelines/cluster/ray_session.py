@@ -242,18 +242,17 @@ class Watch:
     def check(self) -> bool:
         """Whether all of it has answered at the last look. Raises RayLost where it has not for long."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return all(answered == self._looked for answered in self._answered.values())
-        self._looked = now
-        for name, address in self._asked.items():
-            try:
-                knock(address, LOOK_SECONDS)
-                self._answered[name] = now
-            except OSError as error:
-                if now - self._answered[name] >= SILENT_SECONDS:
-                    why = error.strerror or error
-                    raise RayLost(f"Ray's {name} at {address}) does not answer any more: {why}") from None
-        return all(answered == now for answered in self._answered.values())
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            for name, address in self._asked.items():
+                try:
+                    knock(address, LOOK_SECONDS)
+                    self._answered[name] = now
+                except OSError as error:
+                    if now - self._answered[name] >= SILENT_SECONDS:
+                        why = error.strerror or error
+                        raise RayLost(f"Ray's {name} at {address}) does not answer any more: {why}") from None
+        return all(answered == self._looked for answered in self._answered.values())
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:

@@ -21,7 +21,7 @@ from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.tracking.metrics import METRICS
+from pipelines.tracking.metrics import check_compared
 from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ class SweepConfig:
     """CPUs that the sweep may use of this machine; 0 for all."""
 
     def __post_init__(self) -> None:
-        choices = [metric.name for metric in METRICS.values() if metric.better == "lower"]
-        if self.metric not in choices:
-            raise UserError(f"metric is {self.metric!r}: {nearest(self.metric, choices)}")
+        check_compared("metric", self.metric)
         for name, known in NAMES.items():
             if getattr(self, name) not in known and ":" not in getattr(self, name):
                 raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, nearest
 from pipelines.tracking.score import Score
 
 
@@ -130,3 +130,10 @@ def validation_figures(score: Score) -> dict[str, float]:
 def further() -> list[Metric]:
     """Those of a validation that somebody has added."""
     return [metric for metric in METRICS.values() if metric.of is not None and metric not in _KNOWN]
+
+
+def check_compared(field: str, name: str, of: str = "") -> None:
+    """Raise UserError where a field names no figure, or none that begins so, of which the lower is the better."""
+    choices = [each for each, metric in METRICS.items() if metric.better == "lower" and each.startswith(of)]
+    if name not in choices:
+        raise UserError(f"{field} is {name!r}: {nearest(name, choices)}")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, nearest
+from data_prep.errors import UserError
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
@@ -23,7 +23,7 @@ from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker, begin_run
-from pipelines.tracking.metrics import METRICS
+from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.loop import Run
 from pipelines.training.stopping import Stopped
@@ -39,10 +39,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
 
     Raises a ValueError in one sentence when they do not fit the config.
     """
-    data, by = config.data, config.checkpoint.best_by
-    choices = [name for name, it in METRICS.items() if it.better == "lower" and name.startswith("validation/")]
-    if by not in choices:
-        raise UserError(f"checkpoint.best_by is {by!r}: {nearest(by, choices)}")
+    data = config.data
+    check_compared("checkpoint.best_by", config.checkpoint.best_by, of="validation/")
     shown = f"{without_credentials(data.store)}/{data.corpus}"
     train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
     validation_store, warnings = None, []
