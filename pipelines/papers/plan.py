@@ -57,8 +57,14 @@ class Plan:
             for row in self.table.rows:
                 runs = self.runs_of(row)
                 for column in self.table.columns:
-                    if run := runs.get(column.of) if column.of else next(iter(runs.values()), None):
-                        yield row, column, run, self.place.training(run, seed)
+                    key = column.of or next(iter(runs), "")
+                    if run := runs.get(key):
+                        yield row, self.scored(column, key), run, self.place.training(run, seed)
+
+    def scored(self, column: Column, key: str) -> Column:
+        """The column, with the split of the others of this run if it has no text of its own: a time is of no split."""
+        own = [other.split for other in self.table.columns if other.of and other.of == key]
+        return replace(column, split=own[0]) if own and not column.of else column
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate and compare, into ``folder``, what is not there; what failed."""
