@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import tyro
@@ -30,11 +30,15 @@ from pipelines.papers import PAPERS
 from pipelines.papers.jobs import Job, run
 from pipelines.papers.plan import Plan, part_of
 from pipelines.papers.tables import Scale
-from pipelines.papers.trainings import ASSUMED_RATE, Cost, Place, value_of
+from pipelines.papers.trainings import ASSUMED_RATE, FILES, Cost, Place, value_of
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
 
+METADATA = (
+    "the paper has the papers on Mathematics alone: give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of "
+    "all subjects"
+)
 OWN = ("run", "root", "seed", "data.store", "data.corpus")
 """Fields that a training has from the table, and from options of their own."""
 
@@ -62,6 +66,9 @@ class PaperConfig:
     `stores` below the root."""
     source: tuple[str, ...] = ()
     """Where corpora are, as pg19=FOLDER: what is not prepared yet is prepared from there."""
+    options: tuple[str, ...] = ()
+    """Options of a corpus, as `prepare CORPUS --help` lists them: arxiv.metadata=FILE says which papers are of Mathematics, as the
+    block-recurrent paper's are. They replace those of the table; arxiv.subject= with no value reads the papers of all subjects."""
     corpus: str = ""
     """Read instead of the paper's text in every column, as python-source, which every machine has."""
     split: str = ""
@@ -89,6 +96,8 @@ class PaperConfig:
         for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
             if name not in CORPORA:
                 raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+        for option in self.options:
+            self.check_option(option)
         if self.split not in ("", *SPLITS):
             raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
         if not 0 <= self.flop_rate < math.inf:
@@ -96,11 +105,27 @@ class PaperConfig:
         if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
 
+    def check_option(self, given: str) -> None:
+        """Raises UserError where ``given`` is no option of a corpus with its value."""
+        corpus, name, value = option_of(given)
+        if "=" not in given or not corpus or not name:
+            raise UserError(f"--options {given}: write a corpus, its option and a value, as in arxiv.subject=math")
+        if corpus not in CORPORA:
+            raise UserError(f"there is no corpus {corpus!r}: {nearest(corpus, CORPORA)}")
+        if name == "source":
+            raise UserError(f"--options {given}: give --source {corpus}={value}")
+        known = {each.name for each in fields(CORPORA[corpus])} - {"source"}
+        if name not in known:
+            raise UserError(f"--options {given}: {corpus} has no option {name!r}: {nearest(name, known)}")
+
     def plan(self) -> Plan:
         sources = dict(pair.split("=", 1) for pair in self.source)
-        fields = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
+        values = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
         stores = self.store.absolute() if self.store else None
-        place = Place(self.root.absolute(), stores, sources, self.corpus, fields)
+        options = dict[str, dict[str, str]]()
+        for corpus, name, value in map(option_of, self.options):
+            options.setdefault(corpus, {})[name] = value
+        place = Place(self.root.absolute(), stores, sources, options, self.corpus, values)
         name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
         table = replace(table, columns=columns)
@@ -112,14 +137,23 @@ class PaperConfig:
         for name in ("only", "columns", "corpus", "split", "set"):
             if given := getattr(self, name):
                 words += [f"--{name}", *([given] if isinstance(given, str) else given)]
+        if options := [option for option in self.options if option_of(option)[1] not in FILES]:
+            words += ["--options", *options]
         return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
+
+
+def option_of(given: str) -> tuple[str, str, str]:
+    """Corpus, name and value of an option that is given as arxiv.subject=math."""
+    option, _, value = given.partition("=")
+    corpus, _, name = option.partition(".")
+    return corpus, name.replace("-", "_"), value
 
 
 def prepare(plan: Plan, train: bool) -> None:
     """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
     jobs = {data: plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)}
-    told = [job for data, job in jobs.items() if "FOLDER" in job.words or "FOLDER" in data.tokenizer]
+    told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
     if train:
         asked = {data: job for data, job in jobs.items() if job not in told}
         if failed := run(list(asked.values()), 1):
@@ -131,8 +165,10 @@ def prepare(plan: Plan, train: bool) -> None:
         ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
         ways = ways if train else [*commands, "leave out --no-train"]
         raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(ways)}")
-    for command in commands:
+    for job, command in zip(told, commands, strict=True):
         print(f"note: not prepared, and left out: {command}", flush=True)
+        if "FILE" in job.words:
+            print(f"      {METADATA}", flush=True)
 
 
 def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:

@@ -69,6 +69,8 @@ continuations runs/mine --places 8 --new-tokens 80
 # docs/data.md
 prepare pg19 --source FOLDER --store runs/store
     + --source pg19 --tokenizer bytes --overwrite
+prepare arxiv --source papers --metadata arxiv.json --subject math --store runs/store
+    + --tokenizer bytes --num-workers 0
 prepare jsonl --source FOLDER --text-field body --thread-field link_id --store runs/store
     + --source threads --tokenizer bytes
 prepare algorithm --store runs/store
@@ -116,7 +118,7 @@ prepare pg19 --source pg19 --tokenizer smollm
     + --overwrite
 train pg19-llama-rec-overlap-50 --model.pretrained smollm --data.store runs/store
     + {PRETRAINED}
-paper block-recurrent table-1 --source pg19=books arxiv=papers --seeds 0 1 2
+paper block-recurrent table-1 --source pg19=books arxiv=papers --options arxiv.metadata=arxiv.json --seeds 0 1 2
     + --dry-run
 paper block-recurrent table-3 --corpus python-source --only window
     + --dry-run
@@ -233,6 +235,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("threads").mkdir()
     lines = [json.dumps({"link_id": f"t{i // 3}", "body": text_of(f"t{i}", 60)}) for i in range(30)]
     Path("threads/comments.jsonl").write_text("\n".join(lines))
+    papers = [f"2101.0000{i}" for i in range(6)]
+    for paper in papers:
+        Path("papers", paper).mkdir(parents=True)
+        Path("papers", paper, "main.tex").write_text(f"\\documentclass{{article}}\n{text_of(paper, 100)}")
+    records = [{"id": paper, "title": paper, "categories": "math.NT"} for paper in papers]
+    Path("arxiv.json").write_text("\n".join(map(json.dumps, records)))
     with zipfile.ZipFile("enwik8.zip", "w") as archive:
         archive.writestr("enwik8", text_of("wiki", 9000))
     pretrained()

@@ -3,7 +3,8 @@
 A repository's files stand in the order of a walk, depth first and by name, each under a line `# file: repository/path`. Files are
 chosen by their endings. Left out and counted: hidden and vendored folders (node_modules, vendor, third_party…), lock files,
 minified and generated files ("DO NOT EDIT" in the head), large ones, binary ones, those that are not UTF-8, and links.
-A repository's split follows from a hash of its name.
+A repository's split follows from a hash of its name. Licences are not read: the paper has repositories with open-source licences
+alone, and the folder has to hold these.
 
     python -m pipelines.prepare github --source FOLDER --endings .py .c .h --tokenizer sentencepiece:32000
 """

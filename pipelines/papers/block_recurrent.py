@@ -7,18 +7,20 @@ from dataclasses import replace
 from pipelines.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
 
 NORMALIZED = ("--newline", "normalize")
+MATHEMATICS = ("--subject", "math")
+"""The paper's arXiv has the articles labelled Mathematics alone (section 4)."""
 TINY_TOKENS = "sentencepiece:4000"
 DATA = {
     "paper": {
         "PG19 bytes": Data("pg19", "bytes"),
         "PG19 tokens": Data("pg19", "FOLDER/t5.model", vocabulary=32_001),
-        "arXiv": Data("arxiv", "sentencepiece:32000"),
+        "arXiv": Data("arxiv", "sentencepiece:32000", MATHEMATICS),
         "GitHub": Data("github", "sentencepiece:32000"),
     },
     "tiny": {
         "PG19 bytes": Data("pg19", "bytes", NORMALIZED),
         "PG19 tokens": Data("pg19", TINY_TOKENS, NORMALIZED),
-        "arXiv": Data("arxiv", TINY_TOKENS),
+        "arXiv": Data("arxiv", TINY_TOKENS, MATHEMATICS),
         "GitHub": Data("python-source", TINY_TOKENS),
     },
 }

@@ -13,8 +13,9 @@ pipelines/presets/. What makes figures of them is in trainings.py.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +67,18 @@ class Data:
         """The store below the folder of stores: one for each tokenizer, and for each way in which a corpus is read."""
         options = (re.sub(r"^-(?=[\d.])", "minus-", word) for word in self.options)
         return stores / re.sub(r"[^\w.]+", "-", " ".join((self.tokenizer or "symbols", *options)))
+
+    def with_options(self, given: Mapping[str, str]) -> Data:
+        """The same with other values of these options of the corpus; an empty value leaves an option out."""
+        words = list(self.options)
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            if flag in words:
+                start = words.index(flag)
+                ends = (end for end in range(start + 1, len(words)) if words[end].startswith("--"))
+                del words[start : next(ends, len(words))]
+            words += [flag, *shlex.split(value)] if value else []
+        return replace(self, options=tuple(words))
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ ASSUMED_RATE = 1.25e14
 """FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""
 MEASURED_FLOPS = 5e11
 """Of one step, at most, that is timed on this machine."""
+FILES = ("metadata", "ids")
+"""Options of a corpus that name a file, and so belong to one machine: no store is named after them."""
 TIMED_STEPS = 7
 """Of which a table has the median."""
 
@@ -67,6 +69,8 @@ class Place:
     """Folder of stores (`Data.store`); by default below the root."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folder or file of a corpus, by its name."""
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Options of a corpus by their names, by the corpus's name: they replace those of a table's data."""
     corpus: str = ""
     """Read in place of every corpus of text."""
     set: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -74,7 +78,10 @@ class Place:
 
     def data(self, data: Data) -> Data:
         """What is read for it."""
-        return replace(data, corpus=self.corpus, options=()) if self.corpus and data.tokenizer else data
+        if self.corpus and data.tokenizer:
+            data = replace(data, corpus=self.corpus, options=())
+        given = self.options.get(data.corpus, {})
+        return data.with_options({name: value for name, value in given.items() if name not in FILES})
 
     def store(self, data: Data) -> Path:
         return data.store(self.stores or self.root / "stores")
@@ -83,11 +90,15 @@ class Place:
         return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
 
     def preparing(self, data: Data) -> Job:
-        """The command that prepares it; where a source has to be given it has FOLDER in it."""
+        """The command that prepares it; where a source has to be given it has FOLDER in it, and where metadata has, FILE."""
         needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
         given = self.sources.get(data.corpus, "FOLDER" if needs else "")
         source = ("--source", given) if given else ()
-        words = (*data.words, *source, "--store", str(self.store(data)), "--num-workers", "0")
+        files = {name: value for name, value in self.options.get(data.corpus, {}).items() if name in FILES}
+        if "--subject" in data.options:
+            files = {"metadata": "FILE", **files}
+        beside = [word for name, value in files.items() for word in (f"--{name}", value)]
+        words = (*data.words, *source, *beside, "--store", str(self.store(data)), "--num-workers", "0")
         name = f"prepare {data}"
         return Job(name, "prepare", words, self.log(name))
 

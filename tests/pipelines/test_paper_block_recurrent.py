@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from data_prep.documents import SPLITS
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
 from pipelines import paper
+from pipelines import prepare as prepare_command
 from pipelines.papers import PAPERS
+from pipelines.papers.trainings import Place
 from tests.shared_data import need
+from tests.small_archives import put
 
 TABLES = PAPERS["block-recurrent"]
 
@@ -34,3 +43,68 @@ def test_the_step_time_needs_no_other_split_than_the_numbers_beside_it(monkeypat
     assert scored == {("pg19", "test"), ("arxiv", "test"), ("python-source", "validation")}
     asked = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",), split="test")
     assert {column.split for _, column, _, _ in asked.plan().cells()} == {"test"}
+
+
+@pytest.mark.parametrize("scale", ["paper", "tiny"])
+def test_arxiv_is_restricted_to_mathematics_as_in_section_4(scale: str) -> None:
+    data = {run.data for row in TABLES["table-1"].rows for name, run in row.runs[scale].items() if name == "arXiv"}
+    assert [part.options for part in data] == [("--subject", "math")]
+
+
+def place_of(**fields: Any) -> tuple[Place, Any]:
+    """The place of a plan of Table 1, and its data of arXiv."""
+    plan = paper.PaperConfig("block-recurrent", "table-1", columns=("arXiv",), only=("Slide:12L",), **fields).plan()
+    (training,) = plan.trainings(prepared=False)
+    return plan.place, training.data
+
+
+def test_paper_passes_the_metadata_and_the_subject_on_to_prepare(tmp_path: Path) -> None:
+    put(tmp_path, {f"papers/2101.0000{n}/main.tex": b"\\documentclass{a}\\begin{document}x" for n in range(6)})
+    subjects = ("math.AG", "hep-th", "cs.LG math.CO", "math-ph", "math.NT", "stat.ML")
+    records = [{"id": f"2101.0000{n}", "title": "t", "categories": each} for n, each in enumerate(subjects)]
+    (tmp_path / "m.json").write_text("\n".join(map(json.dumps, records)))
+    given = {"source": (f"arxiv={tmp_path / 'papers'}",), "options": (f"arxiv.metadata={tmp_path / 'm.json'}",)}
+    place, data = place_of(root=tmp_path, **given)
+    words = [word.replace("sentencepiece:4000", "bytes") for word in place.preparing(data).words]
+    prepare_command.main(words)
+    splits = [SegmentStore.open(place.store(data), "arxiv", split) for split in SPLITS]
+    ids = {document.id for split in splits for document in split.manifest.documents}
+    assert ids == {"2101.00000", "2101.00002", "2101.00004"}
+
+
+def test_a_subject_may_be_another_or_none() -> None:
+    place, data = place_of(options=("arxiv.subject=cs",))
+    assert data.options == ("--subject", "cs") and place.store(data).name == "sentencepiece-4000-subject-cs"
+    assert " --subject cs --source FOLDER --metadata FILE " in " ".join(place.preparing(data).words)
+    place, data = place_of(options=("arxiv.subject=",))
+    assert data.options == () and "--metadata" not in place.preparing(data).words
+
+
+def test_without_metadata_arxiv_is_left_out_with_the_command_that_prepares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = paper.PaperConfig("block-recurrent", "table-1", root=tmp_path, source=("arxiv=papers",)).plan()
+    run_jobs = list[Any]()
+    monkeypatch.setattr(paper, "run", lambda jobs, at_once: run_jobs.extend(jobs) or [])
+    with pytest.raises(UserError, match=r"prepare arxiv .* --subject math --source papers --metadata FILE "):
+        paper.prepare(asked, train=False)
+    monkeypatch.setattr(Place, "is_prepared", lambda self, data: data.corpus == "python-source")
+    paper.prepare(asked, train=True)
+    said = capsys.readouterr().out
+    assert not run_jobs and "--subject math --source papers" in said
+    assert "give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of all subjects" in said
+
+
+def test_options_of_a_corpus_are_checked_and_stand_in_the_tables_command() -> None:
+    options = ("arxiv.metadata=/home/me/m.json", "arxiv.subject=cs", "github.endings=.py .c")
+    config = paper.PaperConfig("block-recurrent", "table-1", options=options)
+    assert config.command().endswith("--options arxiv.subject=cs 'github.endings=.py .c'")
+    for option, said in (
+        ("arxiv.sbject=x", "--options arxiv.sbject=x: arxiv has no option 'sbject': did you mean 'subject'"),
+        ("arxv.subject=x", "there is no corpus 'arxv': did you mean 'arxiv'"),
+        ("arxiv.source=x", "--options arxiv.source=x: give --source arxiv=x"),
+        ("subject=math", "--options subject=math: write a corpus, its option and a value, as in arxiv.subject=math"),
+        ("arxiv.subject", "--options arxiv.subject: write a corpus, its option and a value"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            paper.PaperConfig("block-recurrent", "table-1", options=(option,))
