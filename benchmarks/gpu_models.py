@@ -177,7 +177,7 @@ class Training:
 
         self.loss = read
         run = TABLE_1["slide-13L"]
-        self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup**-0.5))  # its first rate
+        self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup**-0.5))  # its peak
 
     @property
     def parameters(self) -> int:

@@ -105,10 +105,10 @@ class ScheduleConfig:
     """Learning rate over steps: linear warm-up, then one of three shapes."""
 
     name: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
-    """cosine to `final` at the end of the last step; inverse-sqrt: lr / √max(step, warmup), as the paper writes it, with no linear
-    part; constant."""
+    """cosine to `final` at the end of the last step; inverse-sqrt: lr / √max(step, warmup), whose peak is lr / √warmup (the
+    block-recurrent paper's Appendix C); constant."""
     warmup: int = 100
-    """Steps of linear warm-up (inverse-sqrt: steps at its first, constant value)."""
+    """Steps of linear warm-up, in which the rate rises to the schedule's first value; 0 begins there."""
     final: float = 0.1
     """Cosine: share of the peak rate that is left when the last step is done."""
 

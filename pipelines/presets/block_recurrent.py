@@ -25,7 +25,7 @@ TOKENS_PER_STEP = 32 * 4096
 
 
 def row(model: ModelSettings, segment_length: int = 4096) -> TrainConfig:
-    """This model on PG-19, by default 150M parameters: Adafactor, the rate 1/√step after 1,000 steps."""
+    """This model on PG-19, by default 150M parameters: Adafactor, a rate that rises to 0.0316 over 1,000 steps, then 1/√step."""
     return TrainConfig(
         model=model,
         data=DataConfig(corpus="pg19", lanes=TOKENS_PER_STEP // segment_length, segment_length=segment_length),

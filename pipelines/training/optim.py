@@ -43,10 +43,13 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
 
 def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
-    """The rate of optimizer step ``step`` (counted from 0) out of ``steps``."""
-    if schedule.name == "inverse-sqrt":
-        return optim.lr / math.sqrt(max(step + 1, schedule.warmup, 1))
+    """The rate of optimizer step ``step`` (counted from 0) out of ``steps``.
+
+    Every schedule is multiplied by min(step, warmup) / warmup, steps counted from 1, as the block-recurrent paper's code does.
+    """
     warm = min(1.0, (step + 1) / max(schedule.warmup, 1))
+    if schedule.name == "inverse-sqrt":
+        return optim.lr * warm / math.sqrt(max(step + 1, schedule.warmup, 1))
     if schedule.name == "constant":
         return optim.lr * warm
     progress = min(1.0, max(0.0, (step - schedule.warmup) / max(1, steps - schedule.warmup)))

@@ -13,8 +13,9 @@ from torch import nn
 from transformers.optimization import Adafactor as Theirs
 
 from data_prep.errors import UserError
-from pipelines.config.run import OptimConfig
-from pipelines.training.optim import build_optimizer
+from pipelines.config.run import OptimConfig, ScheduleConfig
+from pipelines.presets import PRESETS
+from pipelines.training.optim import build_optimizer, learning_rate
 from recur_models import RecConfig, RecurrentModel, SlideConfig
 from tests.recur_models.conftest import SIZE
 
@@ -168,3 +169,27 @@ def test_adamw_is_torchs() -> None:
     for parameter, expected in zip(mine.parameters(), torchs.parameters(), strict=True):
         assert torch.equal(parameter, expected)
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=0)
+
+
+def test_the_inverse_square_root_is_warmed_up_as_in_appendix_c() -> None:
+    """1,000 warm-up steps to an applied rate of 0.03, which decays to 0.0014 over 500,000."""
+    run = PRESETS["pg19-rec-fixed-skip"]
+
+    def applied(step: int) -> float:
+        """The rate of a step counted from 1."""
+        return learning_rate(step - 1, run.steps, run.optim, run.schedule)
+
+    assert [applied(step) for step in (1, 100, 500)] == pytest.approx([3.16228e-5, 3.16228e-3, 1.58114e-2], rel=1e-5)
+    assert [applied(step) for step in (1000, 1001, 4000)] == pytest.approx([0.0316228, 0.0316070, 0.0158114], rel=1e-5)
+    assert applied(500_000) == pytest.approx(0.00141421, rel=1e-5)
+    rates = [applied(step) for step in range(1, 2001)]
+    assert max(rates) == rates[999]
+
+
+@pytest.mark.parametrize("name", ["cosine", "inverse-sqrt", "constant"])
+def test_each_schedule_rises_linearly_while_it_warms_up(name: Any) -> None:
+    optimizer, shape = optim(), ScheduleConfig(name=name, warmup=10)
+    rates = [learning_rate(step, 100, optimizer, shape) for step in range(10)]
+    assert rates == pytest.approx([rates[-1] * (step + 1) / 10 for step in range(10)])
+    without = ScheduleConfig(name=name, warmup=0)
+    assert learning_rate(0, 100, optimizer, without) == optimizer.lr
