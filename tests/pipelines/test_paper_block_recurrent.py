@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,9 +17,12 @@ from pipelines import paper
 from pipelines import prepare as prepare_command
 from pipelines.papers import PAPERS
 from pipelines.papers.trainings import Place
+from pipelines.presets import PRESETS
+from pipelines.presets.block_recurrent import SCALES
 from tests.shared_data import need
 from tests.small_archives import put
 
+ROOT = Path(__file__).parents[2]
 TABLES = PAPERS["block-recurrent"]
 
 
@@ -108,3 +112,43 @@ def test_options_of_a_corpus_are_checked_and_stand_in_the_tables_command() -> No
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             paper.PaperConfig("block-recurrent", "table-1", options=(option,))
+
+
+def documented(heading: str) -> dict[str, list[str]]:
+    """The rows of a table of docs/models.md by their first cell: the table that follows these words."""
+    text = (ROOT / "docs" / "models.md").read_text("utf-8")
+    lines = text[text.index(heading) :].splitlines()
+    rows = itertools.takewhile(lambda line: line.startswith("|"), itertools.dropwhile(lambda x: x[:1] != "|", lines))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+    return {first: rest for first, *rest in cells[2:]}
+
+
+def millions(preset: str) -> str:
+    """Parameters without embeddings, as the documents write them."""
+    costs = PRESETS[preset].model.costs(32_000)
+    count = (costs.parameters - costs.embedding_parameters) / 1e6
+    return f"{count:,.1f}" if count < 350 else f"{count:,.0f}"
+
+
+def test_the_documents_have_the_parameters_of_the_scaling_study_beside_the_papers() -> None:
+    rows = documented("Parameters of the scaling study")
+    paper_counts = {row.label.split(", ")[1]: row.paper["parameters"] for row in TABLES["table-4"].rows}
+    assert list(rows) == list(SCALES)
+    for scale, (in_paper, rec, xl) in rows.items():
+        assert float(in_paper.replace(",", "")) * 1e6 == paper_counts[scale]
+        assert [rec, xl] == [millions(f"pg19-scale-{scale}-rec"), millions(f"pg19-scale-{scale}-xl")]
+    assert [rows["40M"][1], rows["1.3B"][1], rows["40M"][2], rows["1.3B"][2]] == ["40.4", "1,279", "40.9", "1,309"]
+
+
+def test_the_documents_have_the_parameters_of_the_six_cells_beside_the_papers_164() -> None:
+    rows = documented("Parameters of the six cells")
+    assert {name: cells[0] for name, cells in rows.items()} == {
+        "Rec:fixed:skip": "160.5",
+        "Rec:lstm:skip": "164.7",
+        "Rec:fixed:dual": "168.9",
+        "Rec:fixed:single": "170.9",
+        "Rec:lstm:single": "179.3",
+        "Rec:lstm:dual": "181.4",
+    }
+    for name, (count,) in rows.items():
+        assert count == millions(f"pg19-{name.lower().replace(':', '-')}")
