@@ -87,7 +87,12 @@ FIFTH = (
     "Windows and overlaps are a fifth of the paper's, which the labels name, of 4 layers and d 96; the weights begin untrained, "
     "and the vocabulary has 4,000 pieces. Perplexity is per word."
 )
-NOTE = {"tiny": FIFTH, "paper": "Perplexity is per word. The paper does not say its rates and batches: these are ours."}
+COUNTED = "FLOPs are those of layers and attention, without the output layer."
+NOTE = {
+    "tiny": f"{FIFTH} {COUNTED}",
+    "paper": "Tokens are GPT-2's 50,257 and begin-of-document. Perplexity is per word. The paper does not say its rates and "
+    f"batches: these are ours. {COUNTED}",
+}
 
 
 def sized(series: str, name: str, window: int, scored: int = 0) -> Row:
@@ -110,7 +115,7 @@ TABLES = {
         COLUMNS[:1],
         BY_WINDOW,
         x="window",
-        note={"tiny": f"{FIFTH} {CURVES}", "paper": CURVES},
+        note={scale: f"{note} {CURVES}" for scale, note in NOTE.items()},
     ),
     "figure-5": Table(
         "Figure 5: perplexity over FLOPs, PG-19 validation, windows of 200 to 600",
@@ -120,6 +125,6 @@ TABLES = {
             *(sized(f"GPT-2 overlap {overlap}", "gpt2", window, overlap) for overlap in (30, 50) for window in SIZES),
         ),
         x="FLOPs/token",
-        note={"tiny": f"{FIFTH} {CURVES}", "paper": CURVES},
+        note={scale: f"{note} {CURVES}" for scale, note in NOTE.items()},
     ),
 }

@@ -152,3 +152,29 @@ def test_the_documents_have_the_parameters_of_the_six_cells_beside_the_papers_16
     }
     for name, (count,) in rows.items():
         assert count == millions(f"pg19-{name.lower().replace(':', '-')}")
+
+
+@pytest.mark.parametrize(("paper", "table"), [(name, table) for name, tables in PAPERS.items() for table in tables])
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_each_table_says_at_each_scale_whose_vocabulary_it_has_and_which_parameters(
+    paper: str, table: str, scale: str
+) -> None:
+    made = PAPERS[paper][table]
+    note = made.note.get(scale, "")
+    kinds = {column.figure for column in made.columns}
+    assert re.search(r"pieces|GPT-2's \d|symbols|bytes", note), note
+    if "parameters" in kinds:
+        assert "embeddings" in note, note
+    if "flops_without_output" in kinds:
+        assert "without the output layer" in note, note
+    if "word_perplexity" in kinds:
+        assert "per word" in note or "Words are" in note, note
+    if "validation" in {column.split for column in made.columns} and paper == "block-recurrent":
+        assert "validation" in note, note
+
+
+def test_figures_4_to_6_print_no_number_of_table_4_as_their_own() -> None:
+    for name in ("figure-4", "figure-5", "figure-6"):
+        table = TABLES[name]
+        assert not any(row.paper for row in table.rows)
+        assert all("gives no number" in note and "Table 4" in note for note in table.note.values())
