@@ -4,8 +4,8 @@
     python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2
     python -m pipelines.paper gpt2 table-2 --scale paper --dry-run                  # what it would train, and what that costs
 
-block-recurrent has table-1 to table-5 and figure-3 to figure-7; gpt2 table-1, table-2, figure-4 and figure-5; staircase table-1 to
-table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
+block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1, table-2, figure-4 and figure-5;
+staircase table-1 to table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
 
 Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them: stopped or killed at any moment, the
 same command goes on, and what is done is not done again. `<root>/tables/…` has the table as markdown, JSON and a picture, with the

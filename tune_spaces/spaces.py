@@ -145,6 +145,7 @@ MODELS = (
 )
 WINDOWS = [f"{model}-window-{size}" for model in ("rec-fixed-skip", "slide-12L") for size in (128, 256, 512)]
 STATES = [f"rec-fixed-skip-states-{count}" for count in (128, 256, 512, 1024, 2048)]
+LAYERS = ["rec-fixed-skip", *(f"rec-fixed-skip-{name}" for name in ("13L", "layers-9-10", "layers-4-10"))]
 SCALES = [
     f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
 ]
@@ -173,6 +174,7 @@ SPACES: dict[str, Space] = {
     "rec-table-1": Space("block-recurrent, Table 1: the models", (), rows(MODELS, "arxiv", "github", "pg19")),
     "rec-table-3-window": Space("block-recurrent, Table 3a: windows", (), rows(WINDOWS, "pg19")),
     "rec-table-3-states": Space("block-recurrent, Table 3b: states", (), rows(STATES, "pg19")),
+    "rec-section-4.3": Space("block-recurrent, section 4.3: two recurrent layers", (), rows(LAYERS, "pg19")),
     "rec-table-4": Space("block-recurrent, Table 4: scales", (), rows(SCALES, "pg19")),
     "rec-table-5": Space("block-recurrent, Table 5: vocabularies, a store each", (), stores),
     "staircase-figure-2": Space("staircase, Figure 2: recurrent steps, on the preset's task", (), rows(STEPS, *TASKS)),

@@ -178,6 +178,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
     totals, cleared = store.manifest.totals, evaluation.cleared_states
     published = evaluation.published_words  # by which papers reckon
     words = published or score.words
+    layers = training.config.model.to_json().get("layers")
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Figure, float | None] = {
         "bits_per_token": score.bits_per_token,
@@ -187,6 +188,8 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "error_percent": 100 * score.error_rate,
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
+        "layers": float(layers) if layers else None,
+        "vocabulary": float(store.vocab_size - 1),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / words if words else None,
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,

@@ -1,6 +1,7 @@
 """The rows of the block-recurrent paper's tables as runs: `python -m pipelines.train pg19-rec-fixed-skip`.
 
-    pg19-…      Table 1, Table 3 (…-window-256, …-states-1024) and Table 4 (scale-650M-rec, scale-650M-xl)
+    pg19-…      Table 1, Table 3 (…-window-256, …-states-1024), section 4.3 (…-layers-4-10) and Table 4 (scale-650M-rec,
+                scale-650M-xl)
     arxiv-…     Table 1's arXiv column          github-…     Table 1's GitHub column
     tiny-pg19-…     the pg19 rows at a size that a CPU trains in minutes
 
@@ -64,6 +65,15 @@ TABLE_3 = {
     **{f"rec-fixed-skip-states-{states}": row(RecConfig(states=states)) for states in (128, 256, 512, 1024, 2048)},
 }
 
+# Two recurrent layers, next to each other or far apart, and as many layers with the same one; the paper gives no numbers.
+SECTION_4_3 = {
+    "rec-fixed-skip-13L": row(RecConfig(layers=13)),
+    **{
+        f"rec-fixed-skip-layers-{lower}-{upper}": row(RecConfig(recurrent_layers=(lower, upper)))
+        for lower, upper in ((9, 10), (4, 10))
+    },
+}
+
 # Layers, d, heads, head size, MLP. The paper calls them 40.6M, 81.2M, 162M, 325M, 650M and 1.3B.
 SCALES = {
     "40M": (12, 512, 8, 64, 2048),
@@ -108,6 +118,15 @@ TINY_SIZES = {
 }
 
 
+def tiny_layers(recurrent: tuple[int, ...]) -> tuple[int, ...]:
+    """A third of each place; the lower one of two that would be the same moves down, so that 9 and 10 become 2 and 3."""
+    places = list[int]()
+    for layer in reversed(recurrent):
+        place = min(layer // 3, places[0] - 1) if places else layer // 3
+        places.insert(0, place)
+    return tuple(places)
+
+
 def tiny(config: TrainConfig) -> TrainConfig:
     """The same row: 12 layers become 4, 13 become 5; all read 16 lanes × 256 tokens in a step, whatever their segment was."""
     model: Any = config.model
@@ -115,7 +134,7 @@ def tiny(config: TrainConfig) -> TrainConfig:
     sizes = {name: round(getattr(model, name) * share) for name, share in TINY_SIZES.items() if hasattr(model, name)}
     sizes |= {"layers": layers, "head_dim": model.head_dim // 4, "dropout": 0.0}
     if isinstance(model, RecConfig):
-        sizes["recurrent_layers"] = tuple(layer // 3 for layer in model.recurrent_layers)
+        sizes["recurrent_layers"] = tiny_layers(model.recurrent_layers)
     if isinstance(model, MemorizingConfig):
         sizes |= {"memory_layer": model.memory_place // 3, "top_k": 32}
     return TrainConfig(
@@ -134,7 +153,7 @@ def tiny(config: TrainConfig) -> TrainConfig:
 NOT_ON_GITHUB = ("feedback", "memorizing")  # the paper's table has a dash there
 
 PAPER_PRESETS = {
-    **{f"pg19-{name}": run for name, run in {**TABLE_1, **TABLE_3, **TABLE_4}.items()},
+    **{f"pg19-{name}": run for name, run in {**TABLE_1, **TABLE_3, **SECTION_4_3, **TABLE_4}.items()},
     **{f"arxiv-{name}": on_arxiv(run) for name, run in TABLE_1.items()},
     **{f"github-{name}": on_github(run) for name, run in TABLE_1.items() if not name.startswith(NOT_ON_GITHUB)},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from data_prep.store import SegmentStore
 from pipelines import paper
 from pipelines import prepare as prepare_command
 from pipelines.papers import PAPERS
+from pipelines.papers.plan import figure_of
+from pipelines.papers.tables import Data, Figure
 from pipelines.papers.trainings import Place
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import SCALES
+from pipelines.tracking.score import Evaluation, Score
 from tests.shared_data import need
 from tests.small_archives import put
 
@@ -178,3 +182,43 @@ def test_figures_4_to_6_print_no_number_of_table_4_as_their_own() -> None:
         table = TABLES[name]
         assert not any(row.paper for row in table.rows)
         assert all("gives no number" in note and "Table 4" in note for note in table.note.values())
+
+
+def test_table_2_has_the_papers_layers_and_vocabularies() -> None:
+    text = need("..", "papers", "block-recurrent-transformers.txt").read_text()
+    part = text[text.index("Table 2: Comparison") : text.index("#### 4.5")]
+    cells = [re.findall(r"<td>(.*?)</td>", line) for line in part.split("<tr>")[2:]]
+    rows = TABLES["table-2"].rows
+    assert [int(row[1]) for row in cells] == [row.paper["layers"] for row in rows] == [36, 22, 60, 24, 24]
+    kilo = [float(row[4].removesuffix("k")) for row in cells]
+    assert kilo == [row.paper["vocabulary"] / 1000 for row in rows] == [32, 98, 32, 32, 32]
+
+
+def test_ours_in_table_2_are_the_models_layers_and_the_tokenizers_pieces(store: Path, tmp_path: Path) -> None:
+    training = Place(tmp_path).training(TABLES["table-2"].rows[-1].runs["paper"]["PG19"], 0)
+    data = replace(training.config.data, store=str(store), corpus="text")
+    training = replace(training, data=Data("text", "bytes"), config=replace(training.config, data=data))
+    score = Score(1.0, tokens=2, words=1, bytes=2, documents=1, bucket=2, bucket_nats=(1.0,), bucket_tokens=(2,))
+    evaluation = Evaluation("x", "rec", 1, 1, 1, "", "text/test", "", score, None, None)
+    figures: tuple[Figure, ...] = ("layers", "vocabulary")
+    assert [figure_of(figure, training, evaluation) for figure in figures] == [24, 256]
+
+
+LAYERS = {
+    "rec-fixed-skip": (12, (10,)),
+    "rec-fixed-skip-13L": (13, (10,)),
+    "rec-fixed-skip-layers-9-10": (12, (9, 10)),
+    "rec-fixed-skip-layers-4-10": (12, (4, 10)),
+}
+TINY_LAYERS = ((4, (3,)), (5, (3,)), (4, (2, 3)), (4, (1, 3)))
+
+
+def test_section_4_3_adds_a_recurrent_layer_or_one_that_is_not() -> None:
+    rows = TABLES["section-4.3"].rows
+    for scale, expected in (("paper", list(LAYERS.values())), ("tiny", list(TINY_LAYERS))):
+        models: list[Any] = [PRESETS[run.preset].model for row in rows for run in row.runs[scale].values()]
+        assert [(model.layers, model.recurrent_layers) for model in models] == expected
+        assert {(model.gate, model.cell) for model in models} == {("fixed", "skip")}
+        assert {run.data.tokenizer for row in rows for run in row.runs["paper"].values()} == {"FOLDER/t5.model"}
+    assert {f"pg19-{name}" for name in LAYERS} <= set(PRESETS) and not any(row.paper for row in rows)
+    assert all("did not improve" in note for note in TABLES["section-4.3"].note.values())

@@ -81,7 +81,14 @@ def test_what_does_not_fit_is_refused(space: str, preset: str, sentence: str) ->
 
 
 @pytest.mark.parametrize(
-    ("table", "rows"), [("rec-table-1", 14), ("rec-table-3-window", 6), ("rec-table-3-states", 5), ("rec-table-4", 12)]
+    ("table", "rows"),
+    [
+        ("rec-table-1", 14),
+        ("rec-table-3-window", 6),
+        ("rec-table-3-states", 5),
+        ("rec-section-4.3", 4),
+        ("rec-table-4", 12),
+    ],
 )
 def test_the_papers_tables_are_rows_of_presets(table: str, rows: int) -> None:
     found = grid(combine(table, values("pg19-rec-fixed-skip")), points=1)
