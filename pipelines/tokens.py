@@ -19,9 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 
 from data_prep.errors import UserError
+from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
@@ -52,6 +54,10 @@ class TokensConfig(SubjectsConfig):
     """Words in the table of the largest gains, of the whole split."""
     per_document: int = 0
     """Words of each document in that table, in place of --words (the paper has four of each of five books); 0 for those."""
+    by: Literal["word", "token"] = "word"
+    """What that table has: words, or the tokens of words one by one, as the paper."""
+    documents: int = 0
+    """Report on so many documents, drawn at random, of a split always the same ones (the paper has five books); 0 for all."""
     common: int = 1000
     """The most frequent words of the split, which the study of distances leaves out."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -60,7 +66,14 @@ class TokensConfig(SubjectsConfig):
         super().__post_init__()
         if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
             raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
-        for name, least in (("page_tokens", 1), ("words", 1), ("per_document", 0), ("common", 0), ("document", -1)):
+        for name, least in (
+            ("page_tokens", 1),
+            ("words", 1),
+            ("per_document", 0),
+            ("documents", 0),
+            ("common", 0),
+            ("document", -1),
+        ):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
 
@@ -166,32 +179,54 @@ def apart(passes: list[Pass]) -> list[Pass]:
     return found
 
 
+def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
+    """The numbers of the documents to report on, in their order: all, or so many of those with tokens.
+
+    Raises UserError where the document to show is none of them.
+    """
+    numbers = list(range(len(store.lengths)))
+    shown = config.document
+    if shown >= len(numbers):
+        raise UserError(f"--document is {shown}, and {store.folder} has documents 0 to {len(numbers) - 1}")
+    if not config.documents:
+        return numbers
+    filled = np.flatnonzero(store.lengths)
+    count = min(config.documents, len(filled))
+    numbers = sorted(np.random.default_rng(0).choice(filled, count, replace=False).tolist())
+    if shown >= 0 and shown not in numbers:
+        named = ", ".join(map(str, numbers))
+        raise UserError(f"--document is {shown}, which is none of the {count} that --documents draws: {named}")
+    return numbers
+
+
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
     """The passes over the split, and its words."""
     last = passes[-1]
     store, model = last.subject.store, last.subject.model
     if not store.lengths.any():
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
-    chosen = int(store.lengths.argmax()) if config.document < 0 else config.document
-    if chosen >= len(store.lengths):
-        raise UserError(f"--document is {chosen}, and {store.folder} has documents 0 to {len(store.lengths) - 1}")
+    numbers = documents_of(config, store)
+    lengths = store.lengths[numbers]
+    shown = int(lengths.argmax()) if config.document < 0 else numbers.index(config.document)
     write = writing_of(store.tokenizer())
     losses = [reading.losses(folder, config.num_workers) for reading in passes]
     for left in folder.glob(f"{WORKING}*"):  # of passes that were killed
         shutil.rmtree(left, ignore_errors=True)
 
     def tokens(document: int) -> Any:
-        return store.tokens(document, 0, int(store.lengths[document]))
+        return store.tokens(numbers[document], 0, int(lengths[document]))
 
     def nats(document: int) -> list[Any]:
-        return [made.column("nats", document) for made in losses]
+        return [made.column("nats", numbers[document]) for made in losses]
 
-    parts = [words_of(write, tokens(number), nats(number), number) for number in range(len(store.lengths))]
+    documents = store.manifest.documents
+    drawn = f", drawn at random from its {len(documents)} documents" if len(numbers) < len(documents) else ""
+    parts = [words_of(write, tokens(document), nats(document), document) for document in range(len(numbers))]
     return TokenComparison(
         names=tuple(reading.name for reading in passes),
-        split=f"{store.manifest.corpus}/{store.manifest.split}",
-        titles=[document.title or document.id for document in store.manifest.documents],
-        lengths=store.lengths.tolist(),
+        split=f"{store.manifest.corpus}/{store.manifest.split}{drawn}",
+        titles=[documents[number].title or documents[number].id for number in numbers],
+        lengths=lengths.tolist(),
         tokens=tokens,
         nats=nats,
         write=write,
@@ -199,10 +234,11 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
         window=int(getattr(model, "window", 0) or model.block),
         segment=config.clear_every * model.block or last.subject.segment_length,
         cut=config.clear_at,
-        shown=chosen,
+        shown=shown,
         shown_tokens=config.page_tokens,
         count=config.words,
         of_each=config.per_document,
+        by=config.by,
         common=config.common,
     )
 

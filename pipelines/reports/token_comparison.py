@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.reports.words import Words, around, by_distance, rare, top, where
+from pipelines.reports.words import Words, around, by_distance, rare, tokens_of, top, where
 from pipelines.terminal.tables import counted
 
 HUNDREDTHS = 100
@@ -56,6 +56,8 @@ class TokenComparison:
     """Words in the table; or"""
     of_each: int = 0
     """so many of each document."""
+    by: Literal["word", "token"] = "word"
+    """Whether the table has words, or tokens of words."""
     common: int = 1000
     """The most frequent words of the split, which the distances leave out."""
 
@@ -80,25 +82,32 @@ class TokenComparison:
             sums += [float(column.sum(dtype=np.float64)) for column in nats]
             tokens += len(nats[0])
         best = self.best  # fewer where fewer have a gain
+        names_N = np.concatenate([found.name_N for found in self.ranked])
         places = [self.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
         return {
             "tokens": tokens,
             "top": len(best),
             "bits_per_token": (sums / math.log(2) / tokens).tolist(),
             "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
-            "names_among_all": float(self.words.name_N.mean()) if len(self.words) else math.nan,
+            "names_among_all": float(names_N.mean()) if len(names_N) else math.nan,
             "top_places": {place: places.count(place) for place in sorted(set(places))},
         }
 
     @cached_property
-    def best(self) -> Words:
-        """The words by which the last pass is better than the first, the most first; of each document so many, where it says so."""
-        if not self.of_each:
-            return top(self.words, self.count)
+    def ranked(self) -> list[Words]:
+        """Of each document what the largest gains are chosen from: its words, or their tokens."""
         bounds = np.searchsorted(self.words.document_N, np.arange(len(self.titles) + 1))
-        documents = (self.words.at(np.arange(start, stop)) for start, stop in pairwise(bounds))
-        joined = Words.join([top(words, self.of_each) for words in documents])
-        return top(joined, len(joined))
+        documents = [self.words.at(np.arange(start, stop)) for start, stop in pairwise(bounds)]
+        if self.by == "word":
+            return documents
+        return [tokens_of(words, self.nats(document)) for document, words in enumerate(documents)]
+
+    @cached_property
+    def best(self) -> Words:
+        """Those by which the last pass is better than the first, the most first; of each document so many, where it says so."""
+        most = self.of_each or self.count
+        joined = Words.join([top(found, most) for found in self.ranked])
+        return top(joined, len(joined) if self.of_each else self.count)
 
     def gains(self, document: int) -> tuple[np.ndarray, np.ndarray]:
         """Where the hundredths of a document begin and end, int64 [P + 1], and the nats by which the last pass is better, of each
@@ -164,7 +173,8 @@ class TokenComparison:
         """The share of names among the words with most gain, in a sentence."""
         facts, (base, better) = self.facts, self.pair
         if not facts["top"]:
-            return f"No word costs {better} less than {base}."
-        shares = f"{facts['names_among_top']:.0%} are names, of all words {facts['names_among_all']:.0%}."
+            return f"No {self.by} costs {better} less than {base}."
+        kind = "are names" if self.by == "word" else "are of names"
+        shares = f"{facts['names_among_top']:.0%} {kind}, of all {self.by}s {facts['names_among_all']:.0%}."
         each = f", at most {self.of_each} of each document" if self.of_each else ""
-        return f"Of the {counted(facts['top'], 'word')} that {better} predicts better by most{each}, {shares}"
+        return f"Of the {counted(facts['top'], self.by)} that {better} predicts better by most{each}, {shares}"

@@ -66,7 +66,7 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 <p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {counted(len(comparison.titles), "document")}.
 Bits per token: {each}; {better} less {base}: {bits[-1] - bits[0]:+.4f}.</p>
 <p>{html.escape(comparison.said_of_names())}{stood}</p>
-<h2>Words that {better} predicts better</h2>{_top_table(comparison)}
+<h2>{comparison.by.capitalize()}s that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
 <p>The first {min(comparison.shown_tokens, comparison.lengths[comparison.shown]):,} tokens. <span class="b3">Green</span>:

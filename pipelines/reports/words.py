@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -130,6 +130,17 @@ def words_of(
         np.array(names, bool),
         sums_MT[:, last_N] - sums_MT[:, first_N],
     )
+
+
+def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:
+    """Each token of the words of one document by itself: its own place and its own loss in the losses of some models, float [T];
+    text, name and distance are its word's.
+    """
+    word_N = np.repeat(np.arange(len(words)), words.tokens_N)
+    first_N = np.cumsum(words.tokens_N) - words.tokens_N
+    offset_N = words.offset_N[word_N] + np.arange(len(word_N)) - first_N[word_N]
+    nats_MN = np.asarray(nats_MT, np.float64)[:, offset_N]
+    return replace(words.at(word_N), offset_N=offset_N, tokens_N=np.ones(len(word_N), np.int32), nats_MN=nats_MN)
 
 
 def rare(words: Words, common: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.token_comparison import TokenComparison
 from pipelines.reports.token_losses import WORKING, TokenLosses
-from pipelines.reports.words import Words, by_distance, pieces_of, rare, where, words_of, writing_of
+from pipelines.reports.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of, writing_of
 from pipelines.tokens import main
 from pipelines.training import shares
 from pipelines.training.scoring import SEGMENTS
@@ -108,6 +108,16 @@ def test_distances_are_powers_of_two_with_means_of_each_model() -> None:
 def test_rare_words_are_those_beyond_the_most_frequent() -> None:
     found = words("a a a b b c")
     assert found.at(rare(found, 1)).text_N.tolist() == ["b", "b", "c"]
+
+
+def test_the_tokens_of_a_word_are_taken_apart_with_its_name_and_its_distance() -> None:
+    first, second = np.arange(11.0), np.zeros(11)
+    found = tokens_of(words("Al is Al ok", first, second), [first, second])
+    assert found.text_N.tolist() == ["Al", "Al", "is", "is", "Al", "Al", "ok", "ok"]
+    assert found.offset_N.tolist() == [0, 1, 3, 4, 6, 7, 9, 10] and set(found.tokens_N.tolist()) == {1}
+    assert found.nats_MN.tolist() == [[0, 1, 3, 4, 6, 7, 9, 10], [0] * 8]
+    assert found.before_N.tolist() == [0, 0, 0, 0, 6, 6, 0, 0]
+    assert found.name_N.tolist() == [text == "Al" for text in found.text_N]
 
 
 def test_a_planted_name_stands_on_top_with_its_distance() -> None:
@@ -219,6 +229,42 @@ def test_two_runs_are_compared_on_one_page(
     assert json.loads((folder / "first.json").read_text())["xxh3"]
 
 
+def test_so_many_documents_are_drawn_with_the_top_tokens_of_each(
+    train: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The paper's Figures 4 and 5: five books at random, and the four tokens of each with the largest gain."""
+    run = train("--steps", "4")
+    given = [str(run), "--split", "train", "--per-document", "3", "--tracking.backend", "none"]
+    drawn = [*given, "--documents", "2", "--by", "token"]
+    main([*drawn, "--output", str(tmp_path / "one")])
+    manifest = SegmentStore.open(store, "text", "train").manifest
+    out = capsys.readouterr().out
+    assert "6 tokens that run predicts better by most, at most 3 of each document" in out
+    with open(tmp_path / "one/words.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    titles = {row["document"] for row in rows}
+    assert len(rows) == 6 and len(titles) == 2 < len(manifest.documents)
+    losses = pa.ipc.open_file(tmp_path / "one/run.arrow").read_all()
+    cleared = pa.ipc.open_file(tmp_path / "one/run-cleared.arrow").read_all()
+    gains = cleared["nats"].to_numpy() - losses["nats"].to_numpy()
+    numbers = {document.title or document.id: number for number, document in enumerate(manifest.documents)}
+    for row in rows:
+        there = (losses["document"].to_numpy() == numbers[row["document"]]) & (
+            losses["offset"].to_numpy() == int(row["token"])
+        )
+        assert gains[there].tolist() == pytest.approx([float(row["gain"])], abs=1e-6)
+    page = (tmp_path / "one/tokens.html").read_text("utf-8")
+    drawn_from = f"text/train, drawn at random from its {len(manifest.documents)} documents: "
+    assert drawn_from in page and "Tokens that run predicts better" in page
+    main([*drawn, "--output", str(tmp_path / "two")])
+    assert (tmp_path / "two/words.csv").read_bytes() == (tmp_path / "one/words.csv").read_bytes()
+    left_out = next(number for title, number in numbers.items() if title not in titles)
+    with pytest.raises(
+        UserError, match=rf"--document is {left_out}, which is none of the 2 that --documents draws: \d+"
+    ):
+        main([*drawn, "--document", str(left_out), "--output", str(tmp_path / "one")])
+
+
 def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path], tmp_path: Path) -> None:
     run = train("--steps", "4")
     main([str(run), "--tracking.backend", "none"])
@@ -320,6 +366,7 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
         ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
         ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
+        ([str(trained), "--documents", "-1"], "--documents is -1: give 0 or more"),
         ([str(trained), "--document", "99"], "--document is 99"),
         ([str(trained), "--document", "-2"], "--document is -2: give -1 or more"),
     ):
