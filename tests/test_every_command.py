@@ -156,6 +156,8 @@ tokens runs/demo-rec
     + {QUIET}
 tokens runs/demo-slide runs/demo-rec --clear states --clear-every 16
     + {QUIET}
+tokens runs/demo-slide runs/demo-rec --documents 5 --per-document 4 --by token
+    + {QUIET}
 compare runs/sweep-a runs/sweep-b --trials best
     + {QUIET}
 train small-rec --tracking.uri http://host:5000

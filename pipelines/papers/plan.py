@@ -93,7 +93,8 @@ class Plan:
             return []
         folders, backend = [str(training.folder) for training in compared], compared[0].config.tracking.backend
         split, output = self.table.columns[0].split, str(folder / "tokens")
-        words = (*folders, "--split", split, "--output", output, "--tracking.backend", backend)
+        where = ("--split", split, "--output", output, "--tracking.backend", backend)
+        words = (*folders, *self.table.token_words, *where)
         return [Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))]
 
     def results(self, command: str) -> Results:

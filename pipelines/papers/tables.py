@@ -150,5 +150,7 @@ class Table:
     """Whether cross-entropy over position is drawn too."""
     tokens: tuple[str, ...] = ()
     """Labels of what `pipelines.tokens` compares, two or one."""
+    token_words: tuple[str, ...] = ()
+    """Further words of `pipelines.tokens`."""
     note: Mapping[str, str] = field(default_factory=dict[str, str])
     """By scale, what a reader has to know."""

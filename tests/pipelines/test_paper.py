@@ -373,7 +373,9 @@ def test_the_column_of_a_pictures_x_is_never_left_out() -> None:
 def test_two_models_are_compared_token_by_token_once_both_are_trained(
     make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PAPERS, "mine", {"table-1": replace(MINE, tokens=("slide", "rec"))})
+    monkeypatch.setitem(
+        PAPERS, "mine", {"table-1": replace(MINE, tokens=("slide", "rec"), token_words=("--by", "token"))}
+    )
     asked = paper.PaperConfig("mine", "table-1", root=tmp_path / "one", store=tmp_path / "stores").plan()
     make("one", "--only", "rec")
     assert asked.comparing(tmp_path / "here") == []
@@ -384,7 +386,7 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
     make("one", "--only", "slide")
     (job,) = asked.comparing(tmp_path / "here")
     models = [json.loads((Path(word) / "config.json").read_text())["model"]["name"] for word in job.words[:2]]
-    assert job.module == "tokens" and models == ["slide", "rec"]
+    assert job.module == "tokens" and models == ["slide", "rec"] and "--by token" in " ".join(job.words)
     validation = replace(
         asked, table=replace(asked.table, columns=(replace(asked.table.columns[0], split="validation"),))
     )

@@ -16,12 +16,14 @@ from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import paper
 from pipelines import prepare as prepare_command
+from pipelines import tokens as tokens_command
 from pipelines.papers import PAPERS
 from pipelines.papers.plan import figure_of
 from pipelines.papers.tables import Data, Figure
 from pipelines.papers.trainings import Place
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import SCALES
+from pipelines.terminal import cli
 from pipelines.tracking.score import Evaluation, Score
 from tests.shared_data import need
 from tests.small_archives import put
@@ -182,6 +184,15 @@ def test_figures_4_to_6_print_no_number_of_table_4_as_their_own() -> None:
         table = TABLES[name]
         assert not any(row.paper for row in table.rows)
         assert all("gives no number" in note and "Table 4" in note for note in table.note.values())
+
+
+@pytest.mark.parametrize(("name", "models"), [("figure-4", 2), ("figure-5", 1)])
+def test_figures_4_and_5_are_over_five_books_with_the_top_four_tokens_of_each(name: str, models: int) -> None:
+    table = TABLES[name]
+    words = [*map(str, range(models)), *table.token_words]
+    config = cli.parse(tokens_command.TokensConfig, words, description="")
+    assert len(table.tokens) == models
+    assert (config.documents, config.per_document, config.by) == (5, 4, "token")
 
 
 def test_table_2_has_the_papers_layers_and_vocabularies() -> None:
