@@ -149,6 +149,20 @@ def option_of(given: str) -> tuple[str, str, str]:
     return corpus, name.replace("-", "_"), value
 
 
+def check_weights(plan: Plan, dry_run: bool) -> None:
+    """Raises UserError where trainings are to begin with pretrained weights and none are named; a dry run says so."""
+    remedy = "--set model.pretrained=FOLDER names them, and model.pretrained=none trains untrained ones"
+    for training in plan.trainings(prepared=False):
+        try:
+            training.config.model.check_new()
+        except ValueError:
+            needs = f"{plan.name} at scale {plan.scale} begins with pretrained weights"
+            if not dry_run:
+                raise UserError(f"{needs}: {remedy}") from None
+            print(f"note: {needs}: {remedy}", flush=True)
+            return
+
+
 def prepare(plan: Plan, train: bool) -> None:
     """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
@@ -195,6 +209,7 @@ def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
 def main(argv: list[str]) -> int:
     config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     plan, at_once = config.plan(), config.at_once if config.scale == "tiny" else 1
+    check_weights(plan, config.dry_run)
     if config.dry_run:
         show_costs(plan, False, config.flop_rate, at_once)
         return 0

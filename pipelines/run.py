@@ -223,7 +223,9 @@ def check(config: PipelineConfig, planned: Sequence[Stage]) -> None:
     from pipelines.sweeps.command import read_command
 
     for preset in (config.preset, *config.also):
-        cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
+        run = cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
+        with given_by_user(ValueError):
+            run.model.check_new()
     for stage in planned:
         if stage.module == "tune":
             sweep = read_command(stage.words)

@@ -20,6 +20,9 @@ from recur_models.pretrained_layers import DecoderLayer, Pooling, Recurrence
 from recur_models.pretrained_weights import Family, folder_of, sizes_of, weights_of
 from recur_models.protocol import ModelConfig, check_sizes
 
+UNTRAINED = "none"
+"""`pretrained` of a model that begins with untrained weights."""
+
 
 @dataclass(frozen=True)
 class DecoderConfig(ModelConfig):
@@ -33,7 +36,8 @@ class DecoderConfig(ModelConfig):
 
     pretrained: str = ""
     """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
-    run begins with. Nothing is downloaded, and a run that goes on reads its checkpoint alone. Empty: begun as its family is."""
+    run begins with. Nothing is downloaded, and a resumed run reads its checkpoint alone. none: untrained weights, as a model with
+    sizes of its own has them too. Empty, and no size given: a new run is refused."""
     window: int = 300
     """Tokens that are read at once."""
     overlap: int = 0
@@ -52,10 +56,10 @@ class DecoderConfig(ModelConfig):
     """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
 
     def __post_init__(self) -> None:
-        if self.pretrained and Path(os.path.expanduser(self.pretrained)).is_dir():
+        if self.has_weights and Path(os.path.expanduser(self.pretrained)).is_dir():
             object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
         sized = all(getattr(self, name) for name in self.family.small)
-        if self.pretrained and not sized:  # not of a config that is read back
+        if self.has_weights and not sized:  # not of a config that is read back
             for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
         sizes = self.sized()
@@ -70,6 +74,18 @@ class DecoderConfig(ModelConfig):
     @property
     def block(self) -> int:
         return self.window - self.overlap
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a run begins with pretrained weights."""
+        return self.pretrained not in ("", UNTRAINED)
+
+    def check_new(self) -> None:
+        if not self.pretrained and not any(getattr(self, name) for name in self.family.small):
+            raise ValueError(
+                f"the model is {self.family.article} without weights to begin with: name their folder with --model.pretrained "
+                f"FOLDER, or give --model.pretrained {UNTRAINED} to train untrained weights of its size"
+            )
 
     def sized(self) -> Self:
         """The same with the small published model's sizes where there are none."""
@@ -176,7 +192,7 @@ class RecurrentDecoderConfig(DecoderConfig):
 def begun(model: Decoder) -> Decoder:
     """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it."""
     config, own = model.config, model.state_dict()
-    if config.pretrained and not model.embedding.weight.is_meta:
+    if config.has_weights and not model.embedding.weight.is_meta:
         folder = folder_of(config.pretrained)
         sizes = sizes_of(config.family, folder).items()
         if odd := [f"--model.{name.replace('_', '-')} {size}" for name, size in sizes if getattr(config, name) != size]:

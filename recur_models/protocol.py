@@ -74,6 +74,9 @@ class ModelConfig(ABC):
         """Blocks that a training segment needs so that every parameter gets a gradient."""
         return 1
 
+    def check_new(self) -> None:  # noqa: B027
+        """Raises ValueError where no new run should begin with this config; a run that has begun is resumed without it."""
+
     @abstractmethod
     def build(self, vocab_size: int) -> RecurrentModel:
         """A freshly initialised model; draws from torch's global generator. Under the device ``meta`` it has shapes alone."""

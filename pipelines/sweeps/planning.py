@@ -73,6 +73,9 @@ def fits(sweep: Sweep, values: dict[str, Any]) -> bool:
 
 
 def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
+    """Add a trial of these values. Raises UserError where no new run should begin with them."""
     trial = Trial(f"{len(sweep.trials):03d}", values, baseline=baseline)
+    with given_by_user(ValueError):
+        sweep.run_of(trial).model.check_new()
     sweep.trials[trial.id] = trial
     return trial

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from data_prep.errors import UserError, given_by_user
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
@@ -62,7 +62,10 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             raise CheckpointError(
                 f"rank 0 goes on from {name}, but {error}: is {place.place} shared by all workers?"
             ) from None
-    if resume is not None:
+    if resume is None:
+        with given_by_user(ValueError):
+            config.model.check_new()
+    else:
         check_resumable(resume.meta["config"], config, place.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
