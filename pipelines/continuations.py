@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tyro
@@ -37,7 +38,9 @@ class ContinuationsConfig:
     """What is continued, and by which model."""
 
     run: tyro.conf.Positional[str]
-    """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint."""
+    """Folder or URI of a run or of a checkpoint."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Of a run: the newest, or the best of those that were validated."""
     places: int = 4
     """Places that are continued, of as many documents as there are."""
     new_tokens: int = 80
@@ -127,7 +130,7 @@ def passages_of(
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint, run = find_checkpoint(config.run), run_of(config.run)
+    checkpoint, run = find_checkpoint(config.run, config.checkpoint == "best"), run_of(config.run)
     data, name = checkpoint.meta["config"]["data"], checkpoint.meta["config"]["run"]
     place, cache = config.store or data["store"], data.get("cache", "")
     store = SegmentStore.open(place, data["corpus"], config.split, cache=cache)

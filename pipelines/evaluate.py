@@ -3,6 +3,7 @@
     python -m pipelines.evaluate runs/demo-rec runs/demo-slide
     python -m pipelines.evaluate runs/mine/checkpoints/step-00002000 --split validation
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
+    python -m pipelines.evaluate runs/gpt2 --checkpoint best             # early stopping: the best on validation
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
 each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
@@ -162,7 +163,7 @@ def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     subjects = subjects_of(config)
-    name = "-vs-".join(subject.name for subject in subjects) + config.cleared
+    name = "-vs-".join(subject.name for subject in subjects) + config.cleared + config.chosen
     output = output_for(config.output, subjects[0].run, name, config.split)
     for subject in subjects:
         totals = subject.store.manifest.totals

@@ -247,7 +247,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(TokensConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     subjects = subjects_of(config)
     passes = passes_of(config, subjects)
-    name = "tokens-" + "-vs-".join(reading.name for reading in passes)
+    name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
     target = RunPlace(output_for(config.output, subjects[0].run, name, config.split))
     totals = subjects[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -19,6 +19,7 @@ from data_prep.errors import UserError
 from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
+from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
 from pipelines.checkpoints.run_place import RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
@@ -37,7 +38,9 @@ class SubjectsConfig:
     """Which models read what."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders or URIs of runs (their newest checkpoint is taken) or of checkpoints."""
+    """Folders or URIs of runs or of checkpoints."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Of a run: the newest, or the best of those that were validated."""
     store: str = ""
     """Store to read; by default the one that each run was trained on."""
     corpus: str = ""
@@ -81,6 +84,11 @@ class SubjectsConfig:
             )
 
     @property
+    def chosen(self) -> str:
+        """In a report's name: which checkpoint is read, if not the newest."""
+        return "" if self.checkpoint == "newest" else f"-{self.checkpoint}"
+
+    @property
     def cleared(self) -> str:
         """In a name: where State is cleared, if not at each segment's start."""
         at = f"-cleared-at-{self.clear_at}" if self.clear_at else ""
@@ -110,12 +118,14 @@ class Subject:
 
 def subjects_of(config: SubjectsConfig) -> list[Subject]:
     """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
-    checkpoints = [find_checkpoint(path) for path in config.runs]
+    checkpoints = [find_checkpoint(path, best=config.checkpoint == "best") for path in config.runs]
     asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
     allow = "" if config.allow_other_windows else "--allow-other-windows"
     subjects = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
         opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]
+        if config.checkpoint == "best" and not retention.best([checkpoint]):
+            print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
         blocks = trained["data"]["segment_length"] // config_of(checkpoint).block
         for values in product(*asked.values()):

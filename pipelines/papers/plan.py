@@ -25,6 +25,7 @@ from pipelines.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Sc
 from pipelines.papers.trainings import Place, Training
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
+from recur_models.pretrained_config import UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,9 @@ class Plan:
             return []
         folders, backend = [str(training.folder) for training in compared], compared[0].config.tracking.backend
         split, output = self.table.columns[0].split, str(folder / "tokens")
+        which = ("--checkpoint", compared[0].checkpoint)
         where = ("--split", split, "--output", output, "--tracking.backend", backend)
-        words = (*folders, *self.table.token_words, *where)
+        words = (*folders, *self.table.token_words, *which, *where)
         return [Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))]
 
     def results(self, command: str) -> Results:
@@ -133,6 +135,10 @@ class Plan:
             f"{name} was never validated: it is in no column of the best seed" for name in sorted(unvalidated)
         )
         facts += tuple(f"{name} is against {self.table.base}, which has none here" for name in baseless)
+        lacking = [each.name for each in self.trainings() if each.lacks_best()] if facts else []
+        facts += tuple(f"{name} was never validated: its newest checkpoint is scored" for name in lacking)
+        if facts and self.place.set.get("model.pretrained") == UNTRAINED:
+            facts += ("the weights began untrained, the paper's pretrained: the two do not compare",)
         if any(column.figure in TIMES for column in self.table.columns):
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}

@@ -100,6 +100,8 @@ class Run:
     """Dotted fields that differ from the preset's."""
     read: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` that it is scored over, where they are others than in training."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Which checkpoint is scored; best: the best on validation, where the paper stops early."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, given_by_user
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import TrainConfig, check_resumable, may_change
@@ -115,7 +117,7 @@ class Place:
         name = cli.file_name("-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word))
         where = {"data.store": str(self.store(data)), "data.corpus": data.corpus, "root": str(self.root)}
         values = {**run.fields, **self.set, **where, "seed": seed, "run": name}
-        return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset)
+        return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Training:
     data: Data
     config: TrainConfig
     preset: str
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Which checkpoint is scored; best: the best of those that were validated."""
 
     @property
     def name(self) -> str:
@@ -150,29 +154,42 @@ class Training:
                 raise UserError(f"{differs}: name another --root, or remove that run") from None
         return newest is not None and newest.step >= self.config.steps
 
+    def scored(self) -> Checkpoint | None:
+        """The checkpoint that is scored; None before there is one. A run that was never validated has no best one: its newest."""
+        whole = RunPlace.parse(self.folder).complete_checkpoints()
+        chosen = best(whole) if self.checkpoint == "best" else []
+        return next(iter([*chosen, *whole]), None)
+
+    def lacks_best(self) -> bool:
+        """Whether its newest checkpoint is scored instead of the best, since none was validated."""
+        scored = self.scored() if self.checkpoint == "best" else None
+        return scored is not None and not best([scored])
+
     def report(self, read: Mapping[str, int], split: str) -> Path:
         """Folder of the evaluation over these windows."""
         windows = "".join(f"-{name}-{value}" for name, value in read.items())
-        return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}-{split}")
+        of_best = "-best" if self.checkpoint == "best" else ""
+        return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
     def evaluating(self, read: Mapping[str, int], split: str) -> Job:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
         tracking = ("--tracking.backend", self.config.tracking.backend)
         cleared = ("--clear", "states")  # what the recurrence is worth; that of all State no table asks for
-        words = (str(self.folder), "--split", split, *windows, *cleared, "--output", str(output), *tracking)
+        which = ("--checkpoint", self.checkpoint)
+        words = (str(self.folder), *which, "--split", split, *windows, *cleared, "--output", str(output), *tracking)
         return Job(f"evaluate {output.name}", "evaluate", words, self.place.log(f"evaluate-{output.name}"))
 
     def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
         """What was kept; None where there is nothing, or it is of other weights or another text than there are now."""
         folder = self.report(read, split)
-        newest = next(iter(RunPlace.parse(self.folder).complete_checkpoints()), None)
+        scored = self.scored()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or cut short: it is made again
             (found,) = read_report(folder)
             text = SegmentStore.open(self.config.data.store, self.data.corpus, split).manifest.fingerprint
-            saved = (newest.folder / "checkpoint.json").stat().st_mtime if newest else None
+            saved = (scored.folder / "checkpoint.json").stat().st_mtime if scored else None
             made = (folder / "report.json").stat().st_mtime
-            if newest and saved and (found.step, found.store_fingerprint) == (newest.step, text) and made >= saved:
+            if scored and saved and (found.step, found.store_fingerprint) == (scored.step, text) and made >= saved:
                 return found
         return None
 
