@@ -9,15 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
-from pipelines.presets.gpt2 import TINY_TOKENS, TWO_EPOCHS, WINDOWS
+from pipelines.presets.gpt2 import TINY_TOKENS, VALIDATED_TOKENS, WINDOWS, two_epochs
 
+RAW = ("--form", "raw")
+"""Section 5: the WikiText-103 whose rare words are not replaced."""
 DATA = {
     "paper": {
-        "wikitext": Data("wikitext", "gpt2:FOLDER", vocabulary=50_258),
+        "wikitext": Data("wikitext", "gpt2:FOLDER", RAW, vocabulary=50_258),
         "pg19": Data("pg19", "gpt2:FOLDER", ("--books", "1250", "--validation-tokens", "15000"), vocabulary=50_258),
     },
     "tiny": {
-        "wikitext": Data("wikitext", "sentencepiece:4000"),
+        "wikitext": Data("wikitext", "sentencepiece:4000", RAW),
         "pg19": Data("pg19", "sentencepiece:4000", ("--newline", "normalize")),
     },
 }
@@ -34,11 +36,15 @@ def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: i
         share, fields = SHARES[scale], dict[str, Any]()
         if window != 300:
             segment = WINDOWS * window // share
-            tokens = TWO_EPOCHS[corpus] if scale == "paper" else TINY_TOKENS
-            steps = tokens // (LANES[scale] * segment)
+            step = LANES[scale] * segment
+            steps = two_epochs(corpus, window) if scale == "paper" else TINY_TOKENS // step
             fields = {"model.window": window // share, "data.segment_length": segment, "steps": steps}
+            if scale == "paper":
+                every = VALIDATED_TOKENS // step
+                fields |= {"validate_every": every, "checkpoint.every": every}
         read = {"overlap": scored // share} if scored else {}
-        found[scale] = {"": Run(f"{prefix}{corpus}-{name}-overlap-{overlap}", DATA[scale][corpus], fields, read)}
+        preset = f"{prefix}{corpus}-{name}-overlap-{overlap}"
+        found[scale] = {"": Run(preset, DATA[scale][corpus], fields, read, checkpoint="best")}
     return found
 
 

@@ -1,0 +1,122 @@
+"""The tables of the GPT-2 paper: which text is read, which checkpoint is scored, and that fine-tuning begins with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from data_prep.corpora import CORPORA
+from data_prep.errors import UserError
+from pipelines import evaluate, paper
+from pipelines.inference.subjects import subjects_of
+from pipelines.papers import PAPERS, trainings
+from pipelines.papers.tables import Run
+from pipelines.prepare import PrepareConfig, prepare
+from pipelines.presets import PRESETS
+from pipelines.presets.gpt2 import EPOCHS, LANES, OVERLAPS, WINDOWS
+from pipelines.train import main as train
+from pipelines.tune import main as tune
+from tests.pipelines.test_paper import REC, TEXT
+
+GPT2 = PAPERS["gpt2"]
+FINE_TUNED = [
+    f"{corpus}-{name}-overlap-{overlap}"
+    for corpus in OVERLAPS
+    for name in OVERLAPS[corpus]
+    for overlap in OVERLAPS[corpus][name]
+]
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_wikitext_is_read_raw_even_beside_its_tokenised_form(scale: str, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        for form, word in (("tokens", "<unk>"), ("raw", "Valkyria")):
+            (tmp_path / f"wiki.{split}.{form}").write_text(f" \n = A title = \n \n {word} . \n")
+    for row in GPT2["table-1"].rows:
+        (run,) = row.runs[scale].values()
+        options = ("--source", str(tmp_path), *run.data.options)
+        corpus: Any = tyro.cli(CORPORA["wikitext"], args=options)
+        (document,) = corpus.read(corpus.sources("train"))
+        assert "Valkyria" in document.text and "<unk>" not in document.text, row.label
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+@pytest.mark.parametrize("table", ["table-1", "table-2", "figure-4", "figure-5"])
+def test_the_checkpoint_that_is_the_best_on_validation_is_scored(table: str, scale: str) -> None:
+    for row in GPT2[table].rows:
+        for run in row.runs[scale].values():
+            assert run.checkpoint == "best", row.label
+
+
+def test_a_run_that_got_worse_is_scored_where_it_was_best(
+    make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(make_config(store=str(tmp_path / "stores/bytes")))
+    place = trainings.Place(tmp_path / "runs", tmp_path / "stores")
+    fields = {**REC, "optim.lr": 3.0, "schedule.warmup": 0, "validate_every": 2, "validate_tokens": 200}
+    of_best = place.training(Run("small-rec", TEXT, fields, checkpoint="best"), 0)
+    train(list(of_best.job().words))
+    evaluate.main(list(of_best.evaluating({}, "validation").words))
+    found = of_best.evaluation({}, "validation")
+    newest = replace(of_best, checkpoint="newest")
+    assert found and found.step == 2 and newest.evaluation({}, "validation") is None
+    assert [training.scored().step for training in (of_best, newest)] == [2, 4]  # pyrefly: ignore
+    unvalidated = place.training(Run("small-rec", TEXT, {**fields, "validate_every": 0}, checkpoint="best"), 1)
+    train(list(unvalidated.job().words))
+    assert unvalidated.lacks_best() and not of_best.lacks_best() and not newest.lacks_best()
+    capsys.readouterr()
+    config = evaluate.EvaluateConfig((str(unvalidated.folder),), checkpoint="best", split="validation")
+    assert [subject.checkpoint.step for subject in subjects_of(config)] == [4]
+    assert "was not validated at step 4, which is read" in capsys.readouterr().out
+
+
+def test_validation_is_measured_every_2_million_tokens() -> None:
+    place = trainings.Place(Path("nowhere"))
+    for table in ("table-1", "table-2", "figure-4"):
+        for row in GPT2[table].rows:
+            config = place.training(row.runs["paper"][""], 0).config
+            assert config.validate_every == config.checkpoint.every, (
+                row.label
+            )  # one that is saved is one that is validated
+            assert 0.95 * 2e6 <= config.validate_every * config.tokens_per_step <= 2e6, row.label
+            assert config.validate_tokens == 0
+
+
+def test_the_presets_do_not_clip_gradients() -> None:
+    for name in FINE_TUNED:
+        assert PRESETS[name].optim.clip == 0, name
+
+
+@pytest.mark.parametrize("preset", FINE_TUNED)
+def test_two_epochs_are_two_with_the_padding_behind_each_document(preset: str) -> None:
+    config, epochs = PRESETS[preset], EPOCHS[PRESETS[preset].data.corpus]
+    padded = epochs.tokens + epochs.documents * config.model.block / 2
+    assert config.steps * config.tokens_per_step / padded == pytest.approx(2, abs=0.005)
+    assert config.data.segment_length == WINDOWS * config.model.block and config.data.lanes == LANES
+
+
+@pytest.mark.parametrize("preset", ["wikitext-gpt2-overlap-0", "pg19-gpt2-rec-overlap-50", "pg19-llama-rec-overlap-50"])
+def test_fine_tuning_without_pretrained_weights_is_refused(preset: str, store: Path, tmp_path: Path) -> None:
+    words = [preset, "--data.store", str(store), "--data.corpus", "text", "--root", str(tmp_path), "--num-workers", "0"]
+    with pytest.raises(UserError, match=r"--model\.pretrained FOLDER.*--model\.pretrained none"):
+        train(words)
+    assert not list(tmp_path.glob(f"{preset}*"))
+    sweep = ["optim.lr=1e-4,1e-3", "--preset", *words, "--search", "grid"]
+    with pytest.raises(UserError, match=r"--model\.pretrained FOLDER"):
+        tune(sweep)
+
+
+def test_a_paper_table_of_pretrained_weights_is_refused_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["gpt2", "table-1", "--scale", "paper", "--root", str(tmp_path)]
+    with pytest.raises(UserError, match=r"--set model\.pretrained=FOLDER"):
+        paper.main([*words, "--source", "wikitext=folder"])
+    assert not list(tmp_path.iterdir())
+    assert paper.main([*words, "--dry-run", "--flop-rate", "1e14"]) == 0
+    assert "--set model.pretrained=FOLDER" in capsys.readouterr().out
