@@ -55,7 +55,7 @@ COLUMNS = (
     FLOPS_PER_TOKEN,
 )
 FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
-"""By overlap, of windows of 300; those of layers and attention, without the output layer."""
+"""By overlap, of windows of 300; those of layers and attention, without the output layer (`paper_flops_per_token`)."""
 # By overlap: perplexity per word on validation and test, of GPT-2 and with recurrence.
 WIKITEXT = {
     0: ((29.00, 30.47), (27.70, 29.01)),
@@ -94,10 +94,13 @@ FIFTH = (
     "and the vocabulary has 4,000 pieces. Perplexity is per word."
 )
 COUNTED = "FLOPs are those of layers and attention, without the output layer."
+ROUNDED = (
+    "Our FLOPs are counted exactly; the paper's are a rounded 1.75e8 times window / (window − overlap), 0.2 % less."
+)
 NOTE = {
     "tiny": f"{FIFTH} {COUNTED}",
     "paper": "Tokens are GPT-2's 50,257 and begin-of-document. Perplexity is per word. The paper does not say its rates and "
-    f"batches: these are ours. {COUNTED}",
+    f"batches: these are ours. {COUNTED} {ROUNDED}",
 }
 
 
