@@ -250,9 +250,9 @@ def call(stage: Stage, asked: list[int]) -> int:
     process = start(stage.module, stage.words)
 
     def pass_on(number: int, frame: object) -> None:
-        """SIGTERM; Ctrl-C it has had from the terminal. This process lives until that one has ended."""
+        """Pass on all but Ctrl-C, which it has had from the terminal. This process lives until that one has ended."""
         asked.append(number)
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             process.send_signal(number)
 
     with asking_signals_to(pass_on):

@@ -6,7 +6,7 @@
     python -m pipelines.train runs/sweep/best.json        # what a sweep found, or any run's config.json, in place of a preset
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
-Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by SIGTERM, Ctrl-C or a file
+Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by a signal or a file
 `stop` in the run's folder) and saved: the same command goes on.
 """
 

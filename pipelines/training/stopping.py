@@ -1,4 +1,7 @@
-"""Asking a run to save and leave: SIGTERM (what a preempted machine sends), Ctrl-C, or a file `stop` in the run's folder.
+"""Asking a run to save and leave: a signal, or a file `stop` in the run's folder.
+
+The signals are SIGTERM (what a preempted machine sends), Ctrl-C, SIGHUP (a terminal or an ssh session that closes), and SIGUSR1 and
+SIGUSR2 (what Slurm sends ahead of a time limit with `--signal=USR1@90`).
 
     stop = Stop(RunPlace.of(config).place)
     with stop.on_signals():
@@ -29,7 +32,9 @@ STOPPED_STATUS = 75
 BUCKET_SECONDS = 3.0
 """How often a process looks for the file where the run is in a bucket."""
 AGAIN_SECONDS = 2.0
-"""A second signal after so long ends the process at once; before, it is the same one, which a launcher has passed on."""
+"""A second SIGTERM or Ctrl-C after so long ends the process at once; before, it is the same one, which a launcher has passed on."""
+NOTICES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask, and never end the process however often they come."""
 
 
 class Stopped(Exception):
@@ -70,16 +75,21 @@ class Stop:
         self._found = False
 
     def on_signals(self) -> AbstractContextManager[None]:
-        """Take SIGTERM and Ctrl-C as requests while the block runs; in the main thread, where Python delivers them."""
+        """Take the signals as requests while the block runs; in the main thread, where Python delivers them."""
         if threading.current_thread() is not threading.main_thread():
             return nullcontext()
-        first = 0.0
+        first: float | None = None
 
         def handle(number: int, frame: FrameType | None) -> None:
             nonlocal first
             if not self.signalled:
-                self.signalled, first = True, time.monotonic()
-                print("asked to stop: saving first (once more ends at once)", file=sys.stderr, flush=True)
+                self.signalled = True
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    print("asked to stop: saving first (once more ends at once)", file=sys.stderr, flush=True)
+            if number in NOTICES:
+                return
+            if first is None:
+                first = time.monotonic()
             elif time.monotonic() - first >= AGAIN_SECONDS:
                 if number == signal.SIGINT:
                     raise KeyboardInterrupt
@@ -91,8 +101,11 @@ class Stop:
 
 @contextmanager
 def asking_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """What SIGTERM and Ctrl-C do while the block runs."""
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    """Have ``handle`` called for SIGTERM, Ctrl-C and the notices while the block runs; `nohup` keeps SIGHUP ignored."""
+    numbers = [signal.SIGTERM, signal.SIGINT, *NOTICES]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.train import main
 from pipelines.training.restoring import restore_lanes
+from pipelines.training.stopping import NOTICES, Stop
 from pipelines.training.world import World
 
 pytestmark = pytest.mark.slow
@@ -108,11 +109,35 @@ def test_in_one_process_too(words: list[str], tmp_path: Path) -> None:
     mine, run = [*words, "--run", "alone"], tmp_path / "alone"
     with Group(mine, 1, tmp_path / "alone.log") as group:
         until(run, 6, group)
-        group.signal(signal.SIGTERM)
+        group.signal(signal.SIGUSR1)  # Slurm's, ahead of a time limit
+        group.signal(signal.SIGHUP)  # a terminal that closes
         assert group.wait() == [75]
     with Group(mine, 1, tmp_path / "alone.log") as group:
         assert group.wait() == [0]
     assert [step for step, key, _ in curve(run) if key == "train/bits_per_token"] == list(range(1, 61))
+
+
+@pytest.mark.parametrize("number", NOTICES)
+def test_a_notice_asks_however_often_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    monkeypatch.setattr("pipelines.training.stopping.AGAIN_SECONDS", 0.0)
+    stop = Stop(tmp_path)
+    with stop.on_signals():
+        assert not stop.asked()
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert stop.asked()
+
+
+def test_under_nohup_a_terminal_that_closes_asks_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop(tmp_path)
+        with stop.on_signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.asked()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: Path, tmp_path: Path) -> None:
