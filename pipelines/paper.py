@@ -114,7 +114,7 @@ class PaperConfig:
             raise UserError(f"there is no corpus {corpus!r}: {nearest(corpus, CORPORA)}")
         if name == "source":
             raise UserError(f"--options {given}: give --source {corpus}={value}")
-        known = {each.name for each in fields(CORPORA[corpus])} - {"source"}
+        known = sorted({each.name for each in fields(CORPORA[corpus])} - {"source"})
         if name not in known:
             raise UserError(f"--options {given}: {corpus} has no option {name!r}: {nearest(name, known)}")
 
