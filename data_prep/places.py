@@ -159,10 +159,10 @@ class Place:
         return os.path.exists(self.path) if self.is_local else self._info().type != pyarrow.fs.FileType.NotFound
 
     def is_file(self) -> bool:
-        return os.path.isfile(self.path) if self.is_local else self._info().type == pyarrow.fs.FileType.File
+        return os.path.isfile(self.path) if self.is_local else self._kind() == pyarrow.fs.FileType.File
 
     def is_dir(self) -> bool:
-        return os.path.isdir(self.path) if self.is_local else self._info().type == pyarrow.fs.FileType.Directory
+        return os.path.isdir(self.path) if self.is_local else self._kind() == pyarrow.fs.FileType.Directory
 
     def size(self) -> int:
         """Bytes of a file. Raises FileNotFoundError."""
@@ -317,6 +317,12 @@ class Place:
             if isinstance(error, FileNotFoundError) or (error.errno is None and not self.exists()):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
             raise
+
+    def _kind(self) -> pyarrow.fs.FileType:
+        """What this is. Some programs write an object of 0 bytes with a folder's name beside what the folder holds: a folder."""
+        info = self._info()
+        empty = info.type == pyarrow.fs.FileType.File and info.size == 0 and self._is_object
+        return pyarrow.fs.FileType.Directory if empty and self.list() else info.type
 
     def _info(self) -> pyarrow.fs.FileInfo:
         return self.filesystem.get_file_info(self.path)

@@ -87,3 +87,19 @@ def test_what_is_not_in_a_bucket(bucket: Callable[[str], str]) -> None:
         with pytest.raises(CorpusError, match=r"s3://books/nowhere is not (there|a folder|a file)") as caught:
             kind(source=bucket("nowhere")).sources("train")
         assert "testing-secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_an_empty_object_with_a_folders_name(bucket: Callable[[str], str]) -> None:
+    """Some programs write one for each folder, others one that ends in a slash."""
+    files = Place.parse(bucket("x")).filesystem
+    files.create_dir("books/marked")
+    for name, data in {"": b"", "/train": b"", "/train/1.txt": b"one", "/test/2.txt": b"two"}.items():
+        with files.open_output_stream(f"books/marked{name}") as stream:
+            stream.write(data)
+    for kind in (Text, Pg19):
+        assert sorted(map(str, read_all(kind(source=bucket("marked")))[0].values())) == ["one", "two"]
+    assert Place.parse(bucket("marked")).is_dir() and not Place.parse(bucket("marked")).is_file()
+    with files.open_output_stream("books/alone") as stream:
+        stream.write(b"")
+    assert Place.parse(bucket("alone")).is_file() and not Place.parse(bucket("alone")).is_dir()
