@@ -6,6 +6,7 @@ for item in corpus.read(corpus.sources("train")):      # Document or Skipped, in
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy as np
 import xxhash
 
 from data_prep.errors import UserError
+from data_prep.packing import HEAD, packing_of
 from data_prep.places import Place, is_uri
 
 SPLITS = ("train", "validation", "test")
@@ -178,24 +180,68 @@ def folder_of(name: str, source: str) -> Place:
     return root
 
 
+_MARKS = {
+    codecs.BOM_UTF8: "UTF-8",
+    codecs.BOM_UTF32_LE: "UTF-32-LE",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "UTF-32-BE",
+    codecs.BOM_UTF16_LE: "UTF-16-LE",
+    codecs.BOM_UTF16_BE: "UTF-16-BE",
+}
+"""The byte-order marks with which a file of text may begin, and the encodings that they stand for."""
+
+
+def mark_of(data: bytes) -> tuple[int, str]:
+    """The length of the byte-order mark that a file begins with, and the encoding; 0 and UTF-8 where there is none."""
+    for mark, encoding in _MARKS.items():
+        if data.startswith(mark):
+            return len(mark), encoding
+    return 0, "UTF-8"
+
+
+def as_utf8(data: bytes) -> bytes:
+    """The bytes of a file without its byte-order mark, in UTF-8 where the mark says UTF-16 or UTF-32.
+
+    Raises UnicodeDecodeError where the mark is wrong.
+    """
+    size, encoding = mark_of(data)
+    if encoding != "UTF-8":
+        return data[size:].decode(encoding).encode()
+    return data[size:] if size else data
+
+
+def refuse_packed(head: bytes, where: str) -> None:
+    """Raises CorpusError where a file that begins with these bytes is packed, and not the text that it should be."""
+    packing = packing_of(head[:HEAD])
+    if packing:
+        raise CorpusError(f"{where} is packed ({packing}): unpack it, and give the file that is in it")
+
+
 def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
-    """The text of some bytes. Raises CorpusError naming the file and the byte that is not UTF-8.
+    """The text of some bytes; a byte-order mark at a file's beginning is no part of it, and says how the text is encoded.
 
     Args:
         where: the file.
         offset: at which the bytes begin in it.
+
+    Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed.
     """
+    size = 0
+    encoding = "UTF-8"
+    if offset == 0:
+        refuse_packed(data, where)
+        size, encoding = mark_of(data)
     try:
-        return data.decode()
+        return str(memoryview(data)[size:], encoding)
     except UnicodeDecodeError as error:
+        at = size + error.start
         raise CorpusError(
-            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start} ({error.reason}); "
+            f"{where} is not {encoding}: byte 0x{data[at]:02x} at offset {offset + at} ({error.reason}); "
             "convert the file to UTF-8 or take it out of the folder"
         ) from None
 
 
 def read_utf8(file: Place) -> str:
-    """The text of a file, line ends as they are. Raises CorpusError naming the file and the byte that is not UTF-8."""
+    """The text of a file, line ends as they are; raises as `decode_utf8` does."""
     return decode_utf8(file.read_bytes(), file.shown)
 
 

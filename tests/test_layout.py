@@ -180,7 +180,7 @@ def test_every_dependency_is_pinned() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
     for requirement in wanted:
-        name = requirement.split("[")[0].split(">")[0].split("<")[0].split("=")[0].strip().lower()
+        name = requirement.split(";")[0].split("[")[0].split(">")[0].split("<")[0].split("=")[0].strip().lower()
         assert name in pinned, f"{name} has no pin in constraints.txt"
 
 

@@ -1,9 +1,10 @@
 """arXiv papers as LaTeX: the bulk source `arXiv_src_YYMM_NNN.tar`, or a folder for each paper.
 
 A bulk archive holds a gzipped tar, a single gzipped TeX file or a PDF for each paper. Archives are streamed and never unpacked.
-A paper is one document (see `data_prep.corpora.latex`); its files are UTF-8, else Latin-1. Its split follows from a hash of its id.
+A paper is one document (see `data_prep.corpora.latex`); its files are UTF-8, or as a byte-order mark or the package inputenc says,
+else Windows-1252. What its 00README says of its files holds. Its split follows from a hash of its id.
 Left out and counted: papers without TeX (PDF only…), withdrawn ones (TeX that begins with %auto-ignore, or a few lines that say
-so), damaged ones, and within papers links, devices and names that lead out of the archive.
+so), damaged ones, and within papers binary and hidden files, links, devices and names that lead out of the archive.
 
     python -m pipelines.prepare arxiv --source FOLDER --tokenizer sentencepiece:32000
     python -m pipelines.prepare arxiv --source s3://BUCKET/src --metadata arxiv-metadata-oai-snapshot.json --subject math
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, slice_of, text_of, unpack, whole_file
+from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, slice_of, unpack, whole_file
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
@@ -32,18 +33,23 @@ from data_prep.corpora.streams import (
     check_name,
     decompressed,
     files_in,
+    is_hidden,
     is_safe,
     lines,
     open_seekable,
     printable,
     reading,
     skipped_of,
-    tar_members,
 )
-from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, decode_utf8, split_of
+from data_prep.corpora.tars import tar_members
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, decode_utf8, refuse_packed, split_of
+from data_prep.packing import HEAD, packing_of
 from data_prep.places import Listed, Place
 
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)
+PACKED_BULK = re.compile(r"arXiv_src_\w+\.(tar\.\w+|tgz)", re.IGNORECASE)
+PACKED = re.compile(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.tgz$", re.IGNORECASE)
+"""Endings of a paper that is a packed file of its own."""
 ID = re.compile(
     r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
 )
@@ -60,7 +66,7 @@ class Arxiv:
     name: ClassVar[str] = "arxiv"
 
     source: str = ""
-    """Folder or bucket with arXiv_src_*.tar, or with a folder or a .gz file for each paper; or one .tar."""
+    """Folder or bucket with arXiv_src_*.tar, or with a folder or a packed file (.gz, .tar.gz…) for each paper; or one .tar."""
     ids: str = ""
     """File with the ids of the papers to take, one to a line."""
     metadata: str = ""
@@ -92,25 +98,22 @@ class Arxiv:
                 place = root / name if name else root
                 limit = self.max_document_bytes
                 if kind == "folder":
-                    files = partial(folder_of_tex, place, limit)
+                    text_of = partial(folder_of_tex, place, limit)
                 elif kind == "file":
-                    files = partial(unpack, whole_file(place), source.id, limit)
+                    text_of = partial(unpack, whole_file(place), source.id, limit)
                 else:
                     if opened != place:
                         stack.close()
                         opened, file = place, stack.enter_context(open_seekable(place))
                     assert file is not None
-                    files = partial(unpack, slice_of(file, int(offset), int(size)), source.id, limit)
-                yield from self._document(source, files)
+                    text_of = partial(unpack, slice_of(file, int(offset), int(size)), source.id, limit)
+                yield from self._document(source, text_of)
 
-    def _document(
-        self, source: Source, unpack: Callable[[], tuple[dict[str, bytes], LeftOut]]
-    ) -> Iterator[Document | Skipped]:
+    def _document(self, source: Source, text_of: Callable[[], tuple[str, LeftOut]]) -> Iterator[Document | Skipped]:
         """A paper, after what was left out of it."""
         try:
             with reading(source.id):
-                files, left_out = unpack()
-                text = text_of(files)
+                text, left_out = text_of()
         except NoPaper as error:
             yield Skipped(source.id, str(error))
         except TooLarge:
@@ -118,7 +121,6 @@ class Arxiv:
         except CorpusError:
             yield Skipped(source.id, "damaged")
         else:
-            del files
             yield from left_out.skipped(source.id)
             yield Document(source.id, source.title, text)
 
@@ -149,7 +151,13 @@ class Arxiv:
         for file in files:
             top, _, below = file.name.partition("/")
             check_name(root, top)
-            if _is_bulk(file) or file.place == root or (not below and file.name.lower().endswith(".gz")):
+            if PACKED_BULK.fullmatch(file.place.name):
+                raise CorpusError(
+                    f"{file.place} is packed: unpack it, since papers are read at any place of an archive"
+                )
+            if is_hidden(top):
+                continue
+            if _is_bulk(file) or file.place == root or (not below and PACKED.search(file.name)):
                 packed.append(file)
             elif below:
                 folders.setdefault(top, []).append(file)
@@ -243,11 +251,14 @@ def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], se
     with reading(file.place.shown), file.place.open_stream() as raw:
         # A local file is read at its headers alone; from a bucket one stream of all is faster than so many requests.
         stream = Forward(raw, size=file.bytes if file.place.is_local else None)
+        head = stream.peek(HEAD)
+        if packing_of(head) != "tar":
+            refuse_packed(head, file.place.shown)
         for member in tar_members(stream):
             if member.isdir():
                 continue
             base = printable(member.name.rsplit("/", 1)[-1])
-            stem = re.sub(r"\.(tar\.gz|tgz|gz|pdf|tar)$", "", base, flags=re.IGNORECASE)
+            stem = re.sub(r"\.(pdf|tar)$", "", PACKED.sub("", base), flags=re.IGNORECASE)
             id = canonical(stem)
             if wanted is not None:
                 if id not in wanted:
@@ -271,6 +282,8 @@ def _reason(member: Any, base: str) -> str | None:
         return "link or device"
     if not is_safe(member.name):
         return "unsafe name"
+    if is_hidden(member.name):
+        return "hidden"
     if member.size == 0:
         return "empty"
     if base.lower().endswith(".pdf"):
@@ -279,8 +292,8 @@ def _reason(member: Any, base: str) -> str | None:
 
 
 def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
-    """A paper that is a gzipped file of its own."""
-    id = canonical(re.sub(r"(\.tar)?\.gz$", "", file.place.name, flags=re.IGNORECASE))
+    """A paper that is a packed file of its own."""
+    id = canonical(PACKED.sub("", file.place.name))
     if wanted is not None and id not in wanted:
         return [], set()
     return [Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")], {id}

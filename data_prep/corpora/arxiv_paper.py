@@ -1,36 +1,47 @@
 """The TeX files of one arXiv paper: a gzipped tar, a single gzipped file, or a folder; streamed, within a limit, never extracted.
 
-files, left_out = unpack(whole_file(place), "2101.00001", limit)       # {"ms.tex": b"…"}; links and unsafe names are left out
-text_of(files)                                                         # one text, in reading order (latex.py)
+text, left_out = unpack(whole_file(place), "2101.00001", limit)        # in reading order (latex.py); links are left out
+
+A TeX file has an ending of TeX, or an \\input names it (`\\input{main.bbl}`). Where none of these is a main file, one without an
+ending or with `.txt` may be. The paper's 00README says which file is the main one, and which are ignored (arxiv_readme.py).
 """
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
 
 from data_prep.corpora import latex
+from data_prep.corpora.arxiv_readme import MAX_BYTES as MAX_README
+from data_prep.corpora.arxiv_readme import Directives, is_readme
+from data_prep.corpora.arxiv_readme import read as read_readme
 from data_prep.corpora.streams import (
     Forward,
     LeftOut,
     TooLarge,
-    codec_of,
     files_in,
+    is_hidden,
     is_safe,
-    is_tar,
     printable,
-    tar_members,
 )
-from data_prep.places import Place
+from data_prep.corpora.tars import is_tar, tar_members
+from data_prep.corpora.tex_encoding import decoded, text_bytes
+from data_prep.packing import HEAD, READ, packing_of, unpacked
+from data_prep.places import Listed, Place
 
 TEX = (".tex", ".ltx", ".latex")
 MAX_FILES = 10_000
 """A paper with more TeX files is too large."""
 GZIP_RATIO = 1032
 """Gzip cannot make more of a byte."""
+MAX_CHAIN = 4
+"""Times that a paper is read again for the files that its files name: `\\input{main.bbl}`."""
 
 
 class NoPaper(Exception):
@@ -61,82 +72,187 @@ def whole_file(place: Place) -> Opener:
     return open_file
 
 
-def unpack(member: Opener, id: str, limit: int) -> tuple[dict[str, bytes], LeftOut]:
-    """The TeX files of a packed paper. Raises NoPaper or TooLarge, or what a damaged archive raises."""
-    left_out = LeftOut()
+def unpack(member: Opener, id: str, limit: int) -> tuple[str, LeftOut]:
+    """The text of a packed paper. Raises NoPaper or TooLarge, or what a damaged archive raises."""
     with _decompressed(member, limit) as (stream, size):
-        head = stream.peek(512)
-        if len(head) == 512 and is_tar(head):
-            return _tex_members(stream, left_out), left_out
-        if (reason := _not_tex(head)) is not None:
-            raise NoPaper(reason)
+        head = stream.peek(HEAD)
+        whole = len(head) == HEAD and is_tar(head)
+        reason = None if whole else _not_tex(head)
+    if whole:
+        return _text_of(partial(_members, member, limit))
+    if reason is not None:
+        raise NoPaper(reason)
     if size * GZIP_RATIO > limit:  # it might be too large: see, before it is in memory
         with _decompressed(member, limit) as (stream, _):
             stream.skip_rest()
     with _decompressed(member, limit) as (stream, _):
         data = stream.rest()
-    if (reason := _not_tex(data)) is not None:
+    reason = _not_tex(data)
+    if reason is not None:
         raise NoPaper(reason)
-    return {f"{id}.tex": data}, left_out
+    return _text_of(lambda left_out: iter([_Member(f"{id}.tex", len(data), lambda: data)]))
+
+
+def folder_of_tex(folder: Place, limit: int) -> tuple[str, LeftOut]:
+    """The text of a paper that is a folder. Raises as `unpack` does."""
+    return _text_of(partial(_files, folder, limit))
 
 
 @contextmanager
 def _decompressed(member: Opener, limit: int) -> Iterator[tuple[Forward, int]]:
     with member() as (raw, size):
-        codec = codec_of(raw.read(4))
+        packing = packing_of(raw.read(HEAD))
+    if packing not in ("", "tar", *READ):
+        raise NoPaper(f"packed ({packing})")
     with member() as (raw, size):
-        if codec is None:
-            yield Forward(raw, limit), size
-        else:
-            with pa.CompressedInputStream(raw, codec) as stream:
-                yield Forward(stream, limit), size
+        yield Forward(unpacked(raw, packing) if packing in READ else raw, limit, checked=packing in READ), size
 
 
-def _tex_members(stream: Forward, left_out: LeftOut) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    bare: dict[str, bytes] = {}
-    has_pdf = False
-    for member in tar_members(stream):
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            left_out.add("link or device")
-        elif not is_safe(member.name):
-            left_out.add("unsafe name")
-        elif member.size:
-            name = printable(member.name.removeprefix("./"))
-            has_pdf = has_pdf or name.lower().endswith(".pdf")
-            kept = files if is_tex(name) else bare if "." not in name.rsplit("/", 1)[-1] else None
-            if kept is None:
+@dataclass(frozen=True)
+class _Member:
+    """A file of a paper, which can be read until the next one is asked for."""
+
+    name: str
+    size: int
+    read: Callable[[], bytes]
+
+
+_Members = Callable[[LeftOut], Iterator[_Member]]
+"""The files of a paper with something in them, as often as asked; what is left out is counted."""
+
+
+def _members(member: Opener, limit: int, left_out: LeftOut) -> Iterator[_Member]:
+    """Those of a tar."""
+    with _decompressed(member, limit) as (stream, _):
+        for info in tar_members(stream):
+            if info.isdir():
                 continue
-            if len(kept) == MAX_FILES:
-                raise TooLarge
-            stream.seek(member.offset_data)
-            kept[name] = stream.read(member.size)
-            if len(kept[name]) < member.size:
-                raise EOFError(f"{name} ends early")
-    files = files or {name: data for name, data in bare.items() if _looks_like_tex(data)}
+            name = printable(info.name.removeprefix("./"))
+            if not info.isreg() or info.issparse():
+                left_out.add("link or device")
+            elif not is_safe(info.name):
+                left_out.add("unsafe name")
+            elif is_hidden(name):
+                if is_tex(name):
+                    left_out.add("hidden")
+            elif info.size:
+                yield _Member(name, info.size, partial(_data, stream, info))
+
+
+def _data(stream: Forward, info: tarfile.TarInfo) -> bytes:
+    stream.seek(info.offset_data)
+    data = stream.read(info.size)
+    if len(data) < info.size:
+        raise EOFError(f"{info.name} ends early")
+    return data
+
+
+def _files(folder: Place, limit: int, left_out: LeftOut) -> Iterator[_Member]:
+    """Those of a folder. Reading more than the limit raises TooLarge."""
+    size = 0
+    for file in files_in(folder, recursive=True, links=False):
+        tex = is_tex(file.name)
+        size += file.bytes if tex else 0
+        if size > limit:
+            raise TooLarge
+        if is_hidden(file.name):
+            if tex:
+                left_out.add("hidden")
+        elif file.bytes:
+            yield _Member(printable(file.name), file.bytes, partial(_bounded, file, limit))
+
+
+def _bounded(file: Listed, limit: int) -> bytes:
+    if file.bytes > limit:
+        raise TooLarge
+    return file.place.read_bytes()
+
+
+def _text_of(members: _Members) -> tuple[str, LeftOut]:
+    """The paper as one text, and what was left out of it. Raises NoPaper where there is none."""
+    left_out = LeftOut()
+    files: dict[str, bytes] = {}  # with the ending of TeX
+    spare: dict[str, bytes] = {}  # others that look like TeX
+    others: set[str] = set()
+    readme = Directives()
+    has_pdf = False
+    for member in members(left_out):
+        name = member.name
+        has_pdf = has_pdf or name.lower().endswith(".pdf")
+        if is_readme(name):
+            readme = _directives(member, left_out)
+        elif is_tex(name):
+            _keep(files, name, member.read(), left_out)
+        elif _may_be_tex(name):
+            data = text_bytes(member.read())
+            if data is not None and _looks_like_tex(data):
+                spare[name] = data
+        if name not in files and len(others) < MAX_FILES:
+            others.add(name)
+        if len(files) > MAX_FILES or len(spare) > MAX_FILES:
+            raise TooLarge
+    for name in readme.ignored & files.keys():
+        del files[name]
+        left_out.add("ignored by 00README")
+    others -= readme.ignored
+    spare = {name: data for name, data in spare.items() if name not in readme.ignored}
+    scan = cache(latex.scan)
+    if not files:
+        files = spare
+    elif spare and not any(scan(text).is_whole for text in decoded(files).values()):
+        files |= {name: spare[name] for name, text in decoded(spare).items() if scan(text).is_whole}
+    others -= files.keys()
+    wanted = others.intersection(readme.main)
+    for _ in range(MAX_CHAIN):
+        wanted |= latex.input_names({name: scan(text) for name, text in decoded(files).items()}, others)
+        if not wanted:
+            break
+        for member in members(LeftOut()):
+            if member.name in wanted:
+                _keep(files, member.name, member.read(), left_out)
+        others -= wanted
+        wanted = set()
     if not files:
         raise NoPaper("PDF only" if has_pdf else "no TeX")
-    return files
+    if _is_withdrawn(files):
+        raise NoPaper("withdrawn")
+    texts = decoded(files)
+    main = [name for name in readme.main if name in files]
+    return latex.paper(texts, main, {name: scan(text) for name, text in texts.items()}), left_out
 
 
-def folder_of_tex(folder: Place, limit: int) -> tuple[dict[str, bytes], LeftOut]:
-    listed = [file for file in files_in(folder, recursive=True, links=False) if is_tex(file.name)]
-    if not listed:
-        has_pdf = any(file.name.lower().endswith(".pdf") for file in files_in(folder, recursive=True, links=False))
-        raise NoPaper("PDF only" if has_pdf else "no TeX")
-    if sum(file.bytes for file in listed) > limit or len(listed) > MAX_FILES:
-        raise TooLarge
-    return {printable(file.name): file.place.read_bytes() for file in listed}, LeftOut()
+def _directives(member: _Member, left_out: LeftOut) -> Directives:
+    if member.size <= MAX_README:
+        data = member.read()
+        try:
+            return read_readme(member.name, data)
+        except ValueError:
+            pass
+    left_out.add("damaged 00README")
+    return Directives()
+
+
+def _keep(files: dict[str, bytes], name: str, data: bytes, left_out: LeftOut) -> None:
+    """Add a file of text; count any other."""
+    text = text_bytes(data)
+    if text is None:
+        left_out.add("binary")
+    else:
+        files[name] = text
 
 
 def is_tex(name: str) -> bool:
     return name.lower().endswith(TEX)
 
 
+def _may_be_tex(name: str) -> bool:
+    """Whether a file without an ending of TeX may be TeX all the same: old papers have none, and some `.txt`."""
+    base = name.rsplit("/", 1)[-1]
+    return "." not in base or base.lower().endswith(".txt")
+
+
 def _looks_like_tex(data: bytes) -> bool:
-    return b"\0" not in data and any(
+    return any(
         mark in data for mark in (b"\\documentclass", b"\\documentstyle", b"\\begin{document}", b"\\bye", b"\\input")
     )
 
@@ -152,20 +268,11 @@ def _not_tex(data: bytes) -> str | None:
         return "PostScript only"
     if begin[:9].lower().startswith((b"<html", b"<!doctype")):
         return "HTML only"
-    return "no TeX" if b"\0" in data else None
+    return "no TeX" if text_bytes(data) is None else None
 
 
-def text_of(files: dict[str, bytes]) -> str:
-    """The paper as one text. Raises NoPaper where it is a stub that says that the paper was withdrawn."""
+def _is_withdrawn(files: dict[str, bytes]) -> bool:
+    """Whether a paper is a stub that says that it was withdrawn."""
     ignored = all(data.lstrip()[:12] == b"%auto-ignore" for data in files.values())
     short = sum(map(len, files.values())) < 2000 and any(b"withdrawn" in data.lower() for data in files.values())
-    if ignored or short:
-        raise NoPaper("withdrawn")
-    return latex.paper({name: _decode(data) for name, data in files.items()})
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+    return ignored or short

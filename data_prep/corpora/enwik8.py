@@ -1,8 +1,8 @@
 """enwik8, the first 10⁸ bytes of a Wikipedia dump: one long text of bytes, cut 90/5/5 million into train, validation and test.
 
-The file is plain, in a zip (`enwik8.zip` as released) or gzipped. A shorter prefix is cut in the same shares, rounded down. A
-split is one document, or the train split so many as `pieces` says: a lane reads a document from its beginning, so several lanes
-would all read the same. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
+The file is plain, in a zip (`enwik8.zip` as released) or packed with gzip, bzip2, xz or zstd. A shorter prefix is cut in the same
+shares, rounded down. A split is one document, or the train split so many as `pieces` says: a lane reads a document from its
+beginning, so several lanes would all read the same. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
 
     python -m pipelines.prepare enwik8 --source enwik8.zip
 """
@@ -19,11 +19,13 @@ from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
     decompressed,
+    is_hidden,
     open_seekable,
     reading,
     zip_archive,
 )
-from data_prep.documents import CorpusError, Document, Source
+from data_prep.documents import CorpusError, Document, Source, refuse_packed
+from data_prep.packing import HEAD, packing_of
 from data_prep.places import Place
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
@@ -37,7 +39,7 @@ class Enwik8:
     name: ClassVar[str] = "enwik8"
 
     source: str = ""
-    """The file: plain, .zip or .gz."""
+    """The file: plain, .zip, .gz, .bz2, .xz or .zst."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger split is refused."""
     pieces: int = 1
@@ -52,10 +54,10 @@ class Enwik8:
 
     def sources(self, split: str) -> list[Source]:
         if not self.source:
-            raise CorpusError(f"corpus {self.name} needs a file: give --source FILE, plain, .zip or .gz")
+            raise CorpusError(f"corpus {self.name} needs a file: give --source FILE, plain or packed")
         file = Place.parse(self.source)
         if not file.is_file():
-            raise CorpusError(f"{file} is not a file: give --source the file enwik8, plain, .zip or .gz")
+            raise CorpusError(f"{file} is not a file: give --source the file enwik8, plain or packed")
         with self._open() as stream:
             total = stream.size or stream.skip_rest()
         if total == 0:
@@ -90,14 +92,16 @@ class Enwik8:
         file = Place.parse(self.source)
         with reading(file.shown):
             with open_seekable(file) as raw:
-                head = raw.read(4)
-            if head != b"PK\3\4":
+                head = raw.read(HEAD)
+            if packing_of(head) != "zip":
                 with decompressed(file) as stream:
                     yield stream
                 return
             with zip_archive(file) as archive:
-                names = [name for name in archive.namelist() if not name.endswith("/")]
+                names = [name for name in archive.namelist() if not name.endswith("/") and not is_hidden(name)]
                 if len(names) != 1:
                     raise CorpusError(f"{file} holds {len(names):,} files and should hold enwik8 alone")
                 with archive.open(names[0]) as stream:
-                    yield Forward(stream)
+                    inside = Forward(stream)
+                    refuse_packed(inside.peek(HEAD), f"{names[0]} in {file}")
+                    yield inside

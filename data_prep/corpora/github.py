@@ -2,7 +2,8 @@
 
 A repository's files stand in the order of a walk, depth first and by name, each under a line `# file: repository/path`. Files are
 chosen by their endings. Left out and counted: hidden and vendored folders (node_modules, vendor, third_party…), lock files,
-minified and generated files ("DO NOT EDIT" in the head), large ones, binary ones, those that are not UTF-8, and links.
+minified and generated files ("DO NOT EDIT" in the head), large ones, binary ones, links, and those that are neither UTF-8 nor
+what their byte-order mark says.
 A repository's split follows from a hash of its name. Licences are not read: the paper has repositories with open-source licences
 alone, and the folder has to hold these.
 
@@ -16,8 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, LeftOut, TooLarge, check_name, files_in, is_link, printable
-from data_prep.documents import CorpusError, Document, Skipped, Source, folder_of, split_of
+from data_prep.corpora.streams import (
+    MAX_DOCUMENT_BYTES,
+    LeftOut,
+    TooLarge,
+    check_name,
+    files_in,
+    is_hidden,
+    is_link,
+    printable,
+)
+from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, folder_of, split_of
 from data_prep.places import Listed, Place
 
 ENDINGS = (
@@ -66,9 +76,7 @@ class GitHub:
 
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
-        repositories = sorted(
-            listed.name for listed in root.list() if listed.is_dir and not listed.name.startswith(".")
-        )
+        repositories = sorted(listed.name for listed in root.list() if listed.is_dir and not is_hidden(listed.name))
         if not repositories:
             raise CorpusError(f"{root} holds no folder: give --source the folder that holds the repositories")
         sources = []
@@ -101,7 +109,7 @@ class GitHub:
                 continue
             if is_link(file.place):
                 left_out.add("links")
-            elif any(part.startswith(".") for part in parts[:-1]):
+            elif is_hidden("/".join(parts[:-1])):
                 left_out.add("hidden")
             elif VENDORED.intersection(parts[:-1]):
                 left_out.add("vendored")
@@ -117,12 +125,12 @@ class GitHub:
         """The files' texts. Raises TooLarge where together they are more than a document may have."""
         size = 0
         for file in self._files(repository, left_out):
-            data = file.place.read_bytes()
+            data = _read(file.place)
             if b"\0" in data:
                 left_out.add("binary")
             elif GENERATED_HEAD.search(data[:HEAD]):
                 left_out.add("generated")
-            elif len(data) > LONG_LINES * (data.count(b"\n") + 1):
+            elif len(data) > LONG_LINES * _lines(data):
                 left_out.add("minified")
             elif (text := _decode(data)) is None:
                 left_out.add("not UTF-8")
@@ -131,6 +139,20 @@ class GitHub:
                 if size > self.max_document_bytes:
                     raise TooLarge
                 yield f"# file: {repository.name}/{printable(file.name)}\n{text}\n"
+
+
+def _read(file: Place) -> bytes:
+    """The bytes of a file, in UTF-8 and without a byte-order mark where it has one."""
+    data = file.read_bytes()
+    try:
+        return as_utf8(data)
+    except UnicodeDecodeError:
+        return data
+
+
+def _lines(data: bytes) -> int:
+    """How many lines there are; one ends in LF, CR LF or, as on an old Mac, CR."""
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
 
 
 def _decode(data: bytes) -> str | None:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from data_prep.corpora.streams import split_named
+from data_prep.corpora.streams import split_named, text_of_cell
+from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 
 REMEDY = (
@@ -52,6 +53,7 @@ class Hub:
     def sources(self, split: str) -> list[Source]:
         found = []
         for name, rows in self._load().items():
+            refuse_lines(self._texts(rows, 0, 3), f"data set {self.source}")
             named = split_named(name) if self.split_by == "file" else None
             if named not in (None, split):
                 continue
@@ -69,10 +71,13 @@ class Hub:
             texts = self._texts(splits[name], int(number), int(number) + 1) if name in splits else []
             if not texts:
                 raise CorpusError(f"data set {self.source} has fewer rows than before: give a --revision that stays")
-            if texts[0] is not None and not isinstance(texts[0], str):
-                raise CorpusError(f"data set {self.source} has no text in column {self.text_column!r}: name another")
             text = texts.pop()
-            yield Skipped(source.id, "without text") if text is None else Document(source.id, source.id, text)
+            if text is not None and not isinstance(text, (str, bytes)):
+                raise CorpusError(f"data set {self.source} has no text in column {self.text_column!r}: name another")
+            if text is None:
+                yield Skipped(source.id, "without text")
+            else:
+                yield Document(source.id, source.id, text_of_cell(text, f"data set {self.source} row {source.id}"))
             del text
 
     def _load(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""JSON lines, plain or packed with gzip or zstd: one file, or a folder of shards such as a data set of a hub once downloaded.
+"""JSON lines, plain or packed (gzip, bzip2, xz, zstd): one file, or a folder of shards such as a data set of a hub once downloaded.
 
 A document is a line, its text in the field `--text-field`. Files whose names say train, validation or test (also valid, val, dev)
 are of that split; in other files the split of a document follows from a hash of its id, which is the file's name and the line's
@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.streams import (
-    BOM,
     MAX_DOCUMENT_BYTES,
     LeftOut,
     decompressed,
@@ -34,10 +34,15 @@ from data_prep.corpora.streams import (
     skipped_of,
     split_named,
 )
+from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
 from data_prep.places import Listed
 
-ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
+ENDINGS = tuple(
+    name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
+)
+FIRST = 1 << 16
+"""Bytes of a line that `refuse_lines` is to see."""
 Span = tuple[int, int, int]
 """Lines that follow each other: the number of the first, the offset there, and the bytes of all."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
@@ -50,7 +55,7 @@ class JsonLines:
     name: ClassVar[str] = "jsonl"
 
     source: str = ""
-    """Folder or bucket of .jsonl, .ndjson or .json files, also .gz and .zst; or one such file."""
+    """Folder or bucket of .jsonl, .ndjson or .json files, also .gz, .bz2, .xz and .zst; or one such file."""
     text_field: str = "text"
     """Field that holds the text."""
     id_field: str = ""
@@ -81,7 +86,10 @@ class JsonLines:
     def sources(self, split: str) -> list[Source]:
         found: list[Source] = []
         seen: set[str] = set()
-        for file in self._files():
+        files = self._files()
+        if not self.thread_field:
+            self._refuse_lines(files[0])
+        for file in files:
             named = split_named(file.name) if self.split_by == "file" else None
             if named in (None, split):
                 found += self._listed(file, split, named is not None, seen)
@@ -135,10 +143,18 @@ class JsonLines:
             raise CorpusError(
                 f"{where} has no text in field {self.text_field!r} but {type(text).__name__}: name another"
             )
-        return _whole(text, where)
+        return _whole(text.removeprefix("\ufeff"), where)
 
     def _files(self) -> list[Listed]:
         return shards(self.name, self.source, ENDINGS, NOT_DATA)
+
+    def _refuse_lines(self, file: Listed) -> None:
+        """Raises CorpusError where the records are lines of documents."""
+        where = file.place.shown
+        with reading(where), decompressed(file.place) as stream:
+            first = [line for line in islice(lines(stream, FIRST), 3) if line.data and not line.blank]
+            records = [_record(line.data or b"", f"{where} line {i}", line.offset) for i, line in enumerate(first, 1)]
+            refuse_lines((record.get(self.text_field) for record in records), where)
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
         left_out = LeftOut()
@@ -214,8 +230,6 @@ def _place(source: Source) -> tuple[str, list[Span]]:
 
 
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:
-    if offset == 0 and data.startswith(BOM):
-        data, offset = data.removeprefix(BOM), len(BOM)
     text = decode_utf8(data, where.rpartition(" line ")[0], offset)
     try:
         record = json.loads(text)

@@ -4,26 +4,26 @@ r"""The files of a LaTeX paper as one text: the main file, then its inputs in th
 
 The main file has \documentclass (or \documentstyle) and \begin{document}; where no file has both, one of them; where none has
 either, any file. (A file of the class `subfiles` is part of another.) Of several it is the one that pulls in the most text, then
-the one nearest the top, then the first by name.
+the one nearest the top, then the first by name. A line, and with it a comment, ends at LF, CR LF or CR.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 _SCAN = re.compile(
     r"""\\(?:
-        (?:input|include|subfile|subfileinclude)\s*+\{(?P<braced>[^{}\n]{1,300}+)\}
+        (?:input|include|subfile|subfileinclude)\s*+\{(?P<braced>[^{}\r\n]{1,300}+)\}
       | input\s++(?P<bare>[^\s{}\\%]{1,300}+)
-      | (?:sub)?(?:import|inputfrom|includefrom)\*?+\s*+\{(?P<folder>[^{}\n]{0,300}+)\}\s*+\{(?P<file>[^{}\n]{1,300}+)\}
-      | (?P<class>document(?:class|style)\b(?!\s*+(?:\[[^\]\n]{0,300}+\])?+\s*+\{subfiles\}))
+      | (?:sub)?(?:import|inputfrom|includefrom)\*?+\s*+\{(?P<folder>[^{}\r\n]{0,300}+)\}\s*+\{(?P<file>[^{}\r\n]{1,300}+)\}
+      | (?P<class>document(?:class|style)\b(?!\s*+(?:\[[^\]\r\n]{0,300}+\])?+\s*+\{subfiles\}))
       | (?P<begin>begin\s*+\{document\})
       | .)
-      | %[^\n]*+""",
+      | %[^\r\n]*+""",
     re.VERBOSE | re.DOTALL,
 )
 """One pass over a file: what matters here, any other command (so that `\\%` is no comment), or a comment. Nothing goes back."""
@@ -31,25 +31,56 @@ _SCAN = re.compile(
 FOLLOWED = 100_000
 """So many inputs, more than any real paper has, are followed to choose among several main files; beyond it the likeliest count."""
 
+MAIN_FOLDERS = 8
+"""Folders in which the main file may be, where other files are looked for: those nearest the top."""
+
 
 @dataclass(frozen=True)
-class _File:
+class Scanned:
+    """What matters of a file here."""
+
     inputs: tuple[str, ...]
     """As written, in order, each once."""
     marks: int
     """How many of \\documentclass and \\begin{document} it has."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a main file."""
+        return self.marks == 2
 
-def paper(files: Mapping[str, str]) -> str:
-    """One text of all files, each under a comment line with its path."""
-    return "".join(f"% file: {name}\n{files[name]}\n" for name in order(files))
+
+def paper(files: Mapping[str, str], main: Sequence[str] = (), scanned: Mapping[str, Scanned] | None = None) -> str:
+    """One text of all files, each under a comment line with its path; arguments as those of `order`."""
+    return "".join(f"% file: {name}\n{files[name]}\n" for name in order(files, main, scanned))
 
 
-def order(files: Mapping[str, str]) -> list[str]:
-    """The names of all files in reading order."""
+def input_names(scanned: Mapping[str, Scanned], names: Container[str]) -> set[str]:
+    """Those among some other names that the files pull in, whichever of them is the main file."""
+    folders = {posixpath.dirname(name) for name, file in scanned.items() if file.marks}
+    nearest = sorted(folders, key=lambda folder: (folder.count("/"), folder))[:MAIN_FOLDERS] or [""]
+    found = {
+        _resolve(written, posixpath.dirname(name), folder, names)
+        for name, file in scanned.items()
+        for written in file.inputs
+        for folder in nearest
+    }
+    return {name for name in found if name is not None}
+
+
+def order(
+    files: Mapping[str, str], main: Sequence[str] = (), scanned: Mapping[str, Scanned] | None = None
+) -> list[str]:
+    """The names of all files in reading order.
+
+    Args:
+        main: names of the main files, where they are known.
+        scanned: what `scan` found in each file, where that is known.
+    """
     if not files:
         return []
-    scanned = {name: _scan(text) for name, text in files.items()}
+    if scanned is None:
+        scanned = {name: scan(text) for name, text in files.items()}
 
     @cache
     def inputs(name: str, folder: str) -> tuple[str, ...]:
@@ -57,6 +88,9 @@ def order(files: Mapping[str, str]) -> list[str]:
         found = (_resolve(written, posixpath.dirname(name), folder, files) for written in scanned[name].inputs)
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
+    if main:
+        reached = [name for first in main for name in _reach(first, inputs)]
+        return list(dict.fromkeys([*reached, *sorted(files)]))
     most = max(file.marks for file in scanned.values())
     mains = [name for name, file in scanned.items() if file.marks == most]
     if len(mains) > 1:
@@ -76,7 +110,8 @@ def order(files: Mapping[str, str]) -> list[str]:
     return [*first, *sorted(set(files) - set(first))]
 
 
-def _scan(text: str) -> _File:
+def scan(text: str) -> Scanned:
+    """The inputs and marks of a file."""
     inputs, marks = [], set()
     for match in _SCAN.finditer(text):
         kind = match.lastgroup
@@ -86,7 +121,7 @@ def _scan(text: str) -> _File:
             inputs.append(posixpath.join(match["folder"].strip(), match["file"].strip()))
         elif kind is not None:
             inputs.append(match[kind].strip().strip('"'))
-    return _File(tuple(dict.fromkeys(inputs)), len(marks))
+    return Scanned(tuple(dict.fromkeys(inputs)), len(marks))
 
 
 def _reach(main: str, inputs: Callable[[str, str], Iterable[str]]) -> Iterator[str]:

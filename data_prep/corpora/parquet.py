@@ -18,13 +18,22 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading, shards, split_named
-from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading, shards, split_named, text_of_cell
+from data_prep.corpora.wikitext_lines import refuse_lines
+from data_prep.documents import CorpusError, Document, Skipped, Source, refuse_packed, split_of
+from data_prep.packing import HEAD
 from data_prep.places import Listed, Place
 
 BATCH_BYTES = 1 << 20
 MAX_ROWS = 1 << 26
 """A file that says it has more is damaged."""
+
+
+_TEXT = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+    pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+)  # fmt: skip
+"""The types of a column of text; many programs write no annotation that says that their bytes are UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Parquet:
                 if name != opened or parquet is None:
                     stack.close()
                     stack.enter_context(reading(files[name].shown))
-                    opened, parquet = name, stack.enter_context(_open(files[name]))
+                    opened, parquet = name, stack.enter_context(open_parquet(files[name]))
                 yield from self._texts(parquet, int(group), list(run), files[name].shown)
 
     def _texts(
@@ -84,13 +93,14 @@ class Parquet:
         start = 0
         for batch in parquet.iter_batches(min(size, 1024), row_groups=[group], columns=[self.text_column]):
             while source is not None and (row := int(source.place.rsplit("\t", 2)[2]) - start) < batch.num_rows:
-                text = batch.column(0)[row].as_py()
-                if text is None:
+                cell = batch.column(0)[row].as_py()
+                if cell is None:
                     yield Skipped(source.id, "without text")
-                elif len(text.encode()) > self.max_document_bytes:
+                elif len(cell if isinstance(cell, bytes) else cell.encode()) > self.max_document_bytes:
                     yield Skipped(source.id, "too large")
                 else:
-                    yield Document(source.id, source.title, text)
+                    yield Document(source.id, source.title, text_of_cell(cell, f"{where} row {source.id}"))
+                del cell
                 source = next(waiting, None)
             start += batch.num_rows
             if source is None:
@@ -101,12 +111,15 @@ class Parquet:
         return shards(self.name, self.source, (".parquet",))
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
-        with reading(file.place.shown), _open(file.place) as parquet:
+        with reading(file.place.shown), open_parquet(file.place) as parquet:
             self._check(parquet, file.place.shown)
             number = 0
             for group in range(parquet.num_row_groups):
                 metadata = parquet.metadata.row_group(group)
                 size = self._text_bytes(parquet, group) // max(1, metadata.num_rows)
+                if group == 0:
+                    first = next(parquet.iter_batches(3, row_groups=[0], columns=[self.text_column]), None)
+                    refuse_lines(first.column(0).to_pylist() if first else (), file.place.shown)
                 names = self._names(parquet, group, file.place.shown)
                 for row in range(metadata.num_rows):
                     number += 1
@@ -129,7 +142,7 @@ class Parquet:
                 raise CorpusError(f"{where} has no column {column!r}: name one of its columns ({names})")
         kind = schema.field(self.text_column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if not any(is_kind(kind) for is_kind in _TEXT):
             raise CorpusError(f"{where} has no text in column {self.text_column!r} but {kind}: name another")
         if not 0 <= parquet.metadata.num_rows <= MAX_ROWS:
             raise CorpusError(
@@ -153,16 +166,23 @@ class Parquet:
             return
         for batch in parquet.iter_batches(1024, row_groups=[group], columns=columns):
             for row in batch.to_pylist():
-                id, title = row.get(self.id_column), row.get(self.title_column)
+                id = _plain(row.get(self.id_column), where)
+                title = _plain(row.get(self.title_column), where)
                 if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
                     raise CorpusError(f"{where} has no strings or numbers in column {self.id_column!r}: name another")
                 yield None if id is None else str(id), title if isinstance(title, str) else None
 
 
+def _plain(cell: Any, where: str) -> Any:
+    """A cell of ids or titles, as text where it is of bytes."""
+    return text_of_cell(cell, where) if isinstance(cell, bytes) else cell
+
+
 @contextmanager
-def _open(file: Place) -> Iterator[pq.ParquetFile]:
-    with (
-        open_seekable(file) as raw,
-        pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as parquet,
-    ):
-        yield parquet
+def open_parquet(file: Place) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, of which a few pages at a time are in memory. Raises CorpusError where it is packed."""
+    with open_seekable(file) as raw:
+        refuse_packed(raw.read(HEAD), file.shown)
+        raw.seek(0)
+        with pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as parquet:
+            yield parquet

@@ -1,7 +1,7 @@
 """PG-19, books from Project Gutenberg, in the layout of its release: `{train,validation,test}/<id>.txt` and `metadata.csv`.
 
-The splits are the folders. `metadata.csv` has no header and the columns id, title, year, url; without it a book's title is
-its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
+The splits are the folders; beside one of them valid, val or dev is validation too. `metadata.csv` has no header and the columns
+id, title, year, url; without it a book's title is its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer sentencepiece:32000
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in, is_hidden, split_folders
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8
 from data_prep.places import Place
 
@@ -32,7 +32,7 @@ class Pg19:
     source: str = ""
     """Folder with train, validation and test, and metadata.csv; also a bucket, s3://…."""
     newline: Literal["keep", "normalize"] = "keep"
-    """The release's line ends are CR LF: keep them, or make them LF."""
+    """The release's line ends are CR LF: keep them, or make them, and each CR, an LF."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger book is left out, and counted."""
     books: int = 0
@@ -54,37 +54,50 @@ class Pg19:
 
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
-        if not any((root / name).is_dir() for name in SPLITS):
+        if not split_folders(root):
             raise CorpusError(
                 f"{root} has no folder {', '.join(SPLITS)}: give --source the folder of the PG-19 release"
             )
-        files = [file for file in files_in(root / split) if file.name.endswith(".txt")]
-        if not files and (root / split).is_dir():
-            raise CorpusError(f"{root / split} holds no *.txt file: put the books of the PG-19 release there")
+        folder = self._folder(split)
+        if folder is None:
+            return []
+        files = [file for file in files_in(folder) if file.name.endswith(".txt") and not is_hidden(file.name)]
+        if not files:
+            raise CorpusError(f"{folder} holds no *.txt file: put the books of the PG-19 release there")
         if split == "train" and self.books:
             files = sorted(files, key=lambda file: file.name)[: self.books]
         for file in files:
-            check_name(root, f"{split}/{file.name}")
+            check_name(root, f"{folder.name}/{file.name}")
         titles = _titles(root / "metadata.csv")
         sizes = {file.name.removesuffix(".txt"): file.bytes for file in files}
         numeric = sorted(sizes, key=lambda name: (len(name), name))
         return [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
-        root = folder_of(self.name, self.source)
+        folder = self._folder(sources[0].split) if sources else None
         for source in sources:
+            if folder is None:
+                raise CorpusError(f"the folder of {source.split} went away while it was being prepared: start again")
             if source.bytes > self.max_document_bytes:
                 yield Skipped(source.id, "too large")
                 continue
-            yield Document(source.id, source.title, self._text(root / source.split / f"{source.id}.txt"))
+            yield Document(source.id, source.title, self._text(folder / f"{source.id}.txt"))
+
+    def _folder(self, split: str) -> Place | None:
+        """The folder of a split; None where it is not there. Raises CorpusError where there are several."""
+        root = folder_of(self.name, self.source)
+        names = [name for name, named in split_folders(root).items() if named == split]
+        if len(names) > 1:
+            raise CorpusError(f"{root} has the folders {' and '.join(names)}, which are one split: keep one of them")
+        return root / names[0] if names else None
 
     def _text(self, file: Place) -> str:
         text = read_utf8(file)
-        return text.replace("\r\n", "\n") if self.newline == "normalize" else text
+        return text.replace("\r\n", "\n").replace("\r", "\n") if self.newline == "normalize" else text
 
 
 def _titles(file: Place) -> dict[str, str]:
-    return _parse_titles(read_utf8(file).removeprefix("\ufeff"), file.shown) if file.is_file() else {}
+    return _parse_titles(read_utf8(file), file.shown) if file.is_file() else {}
 
 
 @lru_cache(maxsize=1)  # the same for all three splits

@@ -2,7 +2,7 @@
 
 A document is a top-level package or module: its .py files in sorted order, each under a line `# file: json/decoder.py`. A module
 beside a package of its name belongs to the same document.
-Left out: tests, installed packages, and folders of the build.
+Left out: tests, installed packages, folders of the build, and hidden files and folders.
 
     python -m pipelines.prepare python-source --tokenizer sentencepiece:2048
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from data_prep.corpora.streams import check_name
-from data_prep.documents import CorpusError, Document, Source, split_of
+from data_prep.corpora.streams import check_name, is_hidden
+from data_prep.documents import CorpusError, Document, Source, refuse_packed, split_of
 from data_prep.places import Place
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
@@ -72,7 +72,7 @@ class PythonSource:
 
 
 def _left_out(name: str) -> bool:
-    return name in LEFT_OUT or name.startswith("config-")
+    return name in LEFT_OUT or name.startswith("config-") or is_hidden(name)
 
 
 def _files(entry: Path) -> Iterator[Path]:
@@ -85,15 +85,17 @@ def _files(entry: Path) -> Iterator[Path]:
     found = []
     for folder, folders, files in os.walk(entry):
         folders[:] = [name for name in folders if not _left_out(name)]
-        found += [Path(folder) / name for name in files if name.endswith(".py")]
+        found += [Path(folder) / name for name in files if name.endswith(".py") and not is_hidden(name)]
     yield from sorted(found, key=lambda path: path.as_posix())
 
 
 def _decode(path: Path) -> str:
     """The text of a source file in the encoding that it declares (PEP 263), line ends as they are."""
     data = path.read_bytes()
+    refuse_packed(data, str(path))
+    lines = io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        encoding, _ = tokenize.detect_encoding(lines.readline)
     except SyntaxError as error:
         encoding, declared = "utf-8", str(error)
     else:

@@ -1,14 +1,12 @@
 """What corpora share to read files that may be packed, damaged or hostile: forward, within a limit, and never extracted.
 
-with reading(file.shown), decompressed(file) as stream:      # gzip and zstd are known by their first bytes
+with reading(file.shown), decompressed(file) as stream:      # a packing is known by its first bytes
     for offset, line in lines(stream, limit): ...
-
-for member in tar_members(forward):                          # one at a time; its data is read with forward.read(...)
-    ...
 """
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import struct
@@ -23,20 +21,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.documents import SPLITS, CorpusError, Skipped, Source
+from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, refuse_packed
+from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
 from data_prep.places import Listed, Place
 
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
 CHUNK = 1 << 20
+DIRECTORY = 1 << 20
+"""A zip with a larger directory is not that of a corpus."""
 BOM = b"\xef\xbb\xbf"
 """The byte order mark with which some programs begin a file in UTF-8."""
-SKIPPABLE = tuple(bytes([byte]) for byte in range(0x50, 0x60))
-HEADER = 64 << 10
-"""A tar header that wants more than this at once is not one."""
 DAMAGE = (
     OSError, EOFError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError, OverflowError,
-    struct.error, zlib.error, tarfile.TarError, zipfile.BadZipFile, pa.ArrowException,
+    struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, pa.ArrowException,
 )  # fmt: skip
 """What the readers of archives raise on bytes that make no sense."""
 
@@ -52,6 +50,8 @@ def reading(what: str) -> Iterator[None]:
         yield
     except CorpusError:
         raise
+    except PackingError as error:
+        raise CorpusError(f"{what} {error}") from None
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -72,7 +72,7 @@ def files_in(folder: Place, recursive: bool = False, links: bool = True) -> list
 
 
 def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> list[Listed]:
-    """The files with some endings that `--source` names: one file, or all in a folder and the folders in it."""
+    """The files with some endings that `--source` names: one file, or all in a folder and the folders in it that are not hidden."""
     if not source:
         raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER, or a file")
     root = Place.parse(source)
@@ -82,7 +82,7 @@ def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset
     if not root.is_dir():
         raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
     files = [file for file in files_in(root, recursive=True) if file.name.lower().endswith(endings)]
-    files = [file for file in files if file.place.name not in left_out]
+    files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:
         raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")
     for file in files:
@@ -98,6 +98,18 @@ def split_named(name: str) -> str | None:
     words = [_NAMED.get(word, word) for word in re.split("[^a-z]+", name.lower())]
     named = [word for word in words if word in SPLITS]
     return named[-1] if named else None
+
+
+def split_folders(root: Place) -> dict[str, str]:
+    """The splits of the folders that bear the name of one: train, validation, test.
+
+    Beside one of these, training, valid, val and dev are such names too. Empty where there is no such folder.
+    """
+    folders = [listed.name for listed in root.list() if listed.is_dir]
+    if not any(name in SPLITS for name in folders):
+        return {}
+    names = {**_NAMED, **{name: name for name in SPLITS}}
+    return {name: names[name] for name in folders if name in names}
 
 
 def is_link(place: Place) -> bool:
@@ -117,21 +129,16 @@ def open_seekable(file: Place) -> pa.NativeFile:
 
 @contextmanager
 def decompressed(file: Place) -> Iterator[Forward]:
-    """The bytes of a file, those of gzip and zstd decompressed; a truncated one raises at its end."""
+    """The bytes of a file, decompressed where it is packed; a truncated one raises at its end.
+
+    Raises CorpusError where it is packed in a way that is not read here, or twice.
+    """
     with open_seekable(file) as raw:
-        codec = codec_of(raw.read(4))
+        packing = packing_of(raw.read(HEAD))
         raw.seek(0)
-        if codec is None:
-            yield Forward(raw, size=raw.size())
-        else:
-            with pa.CompressedInputStream(raw, codec) as stream:
-                yield Forward(stream)
-
-
-def codec_of(head: bytes) -> str | None:
-    """What a file is packed with, by its first four bytes; zstd may begin with a frame that is to be skipped."""
-    zstd = head[:4] == b"\x28\xb5\x2f\xfd" or (head[:1] in SKIPPABLE and head[1:4] == b"\x2a\x4d\x18")
-    return "gzip" if head[:2] == b"\x1f\x8b" else "zstd" if zstd else None
+        stream = Forward(unpacked(raw, packing), checked=True) if packing in READ else Forward(raw, size=raw.size())
+        refuse_packed(stream.peek(HEAD), f"the content of {file}" if packing in READ else f"{file}")
+        yield stream
 
 
 class Forward:
@@ -140,10 +147,11 @@ class Forward:
     Args:
         limit: decompressed bytes after which it raises TooLarge.
         size: of a file at any place of which one can read; what is not wanted is then jumped over instead of read.
+        checked: reading raises where the stream ends early, as that of a packed file does.
     """
 
-    def __init__(self, stream: Any, limit: int | None = None, size: int | None = None) -> None:
-        self._stream, self._limit, self.size = stream, limit, size
+    def __init__(self, stream: Any, limit: int | None = None, size: int | None = None, checked: bool = False) -> None:
+        self._stream, self._limit, self.size, self.checked = stream, limit, size, checked
         self._position = 0
         self._ahead = b""
 
@@ -208,53 +216,34 @@ class Forward:
         return b"".join(pieces)
 
 
-def is_tar(block: bytes) -> bool:
-    """Whether a stream that begins with these 512 bytes is a tar."""
-    try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-        return True  # one without members
-    except (tarfile.HeaderError, ValueError):
-        return False
-    return True
+class Joined:
+    """A stream of pieces."""
 
-
-class _Headers:
-    """What tarfile reads a tar's headers from."""
-
-    def __init__(self, stream: Forward) -> None:
-        self._stream = stream
-        self.tell, self.seek = stream.tell, stream.seek
-        self.last = b""
-        """What was read last: at the proper end of a tar, a block of zeros."""
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
 
     def read(self, size: int) -> bytes:
-        if size > HEADER:
-            raise tarfile.ReadError(f"a header of {size:,} bytes")
-        self.last = self._stream.read(size)
-        return self.last
-
-
-def tar_members(stream: Forward) -> Iterator[tarfile.TarInfo]:
-    """The members of an uncompressed tar, one at a time: at each the stream may be read on, to the member's data and over it.
-
-    Raises tarfile.ReadError where the archive ends early or a header is damaged; tarfile itself would take that for the end.
-    """
-    headers = _Headers(stream)
-    with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[arg-type]
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it keeps them all
-            if member.size < 0:
-                raise tarfile.ReadError(f"a member of {member.size} bytes")
-            yield member
-    if headers.last != bytes(tarfile.BLOCKSIZE):
-        what = "a damaged header" if len(headers.last) == tarfile.BLOCKSIZE else "an early end"
-        raise tarfile.ReadError(f"{what} at offset {stream.tell() - len(headers.last):,}")
+        """The next bytes, at most so many; none at the end."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._rest = piece
+        data = self._rest[:size]
+        self._rest = self._rest[size:]
+        return data
 
 
 def is_safe(name: str) -> bool:
     """Whether a member's name stays within its archive."""
     return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file lies in a hidden folder or is hidden itself, `.ipynb_checkpoints/a.txt` or macOS's `._a.txt`."""
+    parts = [part for part in name.split("/") if part not in (".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def printable(name: str) -> str:
@@ -272,7 +261,7 @@ def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
         end = tail.rfind(b"PK\5\6")
         if end < 0 or len(tail) < end + 22:
             raise CorpusError(f"{file} is not a zip archive, or a truncated one: get it again")
-        if int.from_bytes(tail[end + 12 : end + 16], "little") > HEADER * 16:
+        if int.from_bytes(tail[end + 12 : end + 16], "little") > DIRECTORY:
             raise CorpusError(f"{file} has a directory of too many members: it is not the archive of a corpus")
         raw.seek(0)
         with zipfile.ZipFile(raw) as archive:  # type: ignore[arg-type]
@@ -310,6 +299,11 @@ def lines(stream: Any, keep: int) -> Iterator[Line]:
                 offset, size, blank, data = offset + size, 0, True, bytearray()
     if size:
         yield Line(offset, size, bytes(data) if size <= keep else None, blank)
+
+
+def text_of_cell(cell: str | bytes, where: str) -> str:
+    """The text of a table's cell, of UTF-8 where it is of bytes. Raises CorpusError, with the row, for any other bytes."""
+    return decode_utf8(cell, where) if isinstance(cell, bytes) else cell.removeprefix("\ufeff")
 
 
 class LeftOut:

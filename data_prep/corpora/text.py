@@ -1,7 +1,8 @@
 """Any folder of text: a document is a file that matches a pattern, found recursively, named by its path in the folder.
 
-Sub-folders train, validation and test are the splits; a file beside them is left out, and counted. Without them a document's
-split follows from a hash of its name.
+Sub-folders train, validation (also valid, val, dev) and test are the splits; a file beside them is left out, and counted. Without
+them a document's split follows from a hash of its name. Hidden files, and those in hidden folders such as `.ipynb_checkpoints`,
+are left out, and counted.
 
     python -m pipelines.prepare text --source FOLDER --pattern '*.md'
 """
@@ -13,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, LeftOut, check_name, files_in, skipped_of
+from data_prep.corpora.streams import (
+    MAX_DOCUMENT_BYTES,
+    LeftOut,
+    check_name,
+    files_in,
+    is_hidden,
+    skipped_of,
+    split_folders,
+)
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8, split_of
 
 
@@ -38,30 +47,33 @@ class Text:
         return {}
 
     def splits_by_hash(self) -> bool:
-        return not any((folder_of(self.name, self.source) / name).is_dir() for name in SPLITS)
+        return not split_folders(folder_of(self.name, self.source))
 
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
-        own_splits = not self.splits_by_hash()
-        files = [file for file in files_in(root, recursive=True) if PurePosixPath(file.name).match(self.pattern)]
+        folders = split_folders(root)
+        matching = [file for file in files_in(root, recursive=True) if PurePosixPath(file.name).match(self.pattern)]
+        files = [file for file in matching if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
-        inside = [name for name in SPLITS if any(file.name.startswith(f"{name}/") for file in files)]
-        if own_splits and not inside:
-            where = ", ".join(SPLITS)
+        where = ", ".join(SPLITS)
+        sources = []
+        left_out = LeftOut()
+        splits = [folders.get(file.name.split("/")[0], "") if folders else split_of(file.name) for file in files]
+        if not any(splits):
             raise CorpusError(
                 f"{root} holds files that match {self.pattern!r} beside the folders {where} alone: move them there"
             )
-        sources, beside = [], LeftOut()
-        for file in files:
+        for file, of in zip(files, splits, strict=True):
             check_name(root, file.name)
-            top = file.name.split("/")[0]
-            if own_splits and top not in SPLITS:
-                beside.add(f"not in the folders {', '.join(SPLITS)}")
-            elif (top if own_splits else split_of(file.name)) == split:
+            if not of:
+                left_out.add(f"not in the folders {where}")
+            elif of == split:
                 sources.append(Source(file.name, file.name, split, file.bytes))
-        if inside[:1] == [split]:  # files of no split are counted once
-            sources += beside.sources(root.name, split)
+        if len(matching) > len(files):
+            left_out.add("hidden", len(matching) - len(files))
+        if split == next(name for name in SPLITS if name in splits):  # once for the whole corpus
+            sources += left_out.sources(root.name, split)
         return sources
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:

@@ -1,13 +1,15 @@
-"""WikiText-2 and WikiText-103, raw or tokenised, as released: `wiki.{train,valid,test}.{tokens,raw}` in a folder or a zip.
+"""WikiText-2 and WikiText-103, raw or tokenised: `wiki.{train,valid,test}.{tokens,raw}` in a folder, a zip or a tar, or the
+Parquet files of a data hub, which hold a line in each row and are joined to the same text.
 
 A document is an article, from its line ` = Title = ` to the next one's. Such a line stands between two empty ones (` `): a line
 of an article that only looks like a title, ` = 1 rad / s and a nominal impedance k = `, does not, and ` = = Section = = ` is none.
 Nothing is lost: the documents of a split, one after the other, are its file. Merity et al. 2016, arXiv:1609.07843.
 
     python -m pipelines.prepare wikitext --source wikitext-2-v1.zip --tokenizer sentencepiece:8192
+    python -m pipelines.prepare wikitext --source wikitext/wikitext-103-raw-v1     # train-00000-of-00002.parquet…
 
 `prepare` prints the words plus one for each line end, which is the token count that the release and papers give.
-Both sizes are one corpus to a store: give each its own --store. A file in a zip is decompressed from its beginning for every
+Both sizes are one corpus to a store: give each its own --store. A file in an archive is decompressed from its beginning for every
 part: unpack WikiText-103 first.
 """
 
@@ -16,21 +18,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from data_prep.corpora.parquet import open_parquet
 from data_prep.corpora.streams import (
+    BOM,
     MAX_DOCUMENT_BYTES,
     Forward,
+    Joined,
     LeftOut,
     Line,
     files_in,
+    is_hidden,
+    is_safe,
     lines,
     open_seekable,
     reading,
     skipped_of,
+    split_named,
+    text_of_cell,
     zip_archive,
 )
+from data_prep.corpora.tars import open_tar, read_member, tar_members
+from data_prep.corpora.wikitext_lines import line_of
 from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8
+from data_prep.packing import HEAD, READ, packing_of
 from data_prep.places import Place
 
 FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
@@ -51,7 +64,8 @@ class WikiText:
     name: ClassVar[str] = "wikitext"
 
     source: str = ""
-    """Folder or zip with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the same in raw."""
+    """Folder, zip or tar (.tar.gz…) with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the same in raw; or folder
+    of a hub's Parquet files, train-00000-of-00001.parquet…"""
     form: Literal["any", "tokens", "raw"] = "any"
     """Which files to read where there are both."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
@@ -61,28 +75,28 @@ class WikiText:
         return {}
 
     def sources(self, split: str) -> list[Source]:
-        member = self._members().get(split)
-        if member is None:
+        members = self._members().get(split)
+        if members is None:
             return []
-        where = f"{Place.parse(self.source)}/{member}"
+        where = self._where(members)
         articles, left_out = [], LeftOut()
-        with self._open(member) as stream:
+        with self._open(members) as stream:
             for number, (title, offset, size, count) in enumerate(_articles(stream, where)):
                 if size > self.max_document_bytes:
                     left_out.add("too large")
                 else:
                     articles.append(Source(f"{split}/{number}", title, split, size, f"{offset} {size} {count}"))
-        articles += left_out.sources(member, split)
+        articles += left_out.sources(members[0], split)
         if not articles:
             raise CorpusError(f"{where} holds no line ' = Title = ': it is not a file of WikiText")
         return articles
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
-        member = self._members().get(sources[0].split) if sources else None
-        if member is None:
+        members = self._members().get(sources[0].split) if sources else None
+        if members is None:
             return
-        where = f"{Place.parse(self.source)}/{member}"
-        with self._open(member) as stream:
+        where = self._where(members)
+        with self._open(members) as stream:
             for source in sources:
                 if skipped := skipped_of(source):
                     yield skipped
@@ -101,41 +115,97 @@ class WikiText:
         published = f", the published count of {known}" if known else ""
         return [f"{count:,} tokens, counted as words and line ends{published}"]
 
-    def _members(self) -> dict[str, str]:
-        """The file of each split that is there: its name in the folder, or in the zip."""
+    def _where(self, members: Sequence[str]) -> str:
+        """The file of a split, for a sentence."""
+        root = Place.parse(self.source)
+        return root.shown if members[0] == root.name and not root.is_dir() else f"{root}/{members[0]}"
+
+    def _members(self) -> dict[str, tuple[str, ...]]:
+        """The file of each split that is there: its name in the folder or the archive; of Parquet all of its shards."""
         if not self.source:
             raise CorpusError(f"corpus {self.name} needs a folder: give --source FOLDER, or the zip of the release")
         root = Place.parse(self.source)
         if root.is_dir():
             names = [file.name for file in files_in(root)]
         elif root.is_file():
-            with reading(root.shown), zip_archive(root) as archive:
-                names = [name for name in archive.namelist() if not name.endswith("/")]
+            names = _names_in(root, root.size(), root.changed())
         else:
             raise CorpusError(f"{root} is not there: give --source the folder or the zip of the release")
         forms = ("tokens", "raw") if self.form == "any" else (self.form,)
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, ...]] = {}
         for split, stem in FILES.items():
             for name in names:
                 if name.rsplit("/", 1)[-1] in [f"{stem}.{form}" for form in forms]:
                     if split in found:
-                        raise CorpusError(f"{root} holds {found[split]} and {name}: choose with --form, or --source")
-                    found[split] = name
+                        raise CorpusError(f"{root} holds {found[split][0]} and {name}: choose with --form, or --source")
+                    found[split] = (name,)
+        found = found or self._shards(root, names)
         if not found:
             expected = ", ".join(f"{stem}.{forms[0]}" for stem in FILES.values())
-            raise CorpusError(f"{root} holds none of {expected}: give --source the folder or the zip of the release")
+            raise CorpusError(
+                f"{root} holds none of {expected}: give --source the folder or the zip of the release, or that of a hub's Parquet "
+                "files of one form"
+            )
         return found
 
+    def _shards(self, root: Place, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The Parquet files of each split. Their form is in the name of the folder, as on the hub, or not known."""
+        shards = sorted(name for name in names if name.endswith(".parquet") and not is_hidden(name))
+        form = "raw" if "raw" in root.name else "tokens" if "wikitext" in root.name else self.form
+        if shards and self.form not in ("any", form):
+            raise CorpusError(f"{root} has the form {form} by its name: give --source another folder, or --form {form}")
+        found = {split: tuple(name for name in shards if split_named(name) == split) for split in FILES}
+        return {split: named for split, named in found.items() if named}
+
     @contextmanager
-    def _open(self, member: str) -> Iterator[Forward]:
+    def _open(self, members: Sequence[str]) -> Iterator[Forward]:
         root = Place.parse(self.source)
-        with reading(f"{root}/{member}"):
-            if root.is_dir():
-                with open_seekable(root / member) as file:
+        with reading(self._where(members)):
+            if members[0].endswith(".parquet"):
+                folder = root if root.is_dir() else root.parent
+                yield Forward(Joined(_row_lines([folder / name for name in members])))
+            elif root.is_dir():
+                with open_seekable(root / members[0]) as file:
                     yield Forward(file, size=file.size())
-            else:
-                with zip_archive(root) as archive, archive.open(member) as stream:
+            elif _packing(root) == "zip":
+                with zip_archive(root) as archive, archive.open(members[0]) as stream:
                     yield Forward(stream)
+            else:
+                with open_tar(root) as stream:
+                    member = next(member for member in tar_members(stream) if member.name == members[0])
+                    yield Forward(Joined(read_member(stream, member)))
+
+
+def _packing(root: Place) -> str:
+    with open_seekable(root) as raw:
+        return packing_of(raw.read(HEAD))
+
+
+@lru_cache(maxsize=1)  # a packed tar is read from its beginning to its end
+def _names_in(root: Place, size: int, changed: int) -> list[str]:
+    """The names of the files in an archive, or that of a Parquet file. A packed tar is checked as a whole."""
+    if root.name.endswith(".parquet"):
+        return [root.name]
+    with reading(root.shown):
+        if _packing(root) in ("tar", *READ):
+            with open_tar(root) as stream:
+                names = [m.name for m in tar_members(stream) if m.isreg() and not m.issparse() and is_safe(m.name)]
+                stream.skip_rest()
+                return names
+        with zip_archive(root) as archive:
+            return [name for name in archive.namelist() if not name.endswith("/")]
+
+
+def _row_lines(files: Sequence[Place]) -> Iterator[bytes]:
+    """The lines of a split's Parquet files, some at a time."""
+    for file in files:
+        with reading(file.shown), open_parquet(file) as parquet:
+            if "text" not in parquet.schema_arrow.names:
+                raise CorpusError(f"{file} has no column 'text': it is no Parquet file of WikiText")
+            for batch in parquet.iter_batches(1024, columns=["text"]):
+                yield "".join(
+                    line_of(text_of_cell(row or "", file.shown)) for row in batch.column(0).to_pylist()
+                ).encode()
 
 
 def _articles(stream: Forward, where: str) -> Iterator[tuple[str, int, int, int]]:
@@ -161,6 +231,8 @@ def _articles(stream: Forward, where: str) -> Iterator[tuple[str, int, int, int]
 def _title(line: Line) -> str:
     """`Title` of a line ` = Title = `; empty for another line."""
     data = line.data or b""
+    if line.offset == 0:
+        data = data.removeprefix(BOM)
     if not data.startswith(b" = ") or data.startswith(b" = = ") or not data.rstrip(b"\r\n").endswith(b" = "):
         return ""
     return data.decode(errors="replace").strip()[2:-2].strip() if len(data.strip()) > 3 else ""

@@ -101,10 +101,50 @@ def test_text_beside_split_folders_is_counted(tmp_path: Path, make_config, capsy
     put(tmp_path / "in", {"notes.md": "matches no pattern"})
     corpus = Text(source=str(tmp_path / "in"))
     texts, skipped = read_all(corpus)
-    assert set(texts) == {"test/a.txt", "validation/b.txt"}
-    assert skipped == {"not in the folders train, validation, test": 3}
+    assert set(texts) == {"test/a.txt", "validation/b.txt", "valid/c.txt"}
+    assert skipped == {"not in the folders train, validation, test": 2}
     prepare(make_config(corpus=corpus, splits=("validation", "test")))
-    assert "validation: skipped 3 not in the folders train, validation, test\n" in capsys.readouterr().out
+    assert "validation: skipped 2 not in the folders train, validation, test\n" in capsys.readouterr().out
+
+
+def test_hidden_files_are_no_documents(tmp_path: Path, books: Path) -> None:
+    hidden = (".ipynb_checkpoints/a", "sub/.git/a", "__MACOSX/a", "._a", ".a")
+    put(tmp_path / "text", {"a.txt": "a", **{f"{name}.txt": "no" for name in hidden}})
+    assert read_all(Text(source=str(tmp_path / "text"))) == ({"a.txt": "a"}, {"hidden": 5})
+    put(tmp_path / "own", {"train/a.txt": "a", "other/a.txt": "no", **{f"train/{name}.txt": "no" for name in hidden}})
+    own, left_out = read_all(Text(source=str(tmp_path / "own")))
+    assert list(own) == ["train/a.txt"]
+    assert left_out == {"hidden": 5, "not in the folders train, validation, test": 1}
+    put(tmp_path / "json", {"a.jsonl": '{"text": "a"}', **{f"{name}.jsonl": "no" for name in hidden}})
+    assert read_all(JsonLines(source=str(tmp_path / "json"))) == ({"a.jsonl:1": "a"}, {})
+    put(tmp_path / "papers", {"a/a.tex": "a", **{f"{name}/a.tex": "no" for name in hidden}, "._b.gz": "no"})
+    texts, skipped = read_all(Arxiv(source=str(tmp_path / "papers")))
+    assert (set(texts), skipped) == ({"a"}, {"no TeX": 1})  # the paper sub has hidden files alone
+    put(tmp_path / "py", {"pack/a.py": "a", **{f"pack/{name}.py": "no" for name in hidden}, ".x/a.py": "no"})
+    assert read_all(PythonSource(source=str(tmp_path / "py")))[0] == {"pack": "# file: pack/a.py\na\n"}
+    put(
+        tmp_path / "git",
+        {"r/a.py": "a", "r/.ipynb_checkpoints/a.py": "no", "__MACOSX/a.py": "no", "r/__MACOSX/a.py": "no"},
+    )
+    assert read_all(GitHub(source=str(tmp_path / "git"))) == ({"r": "# file: r/a.py\na\n"}, {"hidden": 2})
+    put(books, {"train/._99.txt": "no", "train/.ipynb_checkpoints/99.txt": "no"})
+    assert set(read_all(Pg19(source=str(books)))[0]) == {"99", "1001", "7", "8"}
+
+
+@pytest.mark.parametrize("name", ["valid", "val", "dev"])
+def test_other_names_of_validation(tmp_path: Path, books: Path, name: str) -> None:
+    put(tmp_path / "text", {"train/a.txt": "a", f"{name}/b.txt": "b"})
+    assert ids(Text(source=str(tmp_path / "text")), "validation") == [f"{name}/b.txt"]
+    (books / "validation").rename(books / name)
+    assert read(Pg19(source=str(books)), "validation") == {"7": "Book 7\r\n\r\nText.\r\n"}
+    put(books, {"validation/9.txt": "nine"})
+    with pytest.raises(
+        CorpusError, match=rf"has the folders {name} and validation|validation and {name}, which are one split"
+    ):
+        Pg19(source=str(books)).sources("validation")
+    shutil.rmtree(tmp_path / "text" / "train")
+    texts, skipped = read_all(Text(source=str(tmp_path / "text")))  # a folder of any name: it says no split
+    assert list(texts) == [f"{name}/b.txt"] and skipped == {}
 
 
 def test_a_document_too_large_is_left_out(tmp_path: Path, books: Path) -> None:

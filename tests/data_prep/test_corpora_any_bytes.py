@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import lzma
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,18 +30,29 @@ from tests.small_archives import link, packed, put, read_all, tar, zipped
 LIMIT = 1 << 16
 
 
-def a_parquet() -> bytes:
+def a_parquet(rows: Sequence[str] = tuple(f"text {i} " * 9 for i in range(30))) -> bytes:
     sink = pa.BufferOutputStream()
-    table = pa.table({"text": [f"text {i} " * 9 for i in range(30)], "id": [str(i) for i in range(30)]})
+    table = pa.table({"text": rows, "id": [str(i) for i in range(len(rows))]})
     pq.write_table(table, sink, row_group_size=8, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 
-TEX = b"\\documentclass{article}\\begin{document}\\input{b}\xc3\xa9\\end{document}"
+TEX = b"\\documentclass{article}\\begin{document}\\input{b}\\input{c.bbl}\xc3\xa9\\end{document}"
 WIKI = (" \n = A = \n \n text \n \n = = B = = \n \n more é \n \n \n = C = \n \n text \n" * 3).encode()
+LINES = [line if line.strip() else "" for line in WIKI.decode().splitlines(keepends=True)]
 JSON = b"".join(json.dumps({"text": f"text {i} é", "id": i}).encode() + b"\n" for i in range(20))
 THREADS = b"".join(json.dumps({"text": f"text {i} é", "id": i // 3}).encode() + b"\n" for i in range(20))
-INNER = packed({"a.tex": TEX, "b.tex": b"b" * 700, "l": link("l", "x"), "fig.eps": b"\0" * 600})
+README = b"sources: [{filename: a.tex, usage: toplevel}]"
+INNER = packed(
+    {
+        "a.tex": TEX,
+        "b.tex": b"b" * 700,
+        "l": link("l", "x"),
+        "fig.eps": b"\0" * 600,
+        "00README.yaml": README,
+        "c.bbl": b"c",
+    }
+)
 LONG = tar({"x" * 150 + "/2101.00003.gz": INNER, "2101/2101.00004.gz": gzip.compress(TEX)})
 
 READERS: dict[str, tuple[str, bytes, Callable[[Path], Corpus]]] = {
@@ -50,6 +62,8 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Corpus]]] = {
     "python": ("a.py", b"# coding: latin-1\nx = '\xe9'\n", lambda root: PythonSource(source=str(root))),
     "wikitext": ("wiki.train.tokens", WIKI, lambda root: WikiText(source=str(root), max_document_bytes=LIMIT)),
     "wikitext zip": ("w.zip", zipped({"x/wiki.test.raw": WIKI}), lambda root: WikiText(source=f"{root}/w.zip")),
+    "wikitext tar": ("w.tgz", packed({"wiki.test.raw": WIKI}), lambda root: WikiText(source=f"{root}/w.tgz")),
+    "wikitext parquet": ("train.parquet", a_parquet(LINES), lambda root: WikiText(source=str(root))),
     "arxiv": ("arXiv_src_1.tar", tar({"1/2101.00001.gz": INNER, "1/2101.00002.pdf": b"%PDF"}), lambda root: arxiv(root)),
     "arxiv long names": ("arXiv_src_1.tar", LONG, lambda root: arxiv(root)),
     "arxiv paper": ("2101.00001.gz", INNER, lambda root: arxiv(root)),
@@ -59,6 +73,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Corpus]]] = {
     "enwik8": ("enwik8", WIKI, lambda root: Enwik8(source=f"{root}/enwik8")),
     "enwik8 zip": ("enwik8", zipped({"enwik8": WIKI}), lambda root: Enwik8(source=f"{root}/enwik8")),
     "enwik8 gzip": ("enwik8", gzip.compress(WIKI), lambda root: Enwik8(source=f"{root}/enwik8")),
+    "enwik8 xz": ("enwik8", lzma.compress(WIKI), lambda root: Enwik8(source=f"{root}/enwik8")),
     "jsonl": ("a.jsonl", JSON, lambda root: JsonLines(source=str(root))),
     "jsonl with ids": ("a.jsonl", JSON, lambda root: JsonLines(source=str(root), id_field="id", title_field="text")),
     "jsonl threads": ("a.jsonl", THREADS, lambda root: JsonLines(source=str(root), thread_field="id")),

@@ -254,9 +254,15 @@ def parquet(path: Path, rows: list[dict], schema: pa.Schema | None = None, **opt
     return path
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+TEXT_TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()]
+
+
+@pytest.mark.parametrize(
+    "kind", [*TEXT_TYPES, pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int32(), pa.binary())]
+)
 def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
-    schema = pa.schema([("text", kind), ("key", pa.string()), ("name", pa.string()), ("n", pa.int64())])
+    other = kind if kind in TEXT_TYPES else pa.string()
+    schema = pa.schema([("text", kind), ("key", other), ("name", other), ("n", pa.int64())])
     parquet(tmp_path / "data" / "train-0.parquet", ROWS[:25], schema, row_group_size=7, write_page_checksum=True)
     parquet(tmp_path / "data" / "test-0.parquet", ROWS[25:], schema)
     corpus = Parquet(source=str(tmp_path))
@@ -269,6 +275,15 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
         assert [(s.id, s.title) for s in named.sources(split)] == [
             (str(r["n"]), r["name"]) for r in [*ROWS[25:], *ROWS[:25]] if split_of(str(r["n"])) == split
         ]
+    keyed = Parquet(source=str(tmp_path), id_column="key")
+    assert read_all(keyed)[0] == {row["key"]: row["text"] for row in ROWS}
+
+
+def test_parquet_bytes_that_are_no_text(tmp_path: Path) -> None:
+    rows = [{"text": b"good"}, {"text": b"caf\xe9"}]
+    path = parquet(tmp_path / "test.parquet", rows, pa.schema([("text", pa.binary())]))
+    with pytest.raises(CorpusError, match=r"test\.parquet row test\.parquet:2 is not UTF-8: byte 0xe9 at offset 3"):
+        read_all(Parquet(source=str(path)))
 
 
 def test_parquet_rows_that_are_left_out(tmp_path: Path) -> None:
@@ -331,6 +346,10 @@ def test_a_hub(tmp_path: Path, make_config, monkeypatch: pytest.MonkeyPatch) -> 
     assert texts(corpus.read(corpus.sources("train")[3::5])) == [row["text"] for row in ROWS[3:30:5]]
     assert len(scan_all(corpus, "test")) == 10
     assert read_all(corpus)[1] == {"without text": 1} and corpus.sources("validation") == []
+    wiki = ["", " = A = \n", "", " text \n"]
+    parquet(tmp_path / "wiki" / "test.parquet", [{"text": row} for row in wiki])
+    with pytest.raises(CorpusError, match=r"data set .*wiki has the lines of WikiText as rows"):
+        Hub(source=str(tmp_path / "wiki")).sources("test")
     import datasets
 
     fetched: list[str] = []
