@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, slice_of, unpack, whole_file
+from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
@@ -171,6 +171,7 @@ class Arxiv:
                 held |= ids
         for name, inside in sorted(folders.items()):
             id, size = canonical(name), sum(file.bytes for file in inside if is_tex(file.name))
+            size = size or sum(file.bytes for file in inside if may_be_tex(file.name))
             if wanted is None or id in wanted:
                 found.append(Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}"))
                 held.add(id)

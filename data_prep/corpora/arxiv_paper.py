@@ -183,7 +183,7 @@ def _text_of(members: _Members) -> tuple[str, LeftOut]:
             readme = _directives(member, left_out)
         elif is_tex(name):
             _keep(files, name, member.read(), left_out)
-        elif _may_be_tex(name):
+        elif may_be_tex(name):
             data = text_bytes(member.read())
             if data is not None and _looks_like_tex(data):
                 spare[name] = data
@@ -245,7 +245,7 @@ def is_tex(name: str) -> bool:
     return name.lower().endswith(TEX)
 
 
-def _may_be_tex(name: str) -> bool:
+def may_be_tex(name: str) -> bool:
     """Whether a file without an ending of TeX may be TeX all the same: old papers have none, and some `.txt`."""
     base = name.rsplit("/", 1)[-1]
     return "." not in base or base.lower().endswith(".txt")

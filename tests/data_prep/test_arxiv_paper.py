@@ -12,6 +12,7 @@ import pytest
 from data_prep.corpora import arxiv_readme
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.arxiv_readme import Directives
+from data_prep.documents import SPLITS, sources_of
 from tests.small_archives import packed, put, read_all
 
 WHOLE = "\\documentclass{article}\\begin{document}%s\\end{document}"
@@ -121,3 +122,14 @@ def test_a_readme_without_sources() -> None:
         ("00README.json", "{}"),
     ):
         assert arxiv_readme.read(name, text.encode()) == Directives()
+
+
+def test_papers_of_txt_alone_have_a_size(tmp_path: Path) -> None:
+    """A source of no bytes would count as empty where a small corpus is split."""
+    put(tmp_path, {f"p{i}/paper.txt": WHOLE % "" for i in range(3)})
+    assert all(
+        source.bytes == len(WHOLE % "") for split in SPLITS for source in Arxiv(source=str(tmp_path)).sources(split)
+    )
+    assert {
+        split: len(found) for split, found in sources_of(Arxiv(source=str(tmp_path)), SPLITS).items()
+    } == dict.fromkeys(SPLITS, 1)
