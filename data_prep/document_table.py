@@ -8,7 +8,7 @@ So a store with a million documents opens at once, and costs every process littl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, overload
@@ -70,26 +70,34 @@ class Documents(Sequence[DocumentEntry]):
         """A column of numbers [documents]."""
         return np.from_dlpack(self._table[name].combine_chunks())  # `to_numpy` would import pandas
 
+    def texts(self, name: str) -> list[str]:
+        """A column of strings [documents]."""
+        return self._table[name].to_pylist()
+
     @cached_property
     def tokens(self) -> np.ndarray:
         """int64 [documents]."""
         return self.column("tokens")
 
 
-def write_table(folder: Place, groups: Iterable[Sequence[DocumentEntry]]) -> TableEntry:
-    """Write the table, a record batch for each group of documents."""
+def write_table(folder: Place, groups: Iterable[Mapping[str, Any]]) -> TableEntry:
+    """Write the table, a record batch for each group of documents.
+
+    Args:
+        groups: a column [documents] for each field, numbers or strings.
+    """
     place, rows = folder / NAME, 0
     with place.writing() as stream:
         sink = ChecksummedSink(stream)
         with pa.ipc.new_file(sink, SCHEMA) as writer:
             for group in groups:
-                arrays = [_column([getattr(row, field.name) for row in group], field.type) for field in SCHEMA]
+                arrays = [_column(group[field.name], field.type) for field in SCHEMA]
                 writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-                rows += len(group)
+                rows += len(arrays[0])
         return TableEntry(NAME, sink.position, rows, sink.whole.hexdigest())
 
 
-def _column(values: list[Any], type: pa.DataType) -> pa.Array:
+def _column(values: Any, type: pa.DataType) -> pa.Array:
     """Numbers or strings. `pa.array` would import pandas first, to see whether these are of it."""
     if type != pa.string():
         numbers = np.array(values, np.int64 if type == pa.int64() else np.int32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -75,9 +75,6 @@ class Scanned:
     """xxh3-64 (hex) of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
     place: str = ""
     """That of its source."""
-
-    def source(self, split: str) -> Source:
-        return Source(self.id, self.title, split, self.bytes, self.place)
 
 
 NOTHING = "_"
@@ -257,11 +254,18 @@ PIECE = 1 << 18
 """Characters that are looked at together: so a long text needs no memory beside its own, and stays in the cache."""
 
 
+SHORT_TEXT = 4096
+"""Characters up to which a text is looked at as a whole, which is quicker than by pieces."""
+
+
 def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]:
     """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes, followed by a 0 and the targets if there are any.
 
-    Words are those of ``text.split()``, which are not made; of bytes those that ASCII white space separates.
+    Words are those of ``text.split()``, which a long text does not make; of bytes those that ASCII white space separates.
     """
+    if isinstance(text, str) and len(text) <= SHORT_TEXT and targets is None:
+        data = text.encode()
+        return len(data), len(text.split()), xxhash.xxh3_64_hexdigest(data)
     size = words = 0
     found = xxhash.xxh3_64()
     inside = False  # a word that began in the piece before
@@ -282,6 +286,8 @@ def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]
 
 def checksum(text: str | bytes, targets: str | None = None) -> str:
     """The same digest as `tally`'s."""
+    if isinstance(text, str) and len(text) <= SHORT_TEXT and targets is None:
+        return xxhash.xxh3_64_hexdigest(text.encode())
     found = xxhash.xxh3_64()
     for _, data in _pieces(text):
         found.update(data)
@@ -297,23 +303,27 @@ def _pieces(text: str | bytes) -> Iterator[tuple[str | bytes, bytes]]:
         yield piece, piece if isinstance(piece, bytes) else piece.encode()
 
 
-def reread(corpus: Corpus, documents: Sequence[Scanned], split: str) -> Iterator[Document]:
+def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[str]) -> Iterator[Document]:
     """Documents that a scan saw, once more, in the order of the scan.
+
+    Args:
+        sources: of these documents alone.
+        checksums: the xxh3 of each.
 
     Raises CorpusError where one is no longer what the scan saw.
     """
-    seen = 0
-    for item in corpus.read([document.source(split) for document in documents]):
+    sources = list(sources)
+    expected = zip(sources, checksums, strict=True)
+    for item in corpus.read(sources):
         if isinstance(item, Skipped):
             continue
-        expected = documents[seen] if seen < len(documents) else None
-        if not expected or (item.id, checksum(item.text, item.targets)) != (expected.id, expected.xxh3):
+        source, digest = next(expected, (None, ""))
+        if source is None or item.id != source.id or checksum(item.text, item.targets) != digest:
             raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
-        seen += 1
         yield item
         del item  # before the next one is read
-    if seen < len(documents):
-        raise CorpusError(f"document {documents[seen].id!r} went away while it was being prepared: start again")
+    for source, _ in expected:
+        raise CorpusError(f"document {source.id!r} went away while it was being prepared: start again")
 
 
 _WIDE_SPACE = re.compile("[" + "".join(c for c in map(chr, range(128, 0x3001)) if c.isspace()) + "]")

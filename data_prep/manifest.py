@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -128,7 +129,7 @@ class Manifest:
     split: str
     tokenizer: TokenizerInfo
     segment_length: int
-    """Tokens of a row."""
+    """Tokens of a row; 1 where ids stand back to back."""
     token_dtype: str
     """uint16 or uint32."""
     totals: Totals
@@ -141,6 +142,16 @@ class Manifest:
     def labelled(self) -> bool:
         """Whether its tokens have targets of their own, and not the next token."""
         return self.totals.labels is not None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of all ids, and of all targets where there are any."""
+        return self.totals.tokens * (np.dtype(self.token_dtype).itemsize + 4 * self.labelled)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the parts and of the table of the documents."""
+        return sum(part.bytes for part in self.parts) + self.table.bytes
 
     def to_json(self) -> bytes:
         names = ("fingerprint", "inputs", "corpus", "split", "segment_length", "token_dtype")

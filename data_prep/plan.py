@@ -9,7 +9,7 @@ The driver keeps of each document its source and three numbers, in arrays; whate
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,8 @@ import xxhash
 
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, reread, scan
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
-from data_prep.segments import PartPlan
+from data_prep.segments import PartPlan, PartResult, rows_of
+from data_prep.sources import ids_of, take, titles_of
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20
@@ -31,6 +32,15 @@ SAMPLED = 16
 
 LEAST_PART_BYTES = 1 << 20
 """A small split is cut into more parts than `part_bytes` asks for, so that workers can share it, but none smaller than this."""
+
+ROW_TOKENS = 1024
+"""Tokens of a row in a store of long documents."""
+
+BYTES_PER_TOKEN = 4
+"""Of a text, about, where the tokenizer is not `bytes`."""
+
+LINES = 1 << 14
+"""Documents whose lines are digested together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +61,11 @@ class ScannedGroup:
     """What was left out, by reason."""
     raw: bool
     """Whether there are texts of bytes among them, which are never decoded."""
+
+    def checksums(self, run: slice = slice(None)) -> list[str]:
+        """The xxh3-64 of some documents, in hexadecimal digits."""
+        digits = self.xxh3[run].astype(">u8").tobytes().hex()
+        return [digits[start : start + 16] for start in range(0, len(digits), 16)]
 
     @staticmethod
     def join(groups: Sequence[ScannedGroup], sizes: Sequence[int]) -> ScannedGroup:
@@ -75,32 +90,31 @@ class ScannedGroup:
 
 def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     """Read and scan some documents. Raises CorpusError for one that cannot be read."""
+    sources = list(sources)
     numbers = {source.id: i for i, source in enumerate(sources)}
     kept: list[tuple[int, int, int, int]] = []
     titles: dict[int, str] = {}
+    skipped: Counter[str] = Counter()
     raw = False
     symbols = SymbolsTokenizer(corpus.symbols()) if isinstance(corpus, Labelled) else None
 
-    def scanned(item: Document | Skipped) -> Scanned | Skipped:
+    def look_at(item: Document | Skipped) -> None:
         nonlocal raw
-        if isinstance(item, Skipped):
-            return item
-        raw = raw or isinstance(item.text, bytes)
-        if symbols:
-            encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
-        return scan(item)
+        if isinstance(item, Document):
+            raw = raw or isinstance(item.text, bytes)
+            if symbols:
+                encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
+        found = item if isinstance(item, Skipped) else scan(item)
+        if isinstance(found, Skipped):
+            skipped[found.reason] += found.count
+            return
+        number = numbers[found.id]
+        if found.title != sources[number].title:
+            titles[len(kept)] = found.title
+        kept.append((number, found.bytes, found.words, int(found.xxh3, 16)))
 
     # Not a loop with a name for the document: it would keep one while the next is read.
-    items = [scanned(item) for item in corpus.read(sources)]
-    skipped: Counter[str] = Counter()
-    for item in items:
-        if isinstance(item, Skipped):
-            skipped[item.reason] += item.count
-        else:
-            number = numbers[item.id]
-            if item.title != sources[number].title:
-                titles[len(kept)] = item.title
-            kept.append((number, item.bytes, item.words, int(item.xxh3, 16)))
+    deque(map(look_at, corpus.read(sources)), maxlen=0)
     rows = list(zip(*kept, strict=True)) or [()] * 4
     return ScannedGroup(
         kept=np.array(rows[0], np.int64),
@@ -136,6 +150,18 @@ class ScannedDocuments(Sequence[Scanned]):
         size, words, checksum = int(group.bytes[index]), int(group.words[index]), f"{int(group.xxh3[index]):016x}"
         return Scanned(source.id, title, size, words, checksum, source.place)
 
+    def sources_of(self, run: range) -> Sequence[Source]:
+        """The sources of some documents."""
+        return take(self.sources, self.group.kept[run.start : run.stop])
+
+    def names_of(self, run: range) -> tuple[list[str], list[str]]:
+        """Ids and titles of some documents."""
+        sources = self.sources_of(run)
+        titles = titles_of(sources)
+        if self.group.titles:
+            titles = [self.group.titles.get(i, title) for i, title in zip(run, titles, strict=True)]
+        return ids_of(sources), titles
+
 
 @dataclass(frozen=True, eq=False)
 class SplitScan:
@@ -158,8 +184,9 @@ class SplitScan:
     def inputs(self) -> dict[str, Any]:
         """The corpus's link of the fingerprint chain."""
         content = xxhash.xxh3_128()
-        for document in self.documents:
-            content.update(_line(document.id, self.split, document.bytes, document.xxh3))
+        for start in range(0, len(self.documents), LINES):
+            run = range(start, min(start + LINES, len(self.documents)))
+            content.update("".join(self._lines(run)).encode())
         return {
             "name": self.corpus.name,
             "split": self.split,
@@ -168,9 +195,15 @@ class SplitScan:
             "content": content.hexdigest(),
         }
 
-
-def _line(*values: str | int) -> bytes:
-    return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+    def _lines(self, run: range) -> Iterator[str]:
+        """JSON lines of some documents: [id, split, bytes, xxh3]."""
+        group, some = self.documents.group, slice(run.start, run.stop)
+        ids = ids_of(self.documents.sources_of(run))
+        # A line end within an id is escaped: all at once is ten times quicker than one by one.
+        quoted = json.dumps(ids, ensure_ascii=False, separators=(",\n", ":"))[1:-1].split(",\n")
+        split = json.dumps(self.split)
+        for id, size, checksum in zip(quoted, group.bytes[some].tolist(), group.checksums(some), strict=True):
+            yield f'[{id}, {split}, {size}, "{checksum}"]\n'
 
 
 def group_by_bytes(sizes: Iterable[int], limit: int) -> list[range]:
@@ -229,16 +262,49 @@ class SplitPlan:
         limit = min(self.part_bytes, max(LEAST_PART_BYTES, self.scan.bytes // 32))
         return tuple(group_by_bytes(self.scan.documents.group.bytes.tolist(), limit))
 
+    @property
+    def described(self) -> str:
+        """What will be written, in words."""
+        parts = f"{len(self.parts)} part{'s' * (len(self.parts) > 1)}"
+        text = f"{self.scan.bytes / 1e6:,.1f} MB in {parts} to write, {rows_of(self.segment_length)}"
+        if is_mostly_padding(self.scan, self.tokenizer, self.segment_length):
+            text += ", which hold more padding than tokens, since documents are short: leave out --segment-length"
+        return text
+
     def bytes_of(self, part: int) -> int:
         run = self.parts[part]
         return int(self.scan.documents.group.bytes[run.start : run.stop].sum())
 
     def part(self, index: int) -> PartPlan:
         run = self.parts[index]
-        documents = self.scan.documents[run.start : run.stop]
-        content = [[document.id, document.title, document.bytes, document.xxh3] for document in documents]
-        inputs = [self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content]
-        return PartPlan(index, run.start, documents, digest(inputs), max(1, len(self.scan.documents) // SAMPLED))
+        documents, some = self.scan.documents, slice(run.start, run.stop)
+        content = xxhash.xxh3_128(documents.group.bytes[some].tobytes() + documents.group.xxh3[some].tobytes())
+        inputs = [self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content.hexdigest()]
+        return PartPlan(
+            index,
+            run.start,
+            documents.sources_of(run),
+            documents.group.xxh3[some],
+            digest(inputs),
+            max(1, len(documents) // SAMPLED),
+        )
+
+    def table(self, index: int, result: PartResult) -> dict[str, Any]:
+        """The rows of the table of the documents for a part: a column for each field of DocumentEntry."""
+        run = self.parts[index]
+        group, some = self.scan.documents.group, slice(run.start, run.stop)
+        ids, titles = self.scan.documents.names_of(run)
+        return {
+            "id": ids,
+            "title": titles,
+            "tokens": result.tokens,
+            "words": group.words[some],
+            "bytes": group.bytes[some],
+            "xxh3": group.checksums(some),
+            "part": np.full(len(run), index),
+            "batch": result.batches,
+            "row": result.rows,
+        }
 
     def manifest(
         self, parts: Sequence[PartEntry], table: TableEntry, tokens: int, lossless: bool, labels: int | None
@@ -273,6 +339,27 @@ class SplitPlan:
         )
 
 
+def is_mostly_padding(scan: SplitScan, tokenizer: Tokenizer, segment_length: int) -> bool:
+    """Whether rows of so many tokens would hold more padding than tokens, by the sizes of the documents."""
+    group = scan.documents.group
+    if isinstance(scan.corpus, Labelled):
+        tokens = group.words
+    else:
+        tokens = group.bytes if tokenizer.takes_bytes else -(-group.bytes // BYTES_PER_TOKEN)
+    return bool((-tokens % segment_length).sum() > tokens.sum())
+
+
+def plan(scan: SplitScan, tokenizer: Tokenizer, segment_length: int, part_bytes: int) -> SplitPlan:
+    """What will be written of a split.
+
+    Args:
+        segment_length: tokens of a row; 0 for ROW_TOKENS, or for 1 where such rows would be mostly padding.
+    """
+    if segment_length == 0:
+        segment_length = 1 if is_mostly_padding(scan, tokenizer, ROW_TOKENS) else ROW_TOKENS
+    return SplitPlan(scan, tokenizer, segment_length, part_bytes)
+
+
 def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
     """Raises TokenizerError where the corpus is of bytes and the tokenizer takes text."""
     if scan.documents.group.raw and not tokenizer.takes_bytes:
@@ -281,20 +368,22 @@ def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
         )
 
 
-def sample_documents(scan: SplitScan) -> list[Scanned]:
-    """About `SAMPLE_BYTES` of documents, chosen by a hash of their ids, in the corpus's order."""
-    keys = np.fromiter(
-        (xxhash.xxh3_64_intdigest(d.id.encode()) for d in scan.documents), np.uint64, len(scan.documents)
-    )
+def sample_documents(scan: SplitScan) -> np.ndarray:
+    """int64. About `SAMPLE_BYTES` of documents, chosen by a hash of their ids, in the corpus's order."""
+    documents = scan.documents
+    ids = ids_of(documents.sources_of(range(len(documents))))
+    keys = np.fromiter((xxhash.xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
     order = np.argsort(keys, kind="stable")
-    filled = np.cumsum(scan.documents.group.bytes[order])
-    chosen = order[: int(np.searchsorted(filled, SAMPLE_BYTES)) + 1]
-    return [scan.documents[int(i)] for i in np.sort(chosen)]
+    filled = np.cumsum(documents.group.bytes[order])
+    return np.sort(order[: int(np.searchsorted(filled, SAMPLE_BYTES)) + 1])
 
 
-def sample_lines(scan: SplitScan, documents: Sequence[Scanned]) -> Iterator[str]:
+def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
     """The lines of some documents, the longest cut so that SentencePiece does not leave them out."""
-    for document in reread(scan.corpus, documents, scan.split):
+    group = scan.documents.group
+    sources = take(scan.documents.sources, group.kept[documents])
+    checksums = (f"{digest:016x}" for digest in group.xxh3[documents].tolist())
+    for document in reread(scan.corpus, sources, checksums):
         text = document.text
         if isinstance(text, bytes):
             raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")

@@ -6,21 +6,25 @@ padded with zeros). A corpus that labels its tokens itself has a column more: `t
 -1 where nothing is predicted, and in the padding). The rows of a document are consecutive and within one record batch, so its
 tokens are one contiguous buffer. Small documents share a record batch of about 1 MiB of tokens; a large one has its own.
 
-Documents pass through one at a time, and a record batch is written as soon as it is full: a part costs memory for one record
-batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits it (sharding.py).
+In rows of one token (`segment_length` 1) the columns `document`, `offset` and `length` would take eight times the tokens' space,
+and say nothing: they are left out, and ids stand back to back. That is how a split of short documents is stored.
+
+Documents pass through one at a time, short ones some at a time, and a record batch is written as soon as it is full: a part costs
+memory for one record batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits
+it (sharding.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.documents import Corpus, Document, Scanned, reread
+from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, reread
 from data_prep.lanes import IGNORE
-from data_prep.manifest import ChecksummedSink, DocumentEntry, PartEntry, RecordBatchEntry, seal, unseal
+from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, encode_labelled, folded, token_dtype
 
@@ -30,18 +34,23 @@ BATCH_BYTES = 1 << 20
 SAMPLE_TOKENS = 2048
 """Of some documents so many are decoded, to see whether the tokenizer is lossless."""
 
+TOGETHER = 1 << 16
+"""Characters of short documents that are encoded together."""
+
 MAGIC = b"ARROW1\0\0"
 """How an Arrow IPC file begins; the schema follows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartPlan:
     """The documents of one part, made before any part is written."""
 
     index: int
     first_document: int
     """Index in the split's manifest of the part's first document."""
-    documents: tuple[Scanned, ...]
+    sources: Sequence[Source]
+    xxh3: np.ndarray
+    """uint64 [documents]. Digests of the texts, as the scan saw them."""
     fingerprint: str
     """Digest of the documents, the tokenizer and the parameters: a committed part with another one is made anew."""
     sample_every: int
@@ -52,33 +61,37 @@ class PartPlan:
         return part_name(self.index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartResult:
-    """What a finished part adds to the manifest: its ledger entry."""
+    """What a finished part adds to the manifest and to the table of the documents: its ledger entry."""
 
     fingerprint: str
     """That of its plan."""
     part: PartEntry
-    documents: tuple[DocumentEntry, ...]
+    tokens: np.ndarray
+    """int64 [documents]."""
+    batches: np.ndarray
+    """int64 [documents]. Record batch that each is in."""
+    rows: np.ndarray
+    """int64 [documents]. First row of each in its record batch."""
     lossless: bool
     """Whether the sampled documents decode to what they were, and none holds what the tokenizer is seen to fold."""
     labels: int | None = None
     """Tokens with a target, where the corpus labels its tokens itself."""
 
     def to_json(self) -> bytes:
-        documents = [list(asdict(document).values()) for document in self.documents]
         content = {"fingerprint": self.fingerprint, "lossless": self.lossless, "part": asdict(self.part)}
         content |= {} if self.labels is None else {"labels": self.labels}
-        return seal({**content, "documents": documents})
+        return seal({**content, "documents": [column.tolist() for column in (self.tokens, self.batches, self.rows)]})
 
     @staticmethod
     def from_json(data: bytes) -> PartResult:
         """Raises ValueError where a byte of it changed, or it was written by other code."""
         entry = unseal(data)
         try:
-            documents = tuple(DocumentEntry(*row) for row in entry["documents"])
+            tokens, batches, rows = (np.array(column, np.int64) for column in entry["documents"])
             part = PartEntry.from_dict(entry["part"])
-            return PartResult(entry["fingerprint"], part, documents, entry["lossless"], entry.get("labels"))
+            return PartResult(entry["fingerprint"], part, tokens, batches, rows, entry["lossless"], entry.get("labels"))
         except (KeyError, TypeError) as error:
             raise ValueError(f"it lacks {error}") from None
 
@@ -87,57 +100,87 @@ def part_name(index: int) -> str:
     return f"part-{index:05d}.arrow"
 
 
+def rows_of(segment_length: int) -> str:
+    """How tokens are stored, in words."""
+    return "ids back to back" if segment_length == 1 else f"rows of {segment_length:,} tokens"
+
+
 def arrow_schema(dtype: np.dtype, segment_length: int, labelled: bool = False) -> pa.Schema:
     def segments(name: str, dtype: np.dtype) -> pa.Field:
         item = pa.field("item", pa.from_numpy_dtype(dtype), nullable=False)
         return pa.field(name, pa.list_(item, segment_length), nullable=False)
 
+    places = [
+        pa.field("document", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("length", pa.int32(), nullable=False),
+    ]
     return pa.schema(
         [
-            pa.field("document", pa.int32(), nullable=False),
-            pa.field("offset", pa.int64(), nullable=False),
-            pa.field("length", pa.int32(), nullable=False),
+            *(places if segment_length > 1 else []),
             segments("tokens", dtype),
             *([segments("targets", np.dtype(np.int32))] if labelled else []),
         ]
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
-    """A document to be written."""
+    """Documents to be written that follow each other."""
 
-    index: int
-    """In the split's manifest."""
+    first: int
+    """Index in the split's manifest of the first."""
+    lengths: np.ndarray
+    """int64 [documents]. Tokens of each."""
     tokens: np.ndarray
+    """[tokens of all]"""
     targets: np.ndarray | None = None
-    """int32 [tokens], where the corpus labels its tokens itself."""
+    """int32 [tokens of all], where the corpus labels its tokens itself."""
+
+    def document(self, i: int) -> Encoded:
+        """One of them alone."""
+        stop = int(self.lengths[: i + 1].sum())
+        own = slice(stop - int(self.lengths[i]), stop)
+        targets = None if self.targets is None else self.targets[own]
+        return Encoded(self.first + i, self.lengths[i : i + 1], self.tokens[own], targets)
 
 
-def record_batch(documents: Sequence[Encoded], segment_length: int, schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of whole documents."""
-    rows = [-(-len(document.tokens) // segment_length) for document in documents]
-    total = sum(rows)
-    flat = [np.zeros(total * segment_length, dtype=documents[0].tokens.dtype)]
+    lengths_N = np.concatenate([block.lengths for block in blocks])
+    rows_N = -(-lengths_N // segment_length)
+    total = int(rows_N.sum())
+    flat = [np.zeros(total * segment_length, dtype=blocks[0].tokens.dtype)]
     if "targets" in schema.names:
         flat.append(np.full(total * segment_length, IGNORE, dtype=np.int32))
-    offsets = np.empty(total, dtype=np.int64)
-    lengths = np.full(total, segment_length, dtype=np.int32)
-    row = 0
-    for document, count in zip(documents, rows, strict=True):
-        length = len(document.tokens)
-        # Of an unlabelled document the targets are None, and there is no column for them.
-        for column, values in zip(flat, (document.tokens, document.targets), strict=False):
-            column[row * segment_length : row * segment_length + length] = values
-        offsets[row : row + count] = np.arange(count, dtype=np.int64) * segment_length
-        row += count
-        if count:
-            lengths[row - 1] = length - (count - 1) * segment_length
-    indices = np.repeat(np.array([document.index for document in documents], dtype=np.int32), rows)
-    columns = [arrow_array(indices), arrow_array(offsets), arrow_array(lengths)]
+    start = 0
+    for block in blocks:
+        places = _places(block.lengths, segment_length, start)
+        # Of unlabelled documents the targets are None, and there is no column for them.
+        for column, values in zip(flat, (block.tokens, block.targets), strict=False):
+            column[places] = values
+        start += int((-(-block.lengths // segment_length)).sum()) * segment_length
+    columns = []
+    if segment_length > 1:
+        first_row_N = np.cumsum(rows_N) - rows_N
+        indices_N = np.concatenate([block.first + np.arange(len(block.lengths)) for block in blocks])
+        offsets = (np.arange(total) - np.repeat(first_row_N, rows_N)) * segment_length
+        lengths = np.minimum(np.repeat(lengths_N, rows_N) - offsets, segment_length)
+        columns.append(arrow_array(np.repeat(indices_N, rows_N).astype(np.int32)))
+        columns.append(arrow_array(offsets.astype(np.int64)))
+        columns.append(arrow_array(lengths.astype(np.int32)))
     for values, name in zip(flat, ("tokens", "targets"), strict=False):
         columns.append(pa.FixedSizeListArray.from_arrays(arrow_array(values), type=schema.field(name).type))
     return pa.record_batch(columns, schema=schema)
+
+
+def _places(lengths_N: np.ndarray, segment_length: int, start: int) -> slice | np.ndarray:
+    """Where the tokens of some documents stand, each of which begins a row: slots of a column, the first of them at `start`."""
+    if segment_length == 1 or len(lengths_N) == 1:
+        return slice(start, start + int(lengths_N.sum()))
+    slots_N = -(-lengths_N // segment_length) * segment_length
+    shift_N = np.cumsum(slots_N) - slots_N - (np.cumsum(lengths_N) - lengths_N)
+    return start + np.arange(int(lengths_N.sum())) + np.repeat(shift_N, lengths_N)
 
 
 def arrow_array(values: np.ndarray) -> pa.Array:
@@ -153,28 +196,64 @@ def write_part(
     Raises CorpusError where a document is no longer what the scan saw.
     """
     staged = (folder / plan.name).staged()
-    documents: list[DocumentEntry] = []
     labelled = isinstance(tokenizer, SymbolsTokenizer)
-    lossless, folds, labels = True, [] if labelled else folded(tokenizer), 0
+    folds = [] if labelled else folded(tokenizer)
+    lossless = True
+    labels = 0
+    index = plan.first_document
     schema = arrow_schema(token_dtype(tokenizer.vocab_size), segment_length, labelled)
+    checksums = (f"{digest:016x}" for digest in plan.xxh3.tolist())
     with staged.open_output() as stream, PartWriter(stream, schema, segment_length) as part:
-        for scanned, document in zip(plan.documents, reread(corpus, plan.documents, split), strict=True):
-            tokens, targets = _encode(document, tokenizer)
-            labels += 0 if targets is None else int(np.count_nonzero(targets != IGNORE))
-            index = plan.first_document + len(documents)
-            if lossless and index % plan.sample_every == 0:
-                lossless = begins_with(document.text, tokenizer, tokens[:SAMPLE_TOKENS], len(tokens))
-            lossless = lossless and not any(fold in document.text for fold in folds)  # type: ignore[operator]
-            del document  # before the next one is read
-            batch, row = part.add(Encoded(index, tokens, targets))
-            documents.append(
-                DocumentEntry(
-                    scanned.id, scanned.title, len(tokens), scanned.words, scanned.bytes, scanned.xxh3, plan.index, batch, row
-                )
-            )  # fmt: skip
-            del tokens, targets
+        for documents in _together(reread(corpus, plan.sources, checksums)):
+            encoded = _encode_all(documents, index, tokenizer)
+            labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORE))
+            for i in range(-index % plan.sample_every, len(documents), plan.sample_every):
+                if lossless:
+                    tokens = encoded.document(i).tokens
+                    lossless = begins_with(documents[i].text, tokenizer, tokens[:SAMPLE_TOKENS], len(tokens))
+            if lossless and folds:
+                lossless = not any(fold in document.text for document in documents for fold in folds)  # type: ignore[operator]
+            index += len(documents)
+            del documents  # before the next ones are read
+            part.add(encoded)
+            del encoded
+    tokens_N, batches_N, rows_N = part.documents()
     entry = part.entry(plan.name)
-    return staged, PartResult(plan.fingerprint, entry, tuple(documents), lossless, labels if labelled else None)
+    result = PartResult(plan.fingerprint, entry, tokens_N, batches_N, rows_N, lossless, labels if labelled else None)
+    return staged, result
+
+
+def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Short documents some at a time, each other one alone."""
+    some: list[Document] = []
+    size = 0
+    for document in documents:
+        length = len(document.text)
+        if some and length > SHORT_TEXT:
+            yield some
+            some = []
+            size = 0
+        some.append(document)
+        del document
+        size += length
+        if size > TOGETHER or length > SHORT_TEXT:
+            yield some
+            some = []
+            size = 0
+    if some:
+        yield some
+
+
+def _encode_all(documents: Sequence[Document], first: int, tokenizer: Tokenizer) -> Encoded:
+    """Some documents, of which the first has this index in the split's manifest."""
+    pairs = [_encode(document, tokenizer) for document in documents]
+    targets = [targets for _, targets in pairs if targets is not None]
+    return Encoded(
+        first,
+        np.array([len(tokens) for tokens, _ in pairs], np.int64),
+        _joined([tokens for tokens, _ in pairs]),
+        _joined(targets) if targets else None,
+    )
 
 
 def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray | None]:
@@ -182,6 +261,11 @@ def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
     if isinstance(tokenizer, SymbolsTokenizer):
         return encode_labelled(document, tokenizer)
     return tokenizer.encode(document.text), None
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All of them, one after the other; one alone is not copied."""
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:
@@ -206,6 +290,7 @@ class PartWriter:
         self._pending: list[Encoded] = []
         self._rows = self._bytes = 0
         self._batches: list[RecordBatchEntry] = []
+        self._documents: list[np.ndarray] = [np.empty((3, 0), np.int64)]
 
     def __enter__(self) -> PartWriter:
         return self
@@ -215,18 +300,27 @@ class PartWriter:
             self._flush()
             self._file.close()
 
-    def add(self, document: Encoded) -> tuple[int, int]:
-        """Add a document. Returns the record batch that it is in, and its first row there."""
-        tokens = document.tokens
-        if tokens.nbytes >= BATCH_BYTES:
+    def add(self, block: Encoded) -> None:
+        """Add some documents. A record batch is closed as soon as its tokens have BATCH_BYTES."""
+        if len(block.lengths) > 1 and self._bytes + block.tokens.nbytes >= BATCH_BYTES:
+            for i in range(len(block.lengths)):
+                self.add(block.document(i))
+            return
+        if block.tokens.nbytes >= BATCH_BYTES:
             self._flush()
-        place = (len(self._batches), self._rows)
-        self._pending.append(document)
-        self._rows += -(-len(tokens) // self._segment_length)
-        self._bytes += tokens.nbytes
+        rows_N = -(-block.lengths // self._segment_length)
+        first_row_N = self._rows + np.cumsum(rows_N) - rows_N
+        batch_N = np.full(len(rows_N), len(self._batches))
+        self._documents.append(np.stack([block.lengths, batch_N, first_row_N]))
+        self._pending.append(block)
+        self._rows += int(rows_N.sum())
+        self._bytes += block.tokens.nbytes
         if self._bytes >= BATCH_BYTES:
             self._flush()
-        return place
+
+    def documents(self) -> np.ndarray:
+        """int64 [3, documents]. Of each document that was added its tokens, its record batch, and its first row there."""
+        return np.concatenate(self._documents, axis=1)
 
     def entry(self, name: str) -> PartEntry:
         """What the manifest says of the file, once it is closed."""

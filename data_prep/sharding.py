@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
 from data_prep.errors import is_users
-from data_prep.manifest import DocumentEntry, Manifest, PartEntry, StoreError
+from data_prep.manifest import Manifest, PartEntry, StoreError
 from data_prep.places import TEMPORARY, Place
 from data_prep.plan import ScannedDocuments, ScannedGroup, SplitPlan, SplitScan, group_by_bytes, scan_group
 from data_prep.segments import PartPlan, PartResult, part_name, write_part
+from data_prep.sources import sizes_of
 from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 
 K = TypeVar("K")
@@ -84,15 +85,17 @@ def scan_splits(
     corpus: Corpus, sources: Mapping[str, Sequence[Source]], num_workers: int, done: Done
 ) -> dict[str, SplitScan]:
     """Read every document of some splits once. Raises CorpusError for one that cannot be read."""
-    size = sum(source.bytes for listed in sources.values() for source in listed)
+    sizes = {split: sizes_of(listed) for split, listed in sources.items()}
+    size = sum(int(listed.sum()) for listed in sizes.values())
     limit = max(1, min(SCAN_BYTES, size // (SCAN_TASKS * max(num_workers, 1))))
-    runs = {split: group_by_bytes((s.bytes for s in listed), limit) for split, listed in sources.items()}
+    runs = {split: group_by_bytes(listed.tolist(), limit) for split, listed in sizes.items()}
     found: dict[tuple[str, int], ScannedGroup] = {}
 
     def store(key: tuple[str, int], group: ScannedGroup) -> None:
         split, i = key
         found[key] = group
-        done(len(runs[split][i]), sum(sources[split][j].bytes for j in runs[split][i]))
+        run = runs[split][i]
+        done(len(run), int(sizes[split][run.start : run.stop].sum()))
 
     calls = (
         ((split, i), (corpus, sources[split][run.start : run.stop]))
@@ -234,7 +237,7 @@ def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, i
     parts: list[PartEntry] = []
     tokens, lossless, labels = 0, True, None
 
-    def documents() -> Iterator[tuple[DocumentEntry, ...]]:
+    def documents() -> Iterator[dict[str, Any]]:
         nonlocal tokens, lossless, labels
         for i in range(len(plan.parts)):
             entry = _ledger(folder, i)
@@ -245,10 +248,10 @@ def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, i
             if result.fingerprint != fingerprints[plan.scan.split, i]:
                 raise StoreError(f"another machine prepares something else in {folder}: stop it, and give --overwrite")
             parts.append(result.part)
-            tokens += sum(document.tokens for document in result.documents)
+            tokens += int(result.tokens.sum())
             lossless = lossless and result.lossless
             labels = labels if result.labels is None else (labels or 0) + result.labels
-            yield result.documents
+            yield plan.table(i, result)
 
     table = write_table(folder, documents())
     return plan.manifest(parts, table, tokens, lossless, labels)

@@ -50,6 +50,7 @@ class SegmentStore:
 
     Attributes:
         manifest: what the split holds and was made from.
+        documents: the table of the documents, and its columns.
         lengths: int64 [documents], tokens per document.
         place: where it was opened; `SegmentStore.open(store.place)` opens it again, in another process for instance.
         cache: as in `open`.
@@ -59,6 +60,7 @@ class SegmentStore:
         self.place, self.manifest, self.cache = place, manifest, cache
         self._cache = None if place.is_local else SegmentCache.of(cache)
         self._copies: dict[int, Path] = {}  # parts that are read from the cache
+        self.documents = documents
         self.lengths = documents.tokens
         self._schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
         self._part, self._batch, self._row = (documents.column(name) for name in ("part", "batch", "row"))

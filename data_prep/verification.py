@@ -244,24 +244,27 @@ def _row_faults(
     if manifest.labelled:
         targets = rows.column("targets").flatten().to_numpy()
         labels = int(np.count_nonzero(targets != IGNORE))
-        padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
         if len(targets) and not IGNORE <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
             yield f"{where} holds a target from {int(targets.min())} to {int(targets.max())}, which no document can have"
-        if (targets.reshape(padding.shape)[padding] != IGNORE).any():
-            yield f"{where} has a target in the padding after a document"
+        if manifest.segment_length > 1:
+            padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
+            if (targets.reshape(padding.shape)[padding] != IGNORE).any():
+                yield f"{where} has a target in the padding after a document"
     if documents is None:
         return labels
     own = documents.of(part, batch)
     lengths, T = documents.lengths[own], manifest.segment_length
     count = -(-lengths // T)
+    if rows.num_rows != count.sum():
+        yield f"{where} has {rows.num_rows} rows and its documents in the table have {count.sum()}"
+        return labels
+    if T == 1:
+        return labels  # ids back to back: the table alone says whose they are
     document = np.repeat(own, count)
     offset = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * T
     length = np.minimum(np.repeat(lengths, count) - offset, T)
     for name, expected in (("document", document), ("offset", offset), ("length", length)):
         found = rows.column(name).to_numpy()
-        if len(found) != len(expected):
-            yield f"{where} has {len(found)} rows and its documents in the table have {len(expected)}"
-            return labels
         if not np.array_equal(found, expected):
             i = int(np.argmax(found != expected))
             yield f"{where}: row {i} has {name} {int(found[i])} and should have {int(expected[i])}"

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
+from data_prep.segments import rows_of
 from data_prep.store import SegmentStore
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
@@ -93,6 +94,10 @@ def describe(console: Console, store: SegmentStore) -> None:
         )
     tokenizer, lossless = manifest.tokenizer, "lossless in samples" if manifest.tokenizer.lossless else "not lossless"
     console.print(f"  tokenizer {tokenizer.name}: {tokenizer.vocab_size:,} ids with begin-of-document, {lossless}")
+    console.print(
+        f"  {rows_of(manifest.segment_length)}: {manifest.file_bytes:,} bytes of files, "
+        f"{manifest.file_bytes / max(manifest.token_bytes, 1):.2f} × the ids"
+    )
     lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())
     console.print(f"  tokens of a document: {lengths}")
 

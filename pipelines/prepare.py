@@ -31,8 +31,9 @@ from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import Manifest, StoreError
 from data_prep.places import Place
-from data_prep.plan import SplitPlan, SplitScan, check_type, sample_documents, sample_lines
+from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
+from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
@@ -66,8 +67,9 @@ class PrepareConfig:
     corpus that labels its tokens has none of these: its symbols are its tokens."""
     splits: tuple[str, ...] = SPLITS
     """Splits to prepare."""
-    segment_length: int = 1024
-    """Tokens of a row in the store. Training may read any other length from it."""
+    segment_length: int = 0
+    """Tokens of a row in the store; 0 chooses 1024, or 1, which is ids back to back, where documents are so short that rows of 1024
+    would be mostly padding. Training may read any other length from it."""
     part_bytes: int = 16 << 20
     """A part is closed when it holds so many bytes of text, or a 32nd of a small split; each part is one Ray task."""
     num_workers: int | None = None
@@ -76,9 +78,10 @@ class PrepareConfig:
     """Replace splits that were prepared from something else, or that are damaged."""
 
     def __post_init__(self) -> None:
-        for name in ("segment_length", "part_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.segment_length < 0:
+            raise UserError(f"segment_length is {self.segment_length}: give 1 or more, or 0 to have it chosen")
+        if self.part_bytes < 1:
+            raise UserError(f"part_bytes is {self.part_bytes}: it must be at least 1")
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
         if not self.splits:
@@ -144,7 +147,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     splits = [split for split in SPLITS if split in config.splits]
     read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, Training))]
     sources = sources_of(corpus, read)
-    size = sum(source.bytes for split in splits for source in sources[split])
+    size = sum(int(sizes_of(sources[split]).sum()) for split in splits)
     count = sum(len(sources[split]) for split in splits)
     console.print(
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
@@ -153,8 +156,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     if config.workers:
         ray_session.start(num_cpus=config.workers)
 
-    listed = [source.bytes for some in sources.values() for source in some]
-    with _progress(console, "scanned", len(listed), sum(listed)) as done:
+    listed = sum(len(some) for some in sources.values())
+    with _progress(console, "scanned", listed, sum(int(sizes_of(some).sum()) for some in sources.values())) as done:
         scans = scan_splits(corpus, sources, config.workers, done)
     empty = [split for split in splits if not scans[split].documents]
     splits = [split for split in splits if split not in empty]
@@ -170,7 +173,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
         check_type(tokenizer, scans[split])
-    plans = {split: SplitPlan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
+    plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     manifests, warnings = _standing(config, plans, tokenizer, empty)
     for sentence in warnings:
         console.print(f"warning: {sentence}")
@@ -178,12 +181,11 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         if config.overwrite or split in empty:
             discard_split(config.place / split, unfinished=split in empty)
     _save(tokenizer, config.place / "tokenizer")
-    for split, plan in plans.items():
-        text = f"{plan.scan.bytes / 1e6:,.1f} MB in {len(plan.parts)} part{'s' * (len(plan.parts) > 1)}"
-        console.print(f"{split}: already prepared" if split in manifests else f"{split}: {text} to write")
-    if missing := {split: plan for split, plan in plans.items() if split not in manifests}:
-        count = sum(len(plan.scan.documents) for plan in missing.values())
-        with _progress(console, "written", count, sum(plan.scan.bytes for plan in missing.values())) as done:
+    for split, planned in plans.items():
+        console.print(f"{split}: " + ("already prepared" if split in manifests else planned.described))
+    if missing := {split: planned for split, planned in plans.items() if split not in manifests}:
+        count = sum(len(planned.scan.documents) for planned in missing.values())
+        with _progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
             for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")
@@ -214,7 +216,7 @@ def _tokenizer(
         if recipe and (recipe.spec, recipe.corpus) == (asked.spec, corpus):
             return kept
     documents = sample_documents(scans["train"])
-    size = sum(document.bytes for document in documents)
+    size = int(scans["train"].documents.group.bytes[documents].sum())
     console.print(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
     trained = train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
     if sentence := shortfall(asked, trained):
@@ -241,7 +243,8 @@ def _standing(
                 f"{folder} was prepared from something else, and now {split} holds no document with text: "
                 "give another --store, or --overwrite to remove it"
             )
-        made = SegmentStore.open(folder).manifest
+        store = SegmentStore.open(folder)
+        made = store.manifest
         if split in plans:
             if made.fingerprint != plans[split].fingerprint:
                 raise StoreError(
@@ -256,7 +259,7 @@ def _standing(
                 f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), and a store has one: "
                 "prepare all splits with --overwrite, or give another --store"
             )
-        texts = np.array([int(document.xxh3, 16) for document in made.documents], np.uint64)
+        texts = np.array([int(digest, 16) for digest in store.documents.texts("xxh3")], np.uint64)
         shared = {name: int(np.isin(plan.scan.documents.group.xxh3, texts).sum()) for name, plan in plans.items()}
         both = " and ".join(f"{count:,} of {name}" for name, count in shared.items() if count)
         if both or made.inputs["corpus"]["options"] != config.corpus.options():
@@ -299,12 +302,13 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
 
 
 def _summary(console: Console, manifests: dict[str, Manifest], size: int, seconds: float) -> None:
-    headings = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word")
+    headings = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word", "files/ids")
     rows = []
     for split, manifest in manifests.items():
         t = manifest.totals
         counts = (f"{n:,}" for n in (t.documents, sum(t.skipped.values()), t.bytes, t.words, t.tokens))
-        rows.append((split, *counts, f"{t.bytes / max(t.tokens, 1):.2f}", f"{t.tokens / t.words:.2f}"))
+        ratios = (t.bytes / max(t.tokens, 1), t.tokens / t.words, manifest.file_bytes / max(manifest.token_bytes, 1))
+        rows.append((split, *counts, *(f"{ratio:.2f}" for ratio in ratios)))
     console.print(plain_table(headings, rows))
     for split, manifest in manifests.items():
         if skipped := manifest.totals.skipped:

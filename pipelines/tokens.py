@@ -219,13 +219,14 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
     def nats(document: int) -> list[Any]:
         return [made.column("nats", numbers[document]) for made in losses]
 
-    documents = store.manifest.documents
-    drawn = f", drawn at random from its {len(documents)} documents" if len(numbers) < len(documents) else ""
+    titles = store.documents.texts("title")
+    ids = store.documents.texts("id")
+    drawn = f", drawn at random from its {len(ids)} documents" if len(numbers) < len(ids) else ""
     parts = [words_of(write, tokens(document), nats(document), document) for document in range(len(numbers))]
     return TokenComparison(
         names=tuple(reading.name for reading in passes),
         split=f"{store.manifest.corpus}/{store.manifest.split}{drawn}",
-        titles=[documents[number].title or documents[number].id for number in numbers],
+        titles=[titles[number] or ids[number] for number in numbers],
         lengths=lengths.tolist(),
         tokens=tokens,
         nats=nats,

@@ -26,6 +26,7 @@ from data_prep.manifest import digest
 from data_prep.places import Place
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
+from data_prep.sources import sizes_of
 from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
 from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> None:
     console = lines()
     tokenizers = trained(asked, config, console)
     documents = (item for item in config.corpus.read(sources) if not isinstance(item, Skipped))
-    with bar("tokenizing", sum(source.bytes for source in sources), DownloadColumn(), console=console) as update:
+    with bar("tokenizing", int(sizes_of(sources).sum()), DownloadColumn(), console=console) as update:
         rows = study(tokenizers, documents, lambda size: update(advance=size))
     if not rows[0].words:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
@@ -107,7 +108,9 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
         if scan is None:
             scan = scan_splits(config.corpus, sources_of(config.corpus, ("train",)), 0, lambda *_: None)["train"]
         sample = sample_documents(scan)
-        console.print(f"training {one.spec} on {sum(d.bytes for d in sample) / 1e6:,.1f} MB of the train split")
+        console.print(
+            f"training {one.spec} on {scan.documents.group.bytes[sample].sum() / 1e6:,.1f} MB of the train split"
+        )
         tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
         if sentence := shortfall(one, tokenizer):
             console.print(f"warning: {sentence}")

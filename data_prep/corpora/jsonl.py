@@ -24,6 +24,9 @@ from io import BytesIO
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
+from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     LeftOut,
@@ -37,6 +40,7 @@ from data_prep.corpora.streams import (
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
 from data_prep.places import Listed
+from data_prep.sources import NumberedFile, NumberedSources
 
 ENDINGS = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
@@ -83,38 +87,44 @@ class JsonLines:
     def splits_by_hash(self) -> bool:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
 
-    def sources(self, split: str) -> list[Source]:
+    def sources(self, split: str) -> Sequence[Source]:
         found: list[Source] = []
+        numbered: list[NumberedFile] = []
         seen: set[str] = set()
         files = self._files()
         if not self.thread_field:
             self._refuse_lines(files[0])
         for file in files:
             named = split_named(file.name) if self.split_by == "file" else None
-            if named in (None, split):
+            if named not in (None, split):
+                continue
+            if self.id_field or self.title_field or self.thread_field:
                 found += self._listed(file, split, named is not None, seen)
-        return found
+            else:
+                lines, left_out = self._numbered(file, split, named is not None)
+                numbered.append(lines)
+                found += left_out.sources(file.name, split)
+        return NumberedSources.join(split, numbered, found) if numbered else found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
-            opened, file, stream = "", "", None
+            opened, file, window = "", "", None
             for source in sources:
                 if skipped := skipped_of(source):
                     yield skipped
                     continue
                 name, spans = _place(source)
-                if name != opened or stream is None:
+                if name != opened or window is None:
                     stack.close()
                     if name not in files:
                         raise CorpusError(f"{name} went away while it was being prepared: start again")
                     opened, file = name, files[name].shown
                     stack.enter_context(reading(file))
-                    stream = stack.enter_context(decompressed(files[name]))
+                    window = Window(stack.enter_context(decompressed(files[name])))
                 texts: list[str] = []
                 for number, offset, size in spans:
-                    stream.seek(offset)
-                    texts += self._texts(stream.read(size), file, number, offset)
+                    texts += self._texts(window.read(offset, size), file, number, offset)
                 if texts:
                     yield Document(source.id, source.title, self.thread_separator.join(texts))
                 else:
@@ -155,6 +165,25 @@ class JsonLines:
             first = [line for line in islice(lines(stream, FIRST), 3) if line.data and not line.blank]
             records = [_record(line.data or b"", f"{where} line {i}", line.offset) for i, line in enumerate(first, 1)]
             refuse_lines((record.get(self.text_field) for record in records), where)
+
+    def _numbered(self, file: Listed, split: str, named: bool) -> tuple[NumberedFile, LeftOut]:
+        """The lines of a file that have no other name than their number."""
+        found: list[np.ndarray] = [np.empty((3, 0), np.int64)]
+        left_out = LeftOut()
+        number = 1
+        with reading(file.place.shown), decompressed(file.place) as stream:
+            for offsets, sizes, blank in line_spans(stream):
+                numbers = np.arange(number, number + len(sizes))
+                number += len(sizes)
+                own = np.ones(len(sizes), bool)
+                if not named:
+                    own = np.array([split_of(f"{file.name}:{i}") == split for i in numbers.tolist()])
+                large = ~blank & (sizes > self.max_document_bytes)
+                left_out.add("empty", int(np.count_nonzero(own & blank)))
+                left_out.add("too large", int(np.count_nonzero(own & large)))
+                found.append(np.stack([numbers, offsets, sizes])[:, own & ~blank & ~large])
+        numbers, offsets, sizes = np.concatenate(found, axis=1)
+        return NumberedFile(file.name, numbers, sizes, (numbers, offsets, sizes)), left_out
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
         left_out = LeftOut()
@@ -225,8 +254,10 @@ def _placed(name: str, spans: Sequence[Span]) -> str:
 def _place(source: Source) -> tuple[str, list[Span]]:
     """The file of a document, and its spans."""
     name, *columns = source.place.rsplit("\t", 3)
-    numbers, offsets, sizes = (map(int, column.split(",")) for column in columns)
-    return name, list(zip(numbers, offsets, sizes, strict=True))
+    numbers, offsets, sizes = columns
+    if "," not in numbers:
+        return name, [(int(numbers), int(offsets), int(sizes))]
+    return name, list(zip(*(map(int, column.split(",")) for column in columns), strict=True))
 
 
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:

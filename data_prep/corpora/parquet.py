@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,6 +24,7 @@ from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, refuse_packed, split_of
 from data_prep.packing import HEAD
 from data_prep.places import Listed, Place
+from data_prep.sources import NumberedFile, NumberedSources
 
 BATCH_BYTES = 1 << 20
 MAX_ROWS = 1 << 26
@@ -61,14 +63,19 @@ class Parquet:
     def splits_by_hash(self) -> bool:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
 
-    def sources(self, split: str) -> list[Source]:
+    def sources(self, split: str) -> Sequence[Source]:
         found: list[Source] = []
+        numbered: list[NumberedFile] = []
         seen: set[str] = set()
         for file in self._files():
             named = split_named(file.name) if self.split_by == "file" else None
-            if named in (None, split):
+            if named not in (None, split):
+                continue
+            if self.id_column or self.title_column:
                 found += self._listed(file, split, named is not None, seen)
-        return found
+            else:
+                numbered.append(self._numbered(file, split, named is not None))
+        return NumberedSources.join(split, numbered) if numbered else found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         files = {file.name: file.place for file in self._files()} if sources else {}
@@ -109,6 +116,25 @@ class Parquet:
 
     def _files(self) -> list[Listed]:
         return shards(self.name, self.source, (".parquet",))
+
+    def _numbered(self, file: Listed, split: str, named: bool) -> NumberedFile:
+        """The rows of a file that have no other name than their number."""
+        found: list[np.ndarray] = [np.empty((4, 0), np.int64)]
+        number = 1
+        with reading(file.place.shown), open_parquet(file.place) as parquet:
+            self._check(parquet, file.place.shown)
+            for group in range(parquet.num_row_groups):
+                count = parquet.metadata.row_group(group).num_rows
+                size = self._text_bytes(parquet, group) // max(1, count)
+                numbers = np.arange(number, number + count)
+                number += count
+                own = np.ones(count, bool)
+                if not named:
+                    own = np.array([split_of(f"{file.name}:{i}") == split for i in numbers.tolist()], bool)
+                columns = [numbers, np.full(count, size), np.full(count, group), np.arange(count)]
+                found.append(np.stack(columns)[:, own])
+        numbers, sizes, groups, rows = np.concatenate(found, axis=1)
+        return NumberedFile(file.name, numbers, sizes, (groups, rows))
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
         with reading(file.place.shown), open_parquet(file.place) as parquet:

@@ -313,7 +313,8 @@ class LeftOut:
         self._counts: Counter[str] = Counter()
 
     def add(self, reason: str, count: int = 1) -> None:
-        self._counts[reason] += count
+        if count:
+            self._counts[reason] += count
 
     def sources(self, archive: str, split: str) -> list[Source]:
         return [

@@ -163,6 +163,8 @@ class GPT2Tokenizer:
         return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
+        if len(text) <= CUTS.characters:  # most of the time of a short one would be spent on the loop
+            return self._table[self._encoding.encode_to_numpy(text, disallowed_special=())]
         ids = Ids(self.vocab_size)
         for piece in CUTS.pieces(text):
             ids.append(self._table[self._encoding.encode_to_numpy(piece, disallowed_special=())])

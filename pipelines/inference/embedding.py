@@ -79,7 +79,7 @@ class Texts:
 
 def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
     """A split's documents; those of these ids where there are any. Raises UserError where it has not one, or no token of it."""
-    numbers = {document.id: i for i, document in enumerate(store.manifest.documents) if store.lengths[i]}
+    numbers = {id: i for i, id in enumerate(store.documents.texts("id")) if store.lengths[i]}
     if odd := [name for name in ids if name not in numbers]:
         near = difflib.get_close_matches(odd[0], numbers, n=1, cutoff=0.0)
         raise UserError(f"{store.folder} has no document {odd[0]!r} with tokens: its ids are such as {', '.join(near)}")

@@ -235,19 +235,21 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
         )
     # A task's labels are no text: figures by word and byte would say nothing of it.
     whole = bool((lengths == store.lengths).all()) and not store.labelled
-    documents = store.manifest.documents
+    documents = store.documents
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),
-        words=sum(document.words for document in documents) if whole and store.manifest.corpus not in CODE else 0,
-        bytes=sum(document.bytes for document in documents) if whole else 0,
+        words=int(documents.column("words").sum()) if whole and store.manifest.corpus not in CODE else 0,
+        bytes=int(documents.column("bytes").sum()) if whole else 0,
         documents=int(np.count_nonzero(lengths)),
         bucket=bucket,
         bucket_nats=tuple(nats_P.tolist()),
         bucket_tokens=tuple(tokens_P.astype(np.int64).tolist()),
         bytes_in_proportion=sum(
-            document.bytes * length / document.tokens
-            for document, length in zip(documents, lengths.tolist(), strict=True)
+            size * length / tokens
+            for size, tokens, length in zip(
+                documents.column("bytes").tolist(), documents.tokens.tolist(), lengths.tolist(), strict=True
+            )
             if length and not store.labelled
         ),
         share_beyond=float(np.maximum(lengths - beyond, 0).sum() / lengths.sum()),

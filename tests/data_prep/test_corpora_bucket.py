@@ -78,7 +78,9 @@ def test_a_bucket_reads_as_a_folder(bucket: Callable[[str], str], tmp_path: Path
         }
         remote = type(local)(**{field: value.replace("books/", "books/corpora/") for field, value in fields.items()})  # type: ignore[call-arg]
         assert read_all(remote) == read_all(local) != ({}, {}), name
-        assert [remote.sources(split) for split in SPLITS] == [local.sources(split) for split in SPLITS], name
+        assert [list(remote.sources(split)) for split in SPLITS] == [list(local.sources(split)) for split in SPLITS], (
+            name
+        )
 
 
 @pytest.mark.slow

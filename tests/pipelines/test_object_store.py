@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data_prep import places, sharding
@@ -243,7 +244,7 @@ def test_a_late_worker_replaces_nothing(
     prepare(made)
     before = objects(made.store)
     folder = made.place / "train"
-    late = PartPlan(0, 0, (), "another", 1)
+    late = PartPlan(0, 0, (), np.empty(0, np.uint64), "another", 1)
     write_part(folder, late, made.corpus, "train", load_tokenizer(made.place / "tokenizer"), 64)
     after = objects(made.store)
     left = set(after) - set(before)

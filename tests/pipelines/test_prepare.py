@@ -58,6 +58,7 @@ def test_command_line(make_config, capsys: pytest.CaptureFixture[str]) -> None:
         "tokens",
         "bytes/token",
         "tokens/word",
+        "files/ids",
     ]
     assert table["train"][1:3] == ["6", "1"]
     assert not list(make_config().folder.rglob("*.tmp")) and not list(make_config().folder.rglob("ledger"))
@@ -299,7 +300,8 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         (["pg20"], "unknown corpus 'pg20': did you mean 'pg19'?"),
         (["text", "--sorce", "x"], "unknown option --sorce: did you mean --source?"),
         (["text", "--segment-length", "abc"], "--segment-length: invalid literal for int"),
-        (["text", "--segment-length", "0"], "segment_length is 0: it must be at least 1"),
+        (["text", "--segment-length", "-1"], "segment_length is -1: give 1 or more, or 0 to have it chosen"),
+        (["text", "--part-bytes", "0"], "part_bytes is 0: it must be at least 1"),
         (["text", "--splits", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (["text", "--splits"], "splits is empty"),
         (["text", "--num-workers", "-1"], "num_workers is -1"),

@@ -1,0 +1,122 @@
+"""The sources of a split with very many small documents, as arrays: a list of objects would take ten times their memory and time.
+
+    sources = NumberedSources.join("train", [NumberedFile("a.jsonl", numbers, sizes, (offsets,))])
+    sources[3]                                  # Source("a.jsonl:4", "a.jsonl:4", "train", 160, "a.jsonl\\t640")
+    ids_of(sources), sizes_of(sources)          # of these or of any other sequence of sources
+
+A corpus may list its documents in either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from data_prep.documents import Source
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedFile:
+    """Documents of one file that have a number each, and no other name."""
+
+    name: str
+    numbers: np.ndarray
+    """int64 [documents]. `NAME:NUMBER` is a document's id and its title."""
+    sizes: np.ndarray
+    """int64 [documents]. Bytes of each, as `Source.bytes`."""
+    places: tuple[np.ndarray, ...]
+    """int64 [documents] each. After the file's name they are a document's place, tabs between them."""
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedSources(Sequence[Source]):
+    """The documents of some files, made into objects as they are asked for; and some other sources after them."""
+
+    split: str
+    files: tuple[str, ...]
+    """Names of the files."""
+    file: np.ndarray
+    """int32 [documents]. Index of each document's file."""
+    numbers: np.ndarray
+    """int64 [documents]."""
+    sizes: np.ndarray
+    """int64 [documents]."""
+    places: np.ndarray
+    """int64 [documents, columns]."""
+    others: tuple[Source, ...] = ()
+
+    @staticmethod
+    def join(split: str, files: Sequence[NumberedFile], others: Sequence[Source] = ()) -> NumberedSources:
+        """All documents of some files, of which there must be at least one."""
+        return NumberedSources(
+            split,
+            tuple(file.name for file in files),
+            np.repeat(np.arange(len(files), dtype=np.int32), [len(file.numbers) for file in files]),
+            np.concatenate([file.numbers for file in files]),
+            np.concatenate([file.sizes for file in files]),
+            np.concatenate([np.stack(file.places, 1) for file in files]),
+            tuple(others),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers) + len(self.others)
+
+    @overload
+    def __getitem__(self, index: int) -> Source: ...
+    @overload
+    def __getitem__(self, index: slice) -> NumberedSources: ...
+    def __getitem__(self, index: int | slice) -> Source | NumberedSources:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return self.take(np.array(places, dtype=np.int64))
+        return next(iter(self.take(np.array([places]))))
+
+    def __iter__(self) -> Iterator[Source]:
+        columns = (self.file.tolist(), self.numbers.tolist(), self.sizes.tolist(), self.places.tolist())
+        for file, number, size, place in zip(*columns, strict=True):
+            name = self.files[file]
+            id = f"{name}:{number}"
+            yield Source(id, id, self.split, size, "\t".join([name, *map(str, place)]))
+        yield from self.others
+
+    def take(self, indices: np.ndarray) -> NumberedSources:
+        """Those at some places (int64, in ascending order)."""
+        own, count = indices[indices < len(self.numbers)], len(self.numbers)
+        others = tuple(self.others[i - count] for i in indices[len(own) :].tolist())
+        return NumberedSources(
+            self.split, self.files, self.file[own], self.numbers[own], self.sizes[own], self.places[own], others
+        )
+
+    def names(self) -> list[str]:
+        """Id and title in one of each document, without the other sources."""
+        named = zip(self.file.tolist(), self.numbers.tolist(), strict=True)
+        return [f"{self.files[file]}:{number}" for file, number in named]
+
+
+def take(sources: Sequence[Source], indices: np.ndarray) -> Sequence[Source]:
+    """The sources at some places (int64, in ascending order)."""
+    if isinstance(sources, NumberedSources):
+        return sources.take(indices)
+    return [sources[i] for i in indices.tolist()]
+
+
+def ids_of(sources: Sequence[Source]) -> list[str]:
+    if isinstance(sources, NumberedSources):
+        return sources.names() + [source.id for source in sources.others]
+    return [source.id for source in sources]
+
+
+def titles_of(sources: Sequence[Source]) -> list[str]:
+    if isinstance(sources, NumberedSources):
+        return sources.names() + [source.title for source in sources.others]
+    return [source.title for source in sources]
+
+
+def sizes_of(sources: Sequence[Source]) -> np.ndarray:
+    """int64 [sources]. Bytes of each."""
+    if isinstance(sources, NumberedSources):
+        return np.concatenate([sources.sizes, [source.bytes for source in sources.others]]).astype(np.int64)
+    return np.array([source.bytes for source in sources], np.int64)
