@@ -113,7 +113,7 @@ class LlamaConfig(DecoderConfig):
     def layer(self) -> LlamaLayer:
         return LlamaLayer(self)
 
-    def norm(self) -> nn.Module:
+    def norm(self) -> nn.RMSNorm:
         return nn.RMSNorm(self.d_model, eps=self.norm_eps)
 
     def layer_costs(self, tokens: int) -> Costs:
@@ -169,6 +169,9 @@ class LlamaLayer(DecoderLayer):
 
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
         position_N = torch.arange(-prev_BND.shape[1], 0, device=prev_BND.device)
+        prev_BND = prev_BND.to(
+            self.input_layernorm.weight.dtype
+        )  # autocast made it bfloat16: no fused norm mixes the two
         return self.keys_values_at(self.input_layernorm(prev_BND), position_N[None])
 
     def output(self) -> tuple[Tensor, Tensor | None]:

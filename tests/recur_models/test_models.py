@@ -95,6 +95,19 @@ def test_a_model_of_float16_weights_is_near_one_of_float32(config: ModelConfig) 
         assert theirs.grad is not None and (ours.grad - theirs.grad).norm() < 0.2 * theirs.grad.norm() + 1e-3, name
 
 
+def test_training_in_bfloat16_gives_no_warning(config: ModelConfig, recwarn: pytest.WarningsRecorder) -> None:
+    model, given = build(config).train(), tokens(2, 3 * config.block)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            nats, _ = model(given, model.initial_state(2), fresh_at(2, 3), given)
+        nats.sum().backward()
+    finally:
+        torch.set_warn_always(always)
+    assert not [str(warning.message) for warning in recwarn]
+
+
 @pytest.mark.parametrize("name", ["rec-fixed-skip-meliad", "rec-lstm-dual-paper", "feedback-two-layers-meliad"])
 def test_states_are_read_by_a_fused_kernel(name: str) -> None:
     model = build(small_configs()[name])
