@@ -17,6 +17,7 @@ from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster import ray_session as session
 from pipelines.prepare import PrepareConfig, commands
 from tests.interpreter import sitecustomize
+from tests.nothing_ran import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks of pytest
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 

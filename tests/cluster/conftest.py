@@ -128,7 +128,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     if not os.environ.get(ASKED):
         pytest.skip(f"takes minutes and root: make test-cluster ({ASKED}=1)")
     if why := missing():
-        pytest.skip(why)
+        pytest.fail(f"the tests of the cluster were asked for ({ASKED}) and cannot run here: {why}", pytrace=False)
     folder = Path(os.environ.get("THROUGHLINE_TEST_FOLDER") or tmp_path_factory.mktemp("cluster"))
     shared = folder / "shared"
     small = shared / "small"  # a disk of 2 MB that all machines see
