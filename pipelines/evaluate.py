@@ -33,12 +33,13 @@ from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
+from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import write_index
 from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
-from pipelines.tracking.score import Evaluation, Score, windows_of
+from pipelines.tracking.score import Evaluation, windows_of
 
 if TYPE_CHECKING:
     from pipelines.training.scoring import Clear
@@ -201,43 +202,6 @@ def report(
     target.publish(*(path.name for path in paths))
     track(config, subjects, evaluations, paths)
     return paths
-
-
-def remark_on(carried: Score, cleared: Score) -> str:
-    """What a reader should know of the figures: whether a model's recurrent states are worth anything yet."""
-    unit = "byte" if carried.errors is None else "label"
-    worth = cleared.bits_per_byte - carried.bits_per_byte
-    if carried.errors is not None:
-        worth = cleared.bits_per_token - carried.bits_per_token
-    if worth > 0:
-        share = f" ({cleared.nats / carried.nats - 1:.1%})" if carried.nats else ""
-        return f"clearing its recurrent states costs {worth:.4f} bits per {unit}{share}, so they carry something"
-    if not carried.shows_worth:
-        return (
-            "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
-            "shorter --segment-length"
-        )
-    return (
-        f"clearing its recurrent states costs nothing ({worth:+.4f} bits per {unit}): it does not use them yet. Minutes of "
-        "training are few; RESULTS.md shows a longer run"
-    )
-
-
-def leads(evaluations: Sequence[Evaluation]) -> list[str]:
-    """By how much the best is ahead of each of the others, of what was read by all: in errors where that has labels."""
-    labelled = all(e.carried.errors is not None for e in evaluations)
-
-    def figure(e: Evaluation) -> float:
-        return e.carried.error_rate if labelled else e.carried.bits_per_byte
-
-    best = min(evaluations, key=figure)
-    others = [e for e in evaluations if e.split == best.split and figure(e) > figure(best)]
-    if labelled:
-        return [
-            f"{best.name} is wrong in {figure(best):.2%} of the labels, {e.name} in {figure(e):.2%}" for e in others
-        ]
-    shares = [(e, 1 - figure(best) / figure(e)) for e in others]
-    return [f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}" for e, share in shares]
 
 
 def called(subject: Subject, config: EvaluateConfig) -> str:

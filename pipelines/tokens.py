@@ -276,7 +276,7 @@ def main(argv: list[str]) -> None:
     )
     bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
-    print(f"bits per token: {told} ({bits[better] - bits[base]:+.4f})")
+    print(f"bits per token: {told} ({comparison.difference()})")
     print(comparison.said_of_names())
     track(config, subjects, comparison, target.folder, paths)
     print(

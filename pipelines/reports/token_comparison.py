@@ -16,6 +16,7 @@ import numpy as np
 
 from pipelines.reports.words import Words, around, by_distance, rare, tokens_of, top, where
 from pipelines.terminal.tables import counted
+from pipelines.tracking.chance import edges_of, paired
 
 HUNDREDTHS = 100
 """Parts of a document, of each of which a mean is taken."""
@@ -77,10 +78,17 @@ class TokenComparison:
         words.
         """
         sums, tokens = np.zeros(len(self.names)), 0
+        edges = edges_of(np.concatenate([[0], np.cumsum(self.lengths)]))
+        sums_2G = np.zeros((2, len(edges) - 1))
         for document in range(len(self.titles)):
             nats = self.nats(document)
             sums += [float(column.sum(dtype=np.float64)) for column in nats]
-            tokens += len(nats[0])
+            if own := len(nats[0]):
+                begins = np.append(tokens, edges[(edges > tokens) & (edges < tokens + own)])
+                group_P = np.searchsorted(edges, begins, "right") - 1
+                both_2T = np.stack([nats[0], nats[-1]]).astype(np.float64)
+                sums_2G[:, group_P] += np.add.reduceat(both_2T, begins - tokens, axis=1)
+            tokens += own
         best = self.best  # fewer where fewer have a gain
         names_N = np.concatenate([found.name_N for found in self.ranked])
         places = [self.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
@@ -88,6 +96,7 @@ class TokenComparison:
             "tokens": tokens,
             "top": len(best),
             "bits_per_token": (sums / math.log(2) / tokens).tolist(),
+            "difference": paired(sums_2G[0], sums_2G[1], np.diff(edges)),
             "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
             "names_among_all": float(names_N.mean()) if len(names_N) else math.nan,
             "top_places": {place: places.count(place) for place in sorted(set(places))},
@@ -168,6 +177,15 @@ class TokenComparison:
             for (start, stop), gain in zip(pairwise(bounds.tolist()), means.tolist(), strict=True):
                 rows.append({**about, "from": start, "to": stop, "gain": gain})
         return rows
+
+    def difference(self) -> str:
+        """By how much the last pass needs more bits per token than the first, and whether that is more than chance."""
+        first, *_, last = self.facts["bits_per_token"]
+        found, told = self.facts["difference"], f"{last - first:+.4f}"
+        if found is None:
+            return f"{told}: too little text to tell this from chance"
+        margin = f"± {found.margin / math.log(2):.4f}"
+        return f"{told} {margin}" if found.beyond_chance else f"{told}, within chance: {margin}"
 
     def said_of_names(self) -> str:
         """The share of names among the words with most gain, in a sentence."""

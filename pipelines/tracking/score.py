@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+
+from pipelines.tracking.chance import Difference, paired
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Score:
     """Labelled tokens of which another than their label was the likeliest; None where the store is not labelled."""
     bucket_errors: tuple[int, ...] = ()
     """The same by position, as `bucket_nats`."""
+    group_nats: tuple[float, ...] = ()
+    """The nats by group of the text (`chance.edges_of`), by which passes are compared; empty where they were not kept."""
+    group_tokens: tuple[int, ...] = ()
+    group_errors: tuple[int, ...] = ()
+    """Both as `group_nats`; errors of a labelled store."""
 
     @property
     def bits_per_token(self) -> float:
@@ -48,6 +57,13 @@ class Score:
     def shows_worth(self) -> bool:
         """Whether it can be seen what clearing the State at each segment costs: not where most tokens are in a first one."""
         return self.share_beyond >= 0.5
+
+    def less_than(self, other: Score, what: Literal["nats", "errors"] = "nats") -> Difference | None:
+        """By how much this needs less than another pass over the same documents, per token. None where that cannot be told from
+        chance: too little text, or groups that were not kept.
+        """
+        ours, theirs = (np.array(getattr(score, f"group_{what}"), float) for score in (self, other))
+        return paired(ours, theirs, np.array(self.group_tokens, np.int64))
 
     @property
     def bits_per_byte(self) -> float:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from heapq import heapreplace
 from pathlib import Path
@@ -39,6 +39,7 @@ from data_prep.lanes import EvaluationLanes
 from data_prep.manifest import digest, write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
 from pipelines.training.processes import over_processes
 from pipelines.training.scoring import Clear, Clearing, bucket_of, read_segments, score_of
@@ -183,8 +184,18 @@ class Reading:
             sums_3P = np.zeros((3, int(np.diff(whole.starts).max(initial=0))))
             for start, stop in zip(whole.starts[:-1], whole.starts[1:], strict=True):
                 sums_3P[:, : stop - start] += sums_3N[:, start:stop]
-            found.append(score_of(self.store, lengths, sums_3P, bucket=bucket, beyond=self.beyond))
+            score = score_of(self.store, lengths, sums_3P, bucket=bucket, beyond=self.beyond)
+            found.append(self.with_groups(score, sums_3N, whole.starts))
         return found
+
+    def with_groups(self, score: Score, sums_3N: np.ndarray, starts: np.ndarray) -> Score:
+        """The score with its sums by group of the text; ``starts``: where the positions of each document begin."""
+        nats_G, *counts = np.add.reduceat(sums_3N, edges_of(starts)[:-1], axis=1)
+        tokens, errors = (tuple(count_G.astype(np.int64).tolist()) for count_G in counts)
+        labelled = self.store.labelled
+        return replace(
+            score, group_nats=tuple(nats_G.tolist()), group_tokens=tokens, group_errors=errors if labelled else ()
+        )
 
     def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
         """`processes.Work`."""

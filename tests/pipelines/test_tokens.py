@@ -151,6 +151,24 @@ def test_a_planted_name_stands_on_top_with_its_distance() -> None:
     assert [(row["from"], row["to"], row["words"]) for row in far] == [(4096, 8191, len(places) - 1)]
 
 
+@pytest.mark.parametrize("lengths", [[640], [100] * 12, [300, 0, 7, 40]])
+def test_a_difference_within_chance_is_told_from_one_beyond_it(lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    first = [rng.random(length) for length in lengths]
+    noise = [rng.normal(0, 0.3, length) for length in lengths]
+    for gain, told in ((0.0, r"^[+-]0\.0\d{3}, within chance: ± 0\.0\d{3}$"), (0.2, r"^-0\.[23]\d{3} ± 0\.0\d{3}$")):
+        last = [one + some - gain for one, some in zip(first, noise, strict=True)]
+        comparison = TokenComparison(
+            ("slide", "rec"), "made/test", [""] * len(lengths), lengths, lambda _: np.zeros(0, int),
+            lambda document, last=last: (first[document], last[document]), WRITE, words(""), window=16, segment=256, cut=0,
+            shown=0, shown_tokens=1000,
+        )  # fmt: skip
+        assert re.search(told, comparison.difference()), comparison.difference()
+        found = comparison.facts["difference"]
+        sums = np.concatenate(first).sum(), np.concatenate(last).sum()
+        assert found.mean == pytest.approx((sums[1] - sums[0]) / sum(lengths)) and found.groups >= 12
+
+
 @pytest.fixture
 def trained(train: Callable[..., Path]) -> Path:
     return train("--steps", "4", "--validate-every", "4")

@@ -1,0 +1,84 @@
+"""What an evaluation found, in sentences: what recurrent states are worth, and which model is ahead. A difference within chance is
+none.
+
+    remark_on(evaluation.carried, evaluation.cleared_states)
+    leads(evaluations)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pipelines.tracking.score import Evaluation, Score
+
+NEXT_TO_NOTHING = 0.0005
+"""Share of all bits below which State is hardly worth anything, though it is by more than chance: it prints as 0.0 %."""
+
+
+def remark_on(carried: Score, cleared: Score) -> str:
+    """What a reader should know of the figures: whether a model's recurrent states are worth anything yet."""
+    unit = "byte" if carried.errors is None else "label"
+    per = carried.bytes if carried.errors is None else carried.tokens
+    bits = carried.tokens / math.log(2) / per if per else math.nan  # for a nat per token
+    worth = (cleared.nats - carried.nats) / carried.tokens * bits
+    share = cleared.nats / carried.nats - 1 if carried.nats else math.inf
+    amount = f"{digits(abs(worth))} bits per {unit}" + (f" ({abs(share):.1%})" if carried.nats else "")
+    found = carried.less_than(cleared)
+    if worth > 0 and found is None:
+        return f"clearing its recurrent states costs {amount}, but the split is too short to tell this from chance"
+    if worth > 0 and found and found.beyond_chance:
+        carry = "something" if share >= NEXT_TO_NOTHING else "next to nothing"
+        return f"clearing its recurrent states costs {amount}, so they carry {carry}"
+    if not carried.shows_worth:
+        return (
+            "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
+            "shorter --segment-length"
+        )
+    if found and found.beyond_chance:
+        return f"clearing its recurrent states saves {amount}: it predicts better without them"
+    margin = f" ± {digits(found.margin * bits)}" if found else ""
+    return (
+        f"clearing its recurrent states changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): it does not use them "
+        "yet. Minutes of training are few; RESULTS.md shows a longer run"
+    )
+
+
+def digits(bits: float) -> str:
+    """Four decimals, or the one that is no 0."""
+    return f"{bits:.4f}" if bits >= 5e-5 or not bits > 1e-12 else f"{bits:.{-math.floor(math.log10(bits))}f}"
+
+
+def leads(evaluations: Sequence[Evaluation]) -> list[str]:
+    """By how much the best is ahead of each of the others, of what was read by all: in errors where that has labels. Where it is no
+    further ahead than chance, they are level.
+    """
+    labelled = all(e.carried.errors is not None for e in evaluations)
+
+    def figure(e: Evaluation) -> float:
+        return e.carried.error_rate if labelled else e.carried.bits_per_byte
+
+    best = min(evaluations, key=figure)
+    said: list[str] = []
+    for e in evaluations:
+        if e.split != best.split or not figure(e) > figure(best):
+            continue
+        found = best.carried.less_than(e.carried, "errors" if labelled else "nats")
+        level = found is not None and not found.beyond_chance
+        unknown = "" if found else ", of which chance is not known"
+        share = 1 - figure(best) / figure(e)
+        if labelled and level:
+            said.append(
+                f"{best.name} and {e.name} are level: {figure(best):.2%} and {figure(e):.2%} of the labels are wrong, within chance"
+            )
+        elif labelled:
+            wrong = f"{best.name} is wrong in {figure(best):.2%} of the labels, {e.name} in {figure(e):.2%}"
+            said.append(wrong + unknown)
+        elif found and level:
+            margin = found.margin * e.carried.tokens / e.carried.nats
+            said.append(
+                f"{best.name} and {e.name} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
+            )
+        else:
+            said.append(f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}{unknown}")
+    return said

@@ -1,0 +1,151 @@
+"""Whether two passes over a text differ by more than chance: against scipy's paired test, and in the sentences that say it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipelines.reports.evaluation import read_report, write_report
+from pipelines.reports.evaluation_findings import leads, remark_on
+from pipelines.reports.sweep_findings import against_baseline
+from pipelines.reports.sweep_result import SweepResult, TrialResult
+from pipelines.tracking.chance import edges_of, paired
+from pipelines.tracking.score import Score
+from tests.pipelines.test_report import REC, SLIDE
+
+BIT = math.log(2)
+DRAWN = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("groups", [5, 12, 200])
+def test_groups_of_one_size_are_scipys_paired_test(groups: int) -> None:
+    one_G, other_G = DRAWN.normal(40, 5, groups), DRAWN.normal(41, 5, groups)
+    found = paired(one_G, other_G, np.full(groups, 16))
+    assert found
+    expected = stats.ttest_rel(other_G, one_G)
+    assert found.mean == pytest.approx((other_G - one_G).mean() / 16)
+    assert found.mean / found.error == pytest.approx(expected.statistic)
+    interval = expected.confidence_interval(0.95)
+    assert found.margin == pytest.approx((interval.high - interval.low) / 2 / 16, rel=0.002)
+    assert found.beyond_chance == (expected.pvalue < 0.05)
+
+
+def test_no_difference_is_found_in_noise_and_a_small_one_where_there_is_one() -> None:
+    sizes_G = DRAWN.integers(20, 400, 30)
+    false = true = 0
+    for _ in range(400):
+        one_G = 3 * sizes_G + DRAWN.normal(0, 1, 30) * np.sqrt(sizes_G)
+        noise_G = DRAWN.normal(0, 0.2, 30) * np.sqrt(sizes_G)
+        same, more = (paired(one_G, one_G + noise_G + shift * sizes_G, sizes_G) for shift in (0.0, 0.01))
+        assert same and more
+        false, true = false + same.beyond_chance, true + more.beyond_chance
+    assert false <= 40 and true >= 380  # 5 % are expected
+
+
+def test_too_little_text_shows_nothing() -> None:
+    assert paired(np.ones(4), np.full(4, 2.0), np.full(4, 10)) is None
+    assert paired(np.ones(9), np.ones(8), np.full(9, 10)) is None
+    same = paired(np.ones(9), np.ones(9), np.full(9, 10))
+    assert same and not same.beyond_chance
+
+
+@pytest.mark.parametrize(
+    ("buckets", "groups"),
+    [([3] * 12, 12), ([1] * 3000, 1000), ([40], 20), ([30, 90, 2], 16), ([1, 2, 0], 3), ([0] * 12, 0)],
+)
+def test_groups_are_documents_or_where_these_are_few_their_parts(buckets: list[int], groups: int) -> None:
+    starts = np.concatenate([[0], np.cumsum(buckets)])
+    edges = edges_of(starts)
+    assert len(edges) - 1 == groups and edges[-1] == starts[-1] and (np.diff(edges) > 0).all()
+    if sum(size > 0 for size in buckets) < 10:
+        assert set(starts) <= set(edges)  # no part is of two documents
+
+
+def scored(bits: Any, errors: Any = None) -> Score:
+    """Twelve documents of 100 tokens and 200 bytes, of so many bits a token."""
+    bits_G = np.broadcast_to(np.asarray(bits, float), 12)
+    nats = tuple((bits_G * 100 * BIT).tolist())
+    groups: dict[str, Any] = {"group_nats": nats, "group_tokens": (100,) * 12}
+    if errors is not None:
+        groups |= {"group_errors": tuple(errors), "errors": sum(errors)}
+    return Score(
+        sum(nats), 1200, 300, 2400 * (errors is None), 12, 1200, (sum(nats),), (1200,), share_beyond=0.9, **groups
+    )
+
+
+NOISE = np.tile([0.01, -0.01], 6)
+
+
+@pytest.mark.parametrize(
+    ("cleared", "says"),
+    [
+        (4.4 + NOISE, r"^clearing its recurrent states costs 0\.2000 bits per byte \(10\.0%\), so they carry something$"),
+        (4.001 + NOISE, r"changes nothing beyond chance \(\+0\.0005 ± 0\.003\d bits per byte\): it does not use them yet"),
+        (3.999 + NOISE, r"changes nothing beyond chance \(-0\.0005 ± 0\.003\d bits per byte\): it does not use them yet"),
+        (4.00002, r"costs 0\.00001 bits per byte \(0\.0%\), so they carry next to nothing$"),
+        (4.0, r"changes nothing beyond chance \(\+0\.0000 ± 0\.0000 bits per byte\): it does not use them yet"),
+        (3.6 + NOISE, r"saves 0\.2000 bits per byte \(10\.0%\): it predicts better without them"),
+    ],
+)  # fmt: skip
+def test_states_carry_something_where_clearing_them_costs_more_than_chance(cleared: Any, says: str) -> None:
+    assert re.search(says, remark_on(scored(4.0), scored(cleared)))
+
+
+def test_a_few_tokens_say_nothing_of_states() -> None:
+    short = replace(scored(4.4), group_nats=(1.0,), group_tokens=(1,))
+    carried = replace(scored(4.0), group_nats=(0.9,), group_tokens=(1,))
+    said = "costs 0.2000 bits per byte (10.0%), but the split is too short to tell this from chance"
+    assert said in remark_on(carried, short)
+    first = replace(short, share_beyond=0.1), replace(carried, share_beyond=0.1)
+    assert "does not show: most tokens are in the first segment" in remark_on(
+        first[1], replace(first[0], nats=carried.nats)
+    )
+
+
+def test_a_lead_within_chance_is_none() -> None:
+    best = replace(REC, carried=scored(4.0))
+    clear, close = (
+        replace(SLIDE, name=name, carried=scored(bits + NOISE)) for name, bits in (("far", 4.2), ("near", 4.001))
+    )
+    said = leads([best, clear, close, replace(SLIDE, name="old")])
+    assert said[0] == "demo-rec needs 4.8% fewer bits per byte than far"
+    assert said[1].startswith("demo-rec and near are level: 0.02% apart in bits per byte, within chance (± 0.1")
+    assert said[2] == "demo-rec needs 16.7% fewer bits per byte than old, of which chance is not known"
+    errors = [
+        replace(REC, name=name, carried=scored(1.0, wrong))
+        for name, wrong in (("a", [3] * 12), ("b", [9, 9] + [3] * 10))
+    ]
+    assert leads(errors) == ["a and b are level: 3.00% and 4.00% of the labels are wrong, within chance"]
+    errors[1] = replace(errors[1], carried=scored(1.0, [9, 8] * 6))
+    assert leads(errors) == ["a is wrong in 3.00% of the labels, b in 8.50%"]
+
+
+def test_a_report_keeps_the_groups(tmp_path: Path) -> None:
+    one = replace(REC, carried=scored(4.0), cleared_states=scored(4.4 + NOISE), cleared_all=None)
+    write_report([one], tmp_path)
+    (read,) = read_report(tmp_path)
+    assert read.cleared_states and remark_on(read.carried, read.cleared_states).endswith("carry something")
+
+
+def test_a_trial_that_is_level_with_the_preset_does_not_beat_it() -> None:
+    def trial(name: str, best: float, baseline: bool = False) -> TrialResult:
+        return TrialResult(name, {}, "finished", best, 10, best, (), (), baseline=baseline)
+
+    def said(best: float) -> str:
+        trials = (trial("000", 4.0, True), trial("001", best))
+        return against_baseline(
+            SweepResult("s", "small-rec", "validation/bits_per_token", ("optim.lr",), trials, None), trials[1]
+        )
+
+    assert (
+        said(3.5)
+        == "it beats small-rec itself (trial 000, 4.0000) by 0.5000, of one seed each: how far seeds differ is not known"
+    )
+    assert said(3.99999) == "it is level with small-rec itself (trial 000, 4.0000)"
