@@ -74,10 +74,23 @@ def _points(domain: Any, points: int) -> list[Any]:
         raise ValueError(
             "--search grid takes lists, and ranges with two ends: draw from this space with --search random"
         )
-    low, high = domain.lower, domain.upper - isinstance(domain, Integer)  # whose upper end is left out
+    low, high = domain.lower, _last(domain)
     shares = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
     found = [low * (high / low) ** share if low > 0 else low + (high - low) * share for share in shares]
     return list(dict.fromkeys(rounded(domain, value) for value in found))
+
+
+def listed_or_ends(domain: Any) -> list[Any]:
+    """The values that are known of a domain before it is drawn from: those of a list, or both ends of a range, where it has any."""
+    if isinstance(domain, Categorical):
+        return list(domain.categories)
+    bounded = isinstance(domain, Float | Integer) and math.isfinite(domain.lower) and math.isfinite(domain.upper)
+    return [domain.lower, _last(domain)] if bounded else []
+
+
+def _last(domain: Any) -> Any:
+    """The largest value of a range; the upper end of whole numbers is left out of it."""
+    return domain.upper - 1 if isinstance(domain, Integer) else domain.upper
 
 
 @contextlib.contextmanager

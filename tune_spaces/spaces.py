@@ -63,9 +63,11 @@ def states(values: Values) -> Domains:
 
 
 def window(values: Values) -> Domains:
-    length = values["data.segment_length"]
+    """A window's new tokens, all of it but the overlap with the one before, divide the segment."""
+    length, overlap = values["data.segment_length"], values.get("model.overlap", 0)
     windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
-    return {"model.window": choice([size for size in windows if length % size == 0 and length >= 2 * size])}
+    fitting = [size for size in windows if size > overlap and length % (size - overlap) == 0]
+    return {"model.window": choice([size for size in fitting if length >= 2 * (size - overlap)])}
 
 
 def gate(values: Values) -> Domains:
@@ -98,7 +100,10 @@ def segment(values: Values) -> Domains:
 def size(values: Values) -> Domains:
     fields = ("model.d_model", "model.heads", "model.mlp_dim")
     sizes = [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]
-    return {",".join(fields): choice(list(dict.fromkeys(sizes)))}
+    shared = values.get("model.kv_heads") or 1  # it divides the heads
+    taken_from_file = 0 in (values[field] for field in fields)
+    fitting = [size for size in sizes if size[1] % shared == 0 and not taken_from_file]
+    return {",".join(fields): choice(list(dict.fromkeys(fitting)))}
 
 
 def staircase_passes(values: Values) -> Domains:
@@ -188,18 +193,46 @@ SPACES: dict[str, Space] = {
 
 
 def combine(text: str, values: Values) -> Domains:
-    """The domains of spaces joined by +. Raises ValueError, in a sentence, for what is unknown or does not fit the preset."""
+    """The domains of spaces joined by +, each listed value once.
+
+    Raises ValueError, in a sentence, for an unknown space or field, and for a space that does not fit the preset. Whether its
+    values fit, the config of a run knows.
+    """
     domains: Domains = {}
     for part in re.split(r"\+(?=[a-z])", text):
         found = _inline(part, values) if "=" in part else _named(part, values)
         taken = {field for key in domains for field in key.split(",")}
         for key, domain in found.items():
-            if again := taken & set(key.split(",")):
+            fields = key.split(",")
+            if again := taken & set(fields):
                 raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
-            if not getattr(domain, "categories", True):
-                raise ValueError(f"the space {part!r} has no value that fits {values['preset']}: vary something else")
-        domains |= found
+            for field in fields:
+                if field not in values:
+                    raise ValueError(f"the space {part!r} varies {field}, which {values['preset']} does not have")
+            domains[key] = _checked(part, key, domain, values)
     return domains
+
+
+def _checked(part: str, key: str, domain: Any, values: Values) -> Any:
+    """The domain of a key, each listed value once. Raises ValueError where nothing can be drawn from it."""
+    if not hasattr(domain, "sample"):
+        raise ValueError(
+            f"the space {part!r} has {domain!r} for {key}: it must be a domain such as ray.tune.choice([…])"
+        )
+    count, listed = len(key.split(",")), getattr(domain, "categories", None)
+    if listed is None:
+        if count > 1:
+            raise ValueError(f"the space {part!r} has a range for {key}: fields that are joined take a list of pairs")
+        return domain
+    if not listed:
+        raise ValueError(f"the space {part!r} has no value that fits {values['preset']}: vary something else")
+    unique: list[Any] = []
+    for value in listed:
+        if count > 1 and not (isinstance(value, (list, tuple)) and len(value) == count):
+            raise ValueError(f"the space {part!r} has {value!r} for {key}: give {count} values, one for each field")
+        if value not in unique:
+            unique.append(value)
+    return domain if len(unique) == len(listed) else choice(unique)
 
 
 def _named(name: str, values: Values) -> Domains:

@@ -18,8 +18,10 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user, nearest
 from data_prep.places import Place
 from data_prep.store import SegmentStore
+from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS
+from pipelines.sweeps.values import check_values, splits
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
 from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
@@ -122,6 +124,17 @@ class SweepConfig:
             return None
         return {field: self.flat[field] for field in fields}
 
+    def run_with(self, values: Mapping[str, Any]) -> TrainConfig:
+        """The run with a trial's values, by their dotted names. Raises ValueError where they do not fit together."""
+        base = self.train
+        fields = dict(values)
+        if "preset" in fields:
+            base = PRESETS[fields.pop("preset")]
+            known = flatten(to_json(base)).keys() - {"model.name"}
+            overridden = changes(self.train, PRESETS[self.preset])
+            base = with_fields(base, {field: value for field, value in overridden.items() if field in known})
+        return with_fields(base, fields)
+
     def rule(self, domains: Mapping[str, Any]) -> Rule:
         """The scheduler. Raises ValueError where it cannot be."""
         from tune_spaces.stopping import Rule
@@ -208,12 +221,15 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         if value not in PRESETS:
             raise UserError(f"unknown preset {value!r} in the space {config.space}: {nearest(str(value), PRESETS)}")
     for name in fields(domains):
+        if name == "model.name":
+            raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
         if name == "steps" and config.equal != "steps":
             raise UserError(
                 f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
             )
+    check_values(config.space, config.metric, config.run_with, domains)
     if config.populates:
         if fixed := [name for name in fields(domains) if name not in PERTURBABLE]:
             raise UserError(
@@ -252,9 +268,17 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 "goes on as before only if it decides by them alone"
             )
     if "data.store" not in fields(domains):
-        splits = ("train", "validation") if every else ("train",)
-        stores = [SegmentStore.open(run.data.store, run.data.corpus, split) for split in splits]
+        stores = [SegmentStore.open(run.data.store, run.data.corpus, split) for split in splits(run)]
         check_metric(config, stores[0])
+
+
+def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
+    """How models are compared, with the presets that the names in the space probably mean."""
+    named = [str(value) for value in getattr(domains.get("model.name"), "categories", ())]
+    own = config.train.model.name
+    meant = [name for name in (config.preset.replace(own, other) for other in named) if name in PRESETS]
+    example = f"preset={','.join(meant)}" if len(meant) > 1 else "preset=small-rec,small-slide"
+    return f"another model has other fields, which its presets set: vary preset, as in {example}"
 
 
 def check_metric(config: SweepConfig, store: SegmentStore) -> None:

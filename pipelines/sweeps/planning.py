@@ -31,8 +31,6 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
         added = [add(sweep, values) for values in combinations if fits(sweep, values)]
         if left_out := len(combinations) - len(added):
             print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
-        if not sweep.trials:
-            raise UserError(f"nothing of the space {config.space} fits {config.preset}: vary something else")
     elif config.search == "random":
         for index in range(config.samples - len(sweep.trials)):
             before = [trial.values for trial in sweep.trials.values()]
@@ -42,6 +40,8 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
                 print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
                 break
             add(sweep, values)
+    if not sweep.trials and not config.suggested:
+        raise UserError(f"nothing of the space {config.space} fits {config.preset}: vary something else")
     return False
 
 

@@ -28,9 +28,7 @@ from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import LATER, TrainConfig, as_now, flatten, to_json
-from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import fetch_sweep, value_of
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
@@ -104,8 +102,7 @@ class Sweep:
         do not fit.
         """
         config = self.config
-        run = base_of(config, trial.values)
-        run = with_fields(run, {key: value for key, value in trial.values.items() if key != "preset"})
+        run = config.run_with(trial.values)
         if config.equal == "tokens":
             run = replace(run, steps=max(1, round(config.whole / run.tokens_per_step)))
         elif config.equal == "flops":
@@ -303,13 +300,3 @@ def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any
         if each.get("before"):  # earlier versions did not write it
             found.setdefault(each["trial"], each["before"])
     return found
-
-
-def base_of(config: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """The run that a trial's values change: the sweep's, or another preset with the same fields overridden where it has them."""
-    if "preset" not in values:
-        return config.train
-    row = PRESETS[values["preset"]]
-    overridden = changes(config.train, PRESETS[config.preset])
-    known = flatten(to_json(row))
-    return with_fields(row, {key: value for key, value in overridden.items() if key in known and key != "model.name"})

@@ -155,11 +155,11 @@ def parse(
         read(["--help"])
     with on_parse_error(partial(_refuse, read)):
         parsed = read(argv)
-    _check(parsed)
+    check_values(parsed)
     return parsed
 
 
-def _check(config: object, group: str = "") -> None:
+def check_values(config: object, group: str = "") -> None:
     """Raise UserError for a value that its type allows and nothing here can use.
 
     Args:
@@ -169,7 +169,7 @@ def _check(config: object, group: str = "") -> None:
         value, name = getattr(config, field.name), group + field.name.replace("_", "-")
         option = f"--{name}"
         unnamed = "tyro.conf" in str(field.type)  # marked so that its options stand without its name
-        _check(value, group if unnamed else f"{name}.")
+        check_values(value, group if unnamed else f"{name}.")
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and math.isnan(one):
                 raise UserError(f"{option} is nan: give a number")

@@ -349,9 +349,10 @@ def test_a_population_stays_among_the_values_that_are_listed(here: Make) -> None
 
 
 def test_a_searcher_may_have_no_more_or_nothing_that_fits(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("model.window=8,5", "--search", f"{OWN}:First(often=2)", "--samples", "9")
+    space = "model.window=8,16+data.segment_length=32,16"  # of which the second two do not fit together
+    words = (space, "--search", f"{OWN}:First(often=2)", "--samples", "9")
     assert [trial.values["model.window"] for trial in here(*words).run().trials.values()] == [8, 8, 8]
-    misfits = ("model.window=8,5", "--search", f"{OWN}:First(often=999, place=1)")
+    misfits = (space, "--search", f"{OWN}:First(often=999, place=1)")
     for _ in range(2):
         sweep = here(*misfits, name="misfits").run()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"]  # the preset
@@ -702,7 +703,26 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
             ["lr", "--validate-every", "30", "--tokens", "2500"],
             "before the first trial's first figure, after 2,560 tokens",
         ),
-        (["model.window=3,5", "--search", "grid", "--baseline", "no"], "nothing of the space .* fits small-rec"),
+        (["optim.lr=-1,1e-3"], "optim.lr=-1,1e-3 cannot be searched with optim.lr -1.0: .* it must be at least 0"),
+        (["optim.lr=1e-3,nan"], "with optim.lr nan: optim.lr is nan: it must be at least 0"),
+        (["optim.lr=1e-3..inf"], "the space 'optim.lr=1e-3..inf' does not give values of optim.lr"),
+        (
+            ["model.dropout=0.1..2", "--search", "optuna"],
+            "with model.dropout 2.0: .* it must be at least 0 and below 1",
+        ),
+        (["model.states=4,0", "--baseline", "no"], "with model.states 0: model.states is 0: it must be at least 1"),
+        (
+            ["model.window=3,8"],
+            "with model.window 3: data.segment_length is 32, not a multiple of the model's block of 3",
+        ),
+        (["optim.name=adam,adamw", "--search", "grid"], "optim.name is 'adam': it must be one of adamw, adafactor"),
+        (["seed=0,9223372036854775808"], "--seed is 9223372036854775808: give less than 9223372036854775808"),
+        (["data.corpus=text,pg20"], "pg20"),
+        (["validate_every=0,10"], "with validate_every 0: no trial would ever be validated"),
+        (
+            ["model.name=rec,slide"],
+            "model.name cannot be varied: .* vary preset, as in preset=small-rec,small-slide",
+        ),
         (["lr", "--data.corpus", "pg20"], "pg20"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
         (["steps=10,20"], "the space varies steps, which --equal tokens chooses for each trial"),
@@ -714,6 +734,15 @@ def test_bad_input_is_one_sentence(command: list[str], sentence: str, store: Pat
     with pytest.raises(ValueError, match=sentence):
         tune.main([command[0], *rest, *command[1:]] if command and command[0][0] != "-" else command)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_value_that_fits_beside_others_of_the_space_alone_is_kept(here: Make) -> None:
+    """A window of 64 tokens needs a longer segment than the preset's 32."""
+    words = ("model.window=8,64+data.segment_length=32,128", "--search", "grid", "--baseline", "no")
+    sweep = here(*words).sweep
+    assert [tuple(trial.values.values()) for trial in sweep.trials.values()] == [(8, 32), (8, 128), (64, 128)]
+    with pytest.raises(UserError, match=r"with model\.window 64: data\.segment_length is 32"):
+        here("model.window=8,64+data.segment_length=32,96", *words[1:], name="other")
 
 
 @pytest.mark.parametrize("further", [["optim.lr=1e-7,2e-3,1e-2"], ["optim.lr=1e-7,1e-3,1e-2", "--baseline", "no"]])

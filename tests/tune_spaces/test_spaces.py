@@ -13,7 +13,7 @@ from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
-from tune_spaces import SPACES, combine
+from tune_spaces import SPACES, Space, combine
 from tune_spaces.drawing import Searcher, draw, fields, grid
 from tune_spaces.stopping import Rule
 
@@ -71,6 +71,11 @@ def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
         ("model.states=four", "small-rec", "does not give values of model.states"),
         ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
         ("lr+optimizer", "small-rec", "varies optim.lr twice"),
+        (
+            "size",
+            "pg19-llama-overlap-50",
+            "'size' has no value that fits pg19-llama-overlap-50",
+        ),  # a file has the sizes
         ("rec-table-5", "small-rec", "holds 0 stores"),
         ("staircase-figure-2", "tiny-walk-staircase", "of the papers' sizes, and tiny-walk-staircase is none"),
     ],
@@ -78,6 +83,42 @@ def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
 def test_what_does_not_fit_is_refused(space: str, preset: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         combine(space, values(preset))
+
+
+@pytest.mark.parametrize(
+    ("domains", "sentence"),
+    [
+        ({"optim.lr": [1e-3]}, r"the space 'own' has \[0.001\] for optim.lr: it must be a domain such as"),
+        ({"optim.lrr": tune.choice([1e-3])}, "the space 'own' varies optim.lrr, which small-rec does not have"),
+        ({"optim.lr,optim.clip": tune.choice([(1, 2), (3,)])}, r"has \(3,\) for optim.lr,optim.clip: give 2 values"),
+        ({"optim.lr,optim.clip": tune.uniform(0, 1)}, "has a range for optim.lr,optim.clip"),
+    ],
+)
+def test_a_plugins_space_that_is_none_is_refused(
+    domains: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SPACES, "own", Space("one's own", (), lambda values: domains))
+    with pytest.raises(ValueError, match=sentence):
+        combine("own", values("small-rec"))
+
+
+def test_each_listed_value_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = {"model.gate,model.cell": tune.choice([("fixed", "skip"), ("lstm", "skip"), ("fixed", "skip")])}
+    monkeypatch.setitem(SPACES, "own", Space("one's own", (), lambda values: listed))
+    found = combine("own+optim.lr=0.001,1e-3,1e-2", values("small-rec"))
+    assert [domain.categories for domain in found.values()] == [[("fixed", "skip"), ("lstm", "skip")], [1e-3, 1e-2]]
+
+
+def test_named_spaces_leave_out_what_does_not_fit_the_preset() -> None:
+    """A window whose new tokens do not divide the segment, and fewer heads than share keys."""
+    preset = "wikitext-gpt2-rec-overlap-30"
+    found = [some["model.window"] for some in grid(combine("window", values(preset)), points=1)]
+    assert found == [75, 150, 300]  # not 600, of which 570 tokens are new
+    for window in found:
+        with_fields(PRESETS[preset], {"model.window": window})
+    sizes = {"model.d_model": 64, "model.heads": 4, "model.kv_heads": 4, "model.mlp_dim": 128}
+    found = grid(combine("size", values("pg19-llama-overlap-50", **sizes)), points=1)
+    assert [some["model.heads"] for some in found] == [4, 8]
 
 
 @pytest.mark.parametrize(
