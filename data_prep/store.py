@@ -261,7 +261,8 @@ def _missing(folder: Place) -> str:
         return f"{folder} was not finished: run the same prepare command again, it goes on where it stopped"
     if splits := [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]:
         return f"{folder} is no split but has some: name {folder / splits[0]}"
-    names = [file.name for file in folder.parent.list() if file.is_dir and file.name != "tokenizer"]
+    own = ("tokenizer", folder.name)  # which may be an empty folder
+    names = [file.name for file in folder.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(folder.name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "prepare it first with python -m pipelines.prepare"
     return f"there is no prepared split in {folder}: {hint}"

@@ -27,7 +27,7 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         owner = getattr(config, part, None) if part else config
         known = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         if name not in known or dataclasses.is_dataclass(getattr(owner, name)):
-            raise UserError(f"{config.run} has no field {field!r}: {nearest(field, before)}")
+            raise UserError(no_field(config, field))
         stood = before.get(field)
         if isinstance(stood, (int, float)) and not isinstance(value, (int, float)) and field != "num_workers":
             raise UserError(f"{field} is {value!r}: give a value such as {stood}")
@@ -37,6 +37,14 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     with given_by_user(ValueError):  # of a model's config, say
         changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
         return dataclasses.replace(config, **changed, **parts.get("", {}))
+
+
+def no_field(config: TrainConfig, field: str) -> str:
+    """The sentence for a name that is none of a run's fields, or none that can be set."""
+    if field in ("model", "model.name"):
+        return f"{field} cannot be set: another model has other fields, which its presets set: choose another preset"
+    settable = [name for name in flatten(to_json(config)) if name != "model.name"]
+    return f"{config.run} has no field {field!r}: {nearest(field, settable)}"
 
 
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:

@@ -267,12 +267,27 @@ def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> s
         )
         told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
         return told + (split if home.submitted_script() else "")
-    written, help_text = option.partition("=")[0], io.StringIO()
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):
-        read(["--help"])
-    options = re.findall(r"(?<!\S)--(?!help)[\w.-]*\w", help_text.getvalue())
+    written = option.partition("=")[0]
+    options = _options(read)
+    if written in ("--model", "--model.name") and any(known.startswith("--model.") for known in options):
+        return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
     # else a field's name without the group that it stands in
     near = difflib.get_close_matches(written, options, n=1, cutoff=0.6) or [
         option for option in options if option.rpartition(".")[2] == written.lstrip("-")
     ]
     return f"unknown option {written}: {f'did you mean {near[0]}?' if near else '--help lists the options'}"
+
+
+def _options(read: Callable[[Sequence[str]], object]) -> list[str]:
+    """The options that --help lists. Each begins a line there; those of other programs, in its sentences, do not."""
+    help_text, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"  # in a wide terminal tyro sets options side by side
+    try:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):
+            read(["--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if width is not None:
+            os.environ["COLUMNS"] = width
+    lines = re.findall(r"(?m)^(?:│ | {0,2})(--[\w.-]*\w(?:, --[\w.-]*\w)*)", help_text.getvalue())
+    return [option for line in lines for option in line.split(", ")]

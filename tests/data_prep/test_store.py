@@ -142,6 +142,9 @@ def test_damaged_manifest(prepared: PrepareConfig) -> None:
 def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no prepared split in .*: prepare it first"):
         SegmentStore.open(tmp_path / "nowhere", "text", "train")
+    (Path(prepared.store) / "text" / "other").mkdir()  # an empty one is not meant by its own name
+    with pytest.raises(StoreError, match=r"no prepared split in .*other: prepare it first"):
+        SegmentStore.open(prepared.store, "text", "other")
     with pytest.raises(StoreError, match="did you mean 'validation'"):
         SegmentStore.open(prepared.store, "text", "validatoin")
     (prepared.folder / "test" / "manifest.json").unlink()

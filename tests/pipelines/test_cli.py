@@ -44,7 +44,10 @@ class Train:
     model: tyro.conf.AvoidSubcommands[Big | Deep]
     optim: Optim = field(default_factory=Optim)
     steps: int = 10
-    """Steps in all."""
+    """Steps in all; of machines that were given more by
+    `start --resources=3`."""
+    patient: bool = True
+    """Whether it waits."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -88,6 +91,12 @@ def test_positional() -> None:
         ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
         ("small --model.depth 3", "unknown option --model.depth: did you mean --model.width?"),
+        ("small --resources 3", "unknown option --resources: --help lists the options"),  # another program's
+        ("small --no-wait", "unknown option --no-wait: did you mean --no-patient?"),
+        (
+            "small --model.name deep",
+            "unknown option --model.name: another model has other fields, which its presets set",
+        ),
         ("small --zzzzzzz 3", "unknown option --zzzzzzz: --help lists the options"),
         ("small 3", "unexpected argument '3': options begin with --"),
         ("small --steps abc", "--steps: invalid literal for int() with base 10: 'abc'; --help lists the options"),
@@ -98,7 +107,8 @@ def test_positional() -> None:
         ("small --optim.name adm", "invalid choice 'adm' for argument '--optim.name'. Expected one of"),
     ],
 )
-def test_wrong_words(words: str, sentence: str) -> None:
+def test_wrong_words(words: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # where --help has several columns
     with pytest.raises(UserError) as caught:
         train(words)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)

@@ -666,6 +666,8 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
+    with pytest.raises(ValueError, match=r"model.name cannot be set: another model has other fields"):
+        with_fields(PRESETS["small-rec"], {"model.name": "slide"})
 
 
 @pytest.mark.parametrize(
