@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class GenerateConfig:
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
     """Text file to continue (UTF-8)."""
-    prompt: str = ""
+    prompt: str = field(default="", metadata={cli.TEXT: True})
     """Text to continue, instead of a file."""
     max_new_tokens: int = 256
     """Tokens to write."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from typing import Any, ClassVar, Literal
@@ -69,7 +69,7 @@ class JsonLines:
     thread_field: str = ""
     """Field that holds the id of a line's thread, a string or a number: the lines of a thread, which follow each other, are one
     document, of that id."""
-    thread_separator: str = "\n\n"
+    thread_separator: str = field(default="\n\n", metadata={"text": True})
     """Stands between the texts of a thread."""
     split_by: Literal["file", "hash"] = "file"
     """Take the split from the names of the files where they say one, or always from a hash of the id."""

@@ -60,6 +60,10 @@ COUNTS, SEEDS = 1 << 53, 1 << 63
 """What whole numbers are less than: products of counts have 64 bits still."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
 """Where nobody reads any more what a command was made to print, as a shell has it of others."""
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that end or reorder a line in which a name or a path is printed."""
+TEXT = "text"
+"""The metadata of a field that takes text, which may have several lines: ``field(default="", metadata={TEXT: True})``."""
 URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 """How a URI begins that was taken for a path."""
 
@@ -175,6 +179,11 @@ def check_values(config: object, group: str = "") -> None:
                 raise UserError(f"{option} is nan: give a number")
             if isinstance(one, int) and abs(one) >= (most := SEEDS if "seed" in option else COUNTS):
                 raise UserError(f"{option} is {one}: give less than {most}")
+            if isinstance(one, str | Path) and not field.metadata.get(TEXT):
+                odd = CONTROLS.search(str(one))
+                if odd is not None:
+                    told = without_credentials(str(one))
+                    raise UserError(f"{option} is {told!r}: leave out the control character {odd[0]!r}")
             if isinstance(one, Path) and URI_AS_PATH.match(str(one)):
                 public = without_credentials(str(one).replace(":/", "://", 1))
                 told = public.replace("://", ":/", 1)  # as a path has it

@@ -128,6 +128,29 @@ class Export:
     """Folder of a run."""
     output: str
     """Folder that is written."""
+    also: tuple[str, ...] = ()
+    """Further runs."""
+    prompt: str = field(default="", metadata={cli.TEXT: True})
+    """A text."""
+    folder: Path = Path("runs")
+    """Of all runs."""
+
+
+@pytest.mark.parametrize("control", ["\n", "\r", "\t", "\x1b", "\x7f", "\u2028", "\u202e"])
+def test_names_with_control_characters_are_refused(control: str) -> None:
+    name = f"a{control}b"
+    wrong = (
+        ("run", [name, "--output", "x"]),
+        ("output", ["a", "--output", name]),
+        ("also", ["a", "--output", "x", "--also", "c", name]),
+        ("folder", ["a", "--output", "x", "--folder", name]),
+    )
+    for option, words in wrong:
+        with pytest.raises(UserError) as caught:
+            cli.parse(Export, words, "Export a run.")
+        assert str(caught.value) == f"--{option} is {name!r}: leave out the control character {control!r}"
+    for text in (name, "grün 'é' 書"):
+        assert cli.parse(Export, ["書", "--output", "ü b", "--prompt", text], "Export a run.").prompt == text
 
 
 def test_an_option_that_is_missing_for_it_is_misspelt() -> None:
