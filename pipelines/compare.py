@@ -10,6 +10,9 @@ What is compared is a folder, or the id of a run in MLflow (of a sweep's run: th
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -21,7 +24,7 @@ from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import first_writable
+from pipelines.inference.subjects import HOME, first_writable, writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import write_index
@@ -39,8 +42,9 @@ class CompareConfig:
     """Folders or URIs of runs or sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
     """Of a sweep: its best trial, or all that have a figure; auto takes all where nothing else is compared."""
-    root: str = "runs"
-    """Folder or URI of all runs. A folder has the mlflow.db that ids are looked up in unless --tracking.uri names a server."""
+    root: str = ""
+    """Folder or URI of all runs; by default that of the first run or sweep, and `runs` where only ids are named or nothing can be
+    written there. A folder has the mlflow.db that ids are looked up in unless --tracking.uri names a server."""
     output: str = ""
     """Folder or URI of the table and the curves; by default `reports/compare-<names>` below the root."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -50,11 +54,39 @@ class CompareConfig:
             raise UserError("name at least one run or sweep: python -m pipelines.compare runs/demo-rec runs/demo-slide")
 
 
+def root_for(asked: str, compared: Sequence[Place]) -> Place:
+    """The folder of all runs: as ``asked``, or the one that holds the first of the ``compared`` runs and sweeps, or `runs` where
+    nothing can be written there.
+    """
+    if asked:
+        return Place.parse(asked)
+    beside = [root_of_place(place) for place in compared if place.is_dir()][:1]
+    places = [*beside, Place.parse(HOME)]
+    chosen = next((place for place in places if writable(place / "reports")), places[-1])
+    if chosen != places[0]:
+        print(f"note: {places[0]} cannot be written: the report goes below {chosen}", flush=True)
+    return chosen
+
+
+def root_of_place(place: Place) -> Place:
+    """The folder of all runs that a run, a sweep, or a trial of one is in."""
+    name = ""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a folder of something else, which is refused later
+        name = str(json.loads((place / "config.json").read_bytes())["run"])
+    above = place
+    for part in reversed(name.split("/")):
+        if above.name != part:
+            return place.parent
+        above = above.parent
+    return above
+
+
 def main(argv: list[str]) -> None:
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     config = replace(config, tracking=config.tracking.located())
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
-    places, all_runs = [Place.parse(name) for name in config.runs], Place.parse(config.root)
+    places = [Place.parse(name) for name in config.runs]
+    all_runs = root_for(config.root, places)
     root = RunPlace(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]

@@ -197,6 +197,39 @@ def test_a_sweep_that_cannot_be_written_to_is_compared_all_the_same(
     assert "sweep/000" in out and f"warning: no report of the sweep sweep: {folder}/report: Permission denied" in error
 
 
+def named_run(folder: Path, name: str) -> None:
+    """A run's folder as `pipelines.train` leaves it, as far as it is compared: a point of its curve."""
+    (folder / name).mkdir(parents=True)
+    config = {"run": name, "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
+    (folder / name / "config.json").write_text(json.dumps(config))
+    line = {"step": 10, "time": 1, "metrics": {"train/tokens": 100.0, TOKEN: 4.0}}
+    (folder / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "expected"),
+    [
+        (["mine/a", "yours/b"], [], "mine/reports/compare-a-vs-b"),
+        (["mine/sweep/trials/003"], [], "mine/reports/compare-003"),
+        (["mine/a"], ["--root", "other"], "other/reports/compare-a"),
+        (["mine/a"], ["--output", "other"], "other"),
+    ],
+)
+def test_a_report_is_beside_the_first_run(
+    names: list[str], words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names:
+        root, _, run_name = name.partition("/")
+        named_run(tmp_path / "all" / root, run_name)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    folders = [f"../all/{name}" for name in names]
+    main([*folders, *words, "--tracking.backend", "none"])
+    above = tmp_path / ("here" if words else "all")
+    assert (above / expected / "comparison.csv").is_file()
+    assert not (tmp_path / "here/runs").exists()
+
+
 @pytest.mark.slow
 def test_runs_of_two_vocabularies_by_the_command(
     train: Callable[..., Path], make_config: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
