@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 
 import torch
@@ -31,7 +30,7 @@ from pipelines.terminal import cli
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.worker import Run, open_run, start_tracker, train_as_worker
-from pipelines.training.world import World, join_torchrun
+from pipelines.training.world import Launched, World, join_torchrun
 
 
 def describe(config: TrainConfig, run: Run) -> int:
@@ -61,7 +60,7 @@ def describe(config: TrainConfig, run: Run) -> int:
 
 def main(argv: list[str]) -> int:
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    if config.num_workers == 0 and int(os.environ.get("RANK", "0")) > 0:
+    if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
     run, place = open_run(config), RunPlace.of(config)
     parameters = describe(config, run)
@@ -124,16 +123,17 @@ def start(config: TrainConfig, run: Run) -> None:
 
 def train_here(config: TrainConfig, stop: Stop) -> None:
     """Train in this process, or in those that torchrun has started."""
-    use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    launched = Launched.by_environment()
+    use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= launched.local_size
     if config.use_gpu == "yes" and not use_gpu:
         raise UserError(
             "use_gpu is yes, and there is no GPU that torch can use for each process: choose --use-gpu auto, or mend CUDA"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > config.data.lanes:
+    if launched.size > config.data.lanes:
         raise UserError(
             f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"
         )
-    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if use_gpu else "cpu")
+    device = torch.device(f"cuda:{launched.local_rank}" if use_gpu else "cpu")
     join_torchrun(device)
     with stop.on_signals():
         train_as_worker(config, World.current(device), stop.asked, register_best)

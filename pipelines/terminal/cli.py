@@ -91,15 +91,38 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             sys.exit(UNREAD_STATUS)
         if os.environ.get("THROUGHLINE_DEBUG", "0") not in ("", "0"):
             raise
-        status = 2 if is_users(error) else 1
-        told = f"error: {sentence(error)}" if status == 2 else without_credentials(traceback.format_exc().rstrip())
-        print(told, file=sys.stderr)
+        refused = _refused_output("\n") if isinstance(error, OSError) and error.filename is None else ""
+        status = 2 if refused or is_users(error) else 1
+        told = f"error: {refused or sentence(error)}" if status == 2 else traceback.format_exc().rstrip()
+        with contextlib.suppress(OSError):  # a full disk
+            print(without_credentials(told), file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
+    if not status:
+        refused = _refused_output()
+        if refused:
+            print(f"error: {refused}", file=sys.stderr)
+            status = 2
     _unread()
     gc.freeze()  # else the interpreter looks through all of torch for garbage before it ends: 0.6 s
     sys.exit(status)
+
+
+def _refused_output(further: str = "") -> str:
+    """Why stdout, on a full disk, does not take what was printed and something ``further``; empty where it does. After that what is
+    printed goes nowhere.
+    """
+    try:
+        print(end=further, flush=True)
+    except BrokenPipeError:
+        return ""
+    except OSError as error:
+        discard()
+        return f"standard output cannot be written: {error.strerror}"
+    except ValueError:  # it is closed
+        return ""
+    return ""
 
 
 def _unread() -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from data_prep.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,45 @@ def join(device: torch.device, **where: Any) -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **where)
 
 
+@dataclass(frozen=True)
+class Launched:
+    """Which of torchrun's processes this is, as its environment says; one alone where it says nothing."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    """Processes on this machine."""
+
+    @classmethod
+    def by_environment(cls, environment: Mapping[str, str] = os.environ) -> Launched:
+        """Raises UserError, naming the variable, where one is missing or cannot be."""
+        size = _whole_number(environment, "WORLD_SIZE", 1, least=1)
+        rank = _whole_number(environment, "RANK", 0, most=size - 1)
+        local_size = _whole_number(environment, "LOCAL_WORLD_SIZE", 1, least=1)
+        local_rank = _whole_number(environment, "LOCAL_RANK", 0)
+        if size > 1:
+            for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+                if not environment.get(name):
+                    raise UserError(f"WORLD_SIZE is {size}, and {name} is not set: {BY_TORCHRUN}")
+            _whole_number(environment, "MASTER_PORT", 0, most=65535)
+        return cls(rank, size, local_rank, local_size)
+
+
+BY_TORCHRUN = "start the command with torchrun, or unset WORLD_SIZE and RANK for one process"
+
+
+def _whole_number(
+    environment: Mapping[str, str], name: str, default: int, least: int = 0, most: int | None = None
+) -> int:
+    written = environment.get(name) or str(default)
+    if not re.fullmatch("[0-9]{1,9}", written) or int(written) < least or (most is not None and int(written) > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise UserError(f"{name} is {written!r}, and must be a whole number of at least {least}{upper}: {BY_TORCHRUN}")
+    return int(written)
+
+
 def join_torchrun(device: torch.device) -> None:
-    """Join the process group that torchrun's environment describes, if it does."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and not dist.is_initialized():
+    """Join the process group that torchrun's environment describes, if it does. Raises UserError where that is incomplete."""
+    if Launched.by_environment().size > 1 and not dist.is_initialized():
         join(device)

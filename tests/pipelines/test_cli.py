@@ -238,6 +238,19 @@ def test_a_reader_that_goes_and_an_output_that_is_closed() -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("lines", "unbuffered"), [("print('a', flush=True)", ""), ("print('a')", ""), ("print('a')", "1")]
+)
+def test_an_output_that_is_full_is_named(lines: str, unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    program = f"from pipelines.terminal import cli\ndef main(argv):\n    {lines}\ncli.run(main)"
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
 def test_names_of_files_are_short_and_do_not_collide() -> None:
     long = [cli.file_name("é" * 200 + end) for end in "ab"]
     assert all(len(name.encode()) < 160 for name in long) and long[0] != long[1]
