@@ -227,7 +227,7 @@ def track(
         if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
             print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
-        tracker = Tracker.attach(*tracking_of(subject.checkpoint, run, config.tracking), run.folder)
+        tracker = Tracker.attach(*tracking_of(subject.checkpoint, run, config.tracking), run.folder, run.place)
         row, of = evaluation_rows([evaluation])[0], called(subject, config)
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)

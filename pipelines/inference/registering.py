@@ -24,6 +24,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig, TrainConfig
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
+from pipelines.tracking.identity import saved_run
 
 UNREGISTERED = "the best checkpoint is not registered in MLflow"
 
@@ -37,7 +38,7 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     whole = best(run.complete_checkpoints())
     if whole and whole[0].step != tracker.registered:
         checkpoint = run.open_checkpoint(whole[0].folder.name)
-        _register(checkpoint, tracker, run.folder / ".exported", config.run)
+        _register(checkpoint, tracker, run.folder / ".exported", config.run, run.folder)
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
@@ -47,19 +48,19 @@ def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
     winner = json.loads((folder / "best.json").read_text("utf-8"))
-    wanted = {"trial": winner["trial"], "step": winner["step"]}
     done, exported = folder / "registered.json", folder / ".exported"
-    if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
-        return
     trial = RunPlace(sweep.place / f"trials/{winner['trial']}", trains=True)
     trial.fetch("mlflow_run.json")
-    tracker = Tracker.attach(config, root, trial.folder)
+    wanted = {"trial": winner["trial"], "step": winner["step"], "run_id": saved_run(trial.folder).get("run_id")}
+    if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
+        return
+    tracker = Tracker.attach(config, root, trial.folder, trial.place)
     try:
         if tracker.run_id:
             name = next(
                 (name for name in trial.checkpoint_names() if step_of(name) == winner["step"]), name_of(winner["step"])
             )
-            _register(trial.open_checkpoint(name), tracker, exported, folder.name)
+            _register(trial.open_checkpoint(name), tracker, exported, folder.name, folder)
     finally:
         tracker.finish()
     if tracker.run_id and not exported.exists():  # it was sent
@@ -67,10 +68,10 @@ def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None
         sweep.publish(done.name)
 
 
-def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str) -> None:
+def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path) -> None:
     from pipelines.inference.to_transformers import export  # transformers: seconds
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
     export(checkpoint, folder)
     print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
-    tracker.register(checkpoint.step, folder, name)
+    tracker.register(checkpoint.step, folder, name, owner)

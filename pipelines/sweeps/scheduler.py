@@ -179,7 +179,7 @@ class SweepScheduler:
         if not (behind := self._behind(trial) or trial in self._population.concerned):
             self._rule.begin(trial.id)
         held = [name for name in sorted(self._busy) if self._rule.waits(name)]
-        trial.status, trial.recorded = "running", False
+        trial.status, trial.recorded = "running", ""
         self._runs.pop(trial.id, None)  # its values may be others since
         self._stop(trial).clear()
         self.sweep.save(trial)

@@ -65,8 +65,8 @@ class Trial:
     last: Figure | None = None
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
-    recorded: bool = False
-    """Whether MLflow has all of it, its end included."""
+    recorded: str = ""
+    """MLflow's id of the sweep's run, if all of it stands below that one, its end included; none without MLflow."""
 
     @property
     def over(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 from pipelines.training.worker import Run, start_tracker
 
-LAST_STEP = 1 << 60
 STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PARENT_SECONDS = 60.0
 """How long the start waits for MLflow to make the sweep's run. Where it is silent, trials are put below it at their end."""
@@ -46,6 +46,8 @@ class SweepTracking:
             params={key: value for key, value in vars(config).items() if key != "train"},
             tags={"sweep": config.train.run, "command": command, "fields": ", ".join(sweep.fields)},
             resume_step=self._ends,
+            place=sweep.run.place,
+            publish=partial(sweep.run.publish, "mlflow_run.json"),
         )
         self._pool, self._silent = ThreadPoolExecutor(1), False
         self.run_id = ""
@@ -61,10 +63,17 @@ class SweepTracking:
         return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
 
     def again(self) -> None:
-        """Send what an MLflow that was silent, or an earlier start that was killed, has left unsaid."""
+        """Send the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
         for trial in self._sweep.trials.values():
-            if trial.over and not trial.recorded:
+            if not self._has(trial):
                 self._pool.submit(self._tell, trial)
+
+    def _has(self, trial: Trial) -> bool:
+        """Whether the sweep's run has all of a trial below it, or nothing can be said of it yet."""
+        return not trial.over or (trial.recorded != "" and trial.recorded == self._recorded())
+
+    def _recorded(self) -> str:
+        return "none" if self._tracking.backend == "none" else self.run_id
 
     def end(self, trial: Trial) -> None:
         """Note how a trial ended."""
@@ -80,7 +89,7 @@ class SweepTracking:
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
-        if self._silent or trial.recorded or not trial.over:
+        if self._silent or self._has(trial):
             return
         for name in ("metrics.jsonl", "config.json"):  # of a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")
@@ -88,7 +97,7 @@ class SweepTracking:
         RunPlace.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")
-        tracker = start_tracker(run, Run(store, None, None, []), resume_step=LAST_STEP)
+        tracker = start_tracker(run, Run(store, None, None, []), resume_step=None)
         tags = {
             "sweep": self._sweep.config.train.run,
             "trial": trial.id,
@@ -99,9 +108,10 @@ class SweepTracking:
         for key, value in tags.items():
             if value:
                 tracker.set_tag(key, value)
-        trial.recorded = tracker.finish(STATUSES[trial.status])
+        sent = tracker.finish(STATUSES[trial.status])
+        trial.recorded = self._recorded() if sent else ""
         RunPlace.of(run).publish(*RECORDS)
-        self._silent = not trial.recorded
+        self._silent = not sent
         self._sweep.save(trial)
         self._report(final=False)
 

@@ -5,14 +5,14 @@
     tracker.finish("FINISHED")                               # waits, within bounds, until all of it is sent
 
 One idempotent function, `Tracker.upload_missing`, sends what MLflow lacks, in order. A thread calls it, from the start to the end,
-and again while the server is silent. `<run>/mlflow_run.json` says which run in MLflow this is: the same command continues it, and
-sends what MLflow lacks of metrics.jsonl and nothing that it has: after any number of kills every metric has every step once. (A
-step that was sent before the kill keeps its first value.)
+and again while the server is silent. `<run>/mlflow_run.json` says which run in MLflow this is (identity.py): the same command
+continues it, and sends what MLflow lacks of metrics.jsonl and nothing that it has: after any number of kills every metric has every
+step once. (A step that was sent before the kill keeps its first value.)
 """
 
 from pipelines.tracking.client import TrackingError
-from pipelines.tracking.mlflow_run import DatasetInfo, begin_run
+from pipelines.tracking.mlflow_run import DatasetInfo
 from pipelines.tracking.reading import StoredRun, read_run
 from pipelines.tracking.tracker import Tracker
 
-__all__ = ["DatasetInfo", "StoredRun", "Tracker", "TrackingError", "begin_run", "read_run"]
+__all__ = ["DatasetInfo", "StoredRun", "Tracker", "TrackingError", "read_run"]

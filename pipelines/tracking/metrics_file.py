@@ -54,9 +54,9 @@ def parse_record(line: bytes | str) -> Record | None:
         return None
 
 
-def drop_after(path: Path, step: int) -> list[Record]:
-    """Rewrite the file, atomically, without the records after ``step`` and without torn lines. Returns what it kept."""
-    kept = [record for record in read_records(path) if record.step <= step]
+def drop_after(path: Path, step: int | None) -> list[Record]:
+    """Rewrite the file, atomically, without the records after ``step``, if any, and without torn lines. Returns what it kept."""
+    kept = [record for record in read_records(path) if step is None or record.step <= step]
     data = b"".join(record.line() for record in kept)
     if path.exists() and path.read_bytes() != data:
         write_atomically(path, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,15 +13,13 @@ from typing import Any, Literal
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
+from pipelines.tracking.identity import KEY, PLACE, START, forked, is_a_copy, save_run, saved_run, tags_of
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import LoggedModels
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-RUN_KEY = "throughline.run_key"
-"""Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH, NAME_LENGTH = 1000, 100, 6000, 5000, 250
 """MLflow's limits."""
 
@@ -49,8 +48,8 @@ class MlflowRun:
     params: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     dataset: DatasetInfo | None = None
-    told_id: str | None = None
-    """What the run's checkpoint says of it, for a folder without mlflow_run.json (one that was copied)."""
+    step: int = 0
+    """The step from which the run continues."""
     attached: bool = False
     """Whether it is a run that exists, to which something is added."""
     run_id: str = ""
@@ -84,13 +83,17 @@ class MlflowRun:
         """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        if self._found:
-            self.client.update_run(self.run_id, status="RUNNING")
+        saved = saved_run(self.folder)
+        if self._found:  # of a folder that was moved, the name is another one
+            renamed = self.name[:NAME_LENGTH] if saved.get("name", self.name) != self.name else None
+            self.client.update_run(self.run_id, status="RUNNING", name=renamed)
         lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
         params = [Param(key, without_credentials(value)[:PARAM_LENGTH]) for key, value in lacking]
-        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in self.tags.items()]
+        named = {**self.tags, **tags_of(saved)}
+        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in named.items()]
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
+        self._save(name=self.name, starts=saved["starts"][-1:])
         if (data := self.dataset) is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
             source = json.dumps({"uri": without_credentials(data.source)})
@@ -119,10 +122,11 @@ class MlflowRun:
         """The model of a checkpoint, with the validation figures of its step."""
         self.models.log(step, tags, [points[step] for points in self._points.values() if points.get(step)])
 
-    def register(self, step: int, folder: Path, name: str) -> None:
-        """The model of a step, with these files, as the best of those that are registered so. The folder is removed."""
-        self.models.register(step, folder, name)
-        self._save(**{**saved_run(self.folder), "registered": str(step)})
+    def register(self, step: int, folder: Path, name: str, owner: Path) -> None:
+        """The model of a step, with these files, as the best of those of its owner, a run or a sweep. The folder is removed."""
+        saved = saved_run(owner)
+        self.models.register(step, folder, name, {KEY: saved["key"], PLACE: saved["place"]})
+        self._save(registered=str(step))
         shutil.rmtree(folder, ignore_errors=True)
 
     def end(self, status: Status) -> None:
@@ -146,24 +150,34 @@ class MlflowRun:
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
         key, noted = saved.get("key", ""), saved.get("run_id")
         begun = [] if noted else self._of_key(key)  # and perhaps made
-        run = begun[0] if begun else self._existing(noted or self.told_id)
+        run = begun[0] if begun else self._existing(noted)
+        if run is not None and run.data.tags.get(START, saved["starts"][0]) not in saved["starts"]:
+            run = self._leave(run)
+            key, noted = saved_run(self.folder)["key"], None
         self._found = run is not None
         if run is None:
-            if not key or noted:  # none yet, or of a store that no longer has it
+            if noted:  # of a store that no longer has it, or never had
                 key = uuid.uuid4().hex
-                self._save(key=key)
-            run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags={RUN_KEY: key})
-        if run.info.run_id != noted:
-            self._save(key=run.data.tags.get(RUN_KEY, key), run_id=run.info.run_id)
+                self._save(key=key, run_id=None, registered=None)
+            tags = {KEY: key, START: saved["starts"][-1]}
+            run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags=tags)
+        self._save(key=run.data.tags.get(KEY, key), run_id=run.info.run_id)
         self._sent_params, self._searched = run.data.params, run.info.experiment_id
         return run.info.run_id
+
+    def _leave(self, run: Any) -> None:
+        """Make this folder a run of its own: another one has continued MLflow's run since this one was copied."""
+        saved = saved_run(self.folder)
+        place = run.data.tags.get(PLACE, saved["place"])
+        save_run(self.folder, forked(saved, place, self.step))
+        print(f"note: {is_a_copy(saved['place'], place)}", file=sys.stderr, flush=True)
 
     def _of_key(self, key: str) -> list[Any]:
         """The runs that were made under a key: one, or one more where MLflow was too slow to say so."""
         if not key:
             return []
         self._searched = self._searched or self._experiment()
-        return list(self.client.search_runs([self._searched], f"tags.`{RUN_KEY}` = '{key}'"))
+        return list(self.client.search_runs([self._searched], f"tags.`{KEY}` = '{key}'"))
 
     def _existing(self, run_id: str | None) -> Any:
         from mlflow.exceptions import MlflowException
@@ -207,9 +221,13 @@ class MlflowRun:
     def _note(self, point: Any) -> None:
         self._points[point.key].setdefault(point.step, point if point.key.startswith("validation/") else None)
 
-    def _save(self, **values: str) -> None:
+    def _save(self, **values: Any) -> None:
+        """Note something of the run, and where it is; None removes what was noted."""
         where = {"uri": without_credentials(tracking_uri(self.config, self.root)), "experiment": self._experiment_name}
-        write_atomically(self.folder / "mlflow_run.json", json.dumps({**values, **where}, indent=1).encode())
+        saved = saved_run(self.folder)
+        noted = {key: value for key, value in {**saved, **values, **where}.items() if value is not None}
+        if noted != saved:
+            save_run(self.folder, noted)
 
     def _start_monitor(self, resume: bool) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -217,28 +235,3 @@ class MlflowRun:
         uri = tracking_uri(self.config, self.root)
         self._monitor = SystemMetricsMonitor(self.run_id, sampling_interval=10, resume_logging=resume, tracking_uri=uri)
         self._monitor.start()
-
-
-def begin_run(run_folder: Path) -> None:
-    """Note a key for a run that has none. Where that is known before MLflow is asked, whoever starts the run again finds by it what
-    MLflow has made.
-    """
-    if not saved_run(run_folder):
-        write_atomically(run_folder / "mlflow_run.json", json.dumps({"key": uuid.uuid4().hex}).encode())
-
-
-def saved_run(run_folder: Path) -> dict[str, str]:
-    """What mlflow_run.json says: which run in MLflow this is. Empty where there is none. Raises UserError where it is damaged."""
-    path = run_folder / "mlflow_run.json"
-    try:
-        saved = json.loads(path.read_bytes())
-        if isinstance(saved, dict):
-            return saved
-        error = "it holds no object"
-    except FileNotFoundError:
-        return {}
-    except ValueError as found:
-        error = found
-    raise UserError(
-        f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from pipelines.tracking.client import REQUEST_SECONDS
+from pipelines.tracking.identity import KEY, PLACE, shown
 
 BEST = "best"
 """The alias of the registered model's version that has the best validation figure."""
@@ -74,19 +76,14 @@ class LoggedModels:
         self._outputs.add(model.model_id)
         self._by_step = known
 
-    def register(self, step: int, folder: Path, name: str) -> None:
-        """Upload the folder as the files of a step's model, and make that the best version of the registered model ``name``."""
-        from mlflow.exceptions import MlflowException
-
+    def register(self, step: int, folder: Path, name: str, owner: Mapping[str, str]) -> None:
+        """Upload the folder as the files of a step's model, and make that the best version of the registered model ``name``. Where
+        another run or sweep has that name, a mark of this one is added to it. ``owner``: tags that say whose model it is.
+        """
         model = self._known().get(step)
         if model is None:
             raise FileNotFoundError(f"there is no model of step {step} to register")
-        name = plain(name)
-        try:
-            self.client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
+        name = self._registered_model(plain(name), owner)
         versions = self.client.search_model_versions(f"name = '{name}'")
         version = next((version for version in versions if version.tags.get("model_id") == model.model_id), None)
         if version is None:
@@ -102,6 +99,28 @@ class LoggedModels:
                 name, source, run_id=self.run_id, tags=tags, description=told, model_id=model.model_id
             )
         self.client.set_registered_model_alias(name, BEST, version.version)
+
+    def _registered_model(self, name: str, owner: Mapping[str, str]) -> str:
+        """The name of the owner's registered model, which is made if need be. A model is the owner's where one of its tags says so:
+        a folder may have been moved, and the run in a folder may have been begun anew.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.create_registered_model(name, tags=dict(owner))
+            return name
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        tags = self.client.get_registered_model(name).tags
+        if any(tags.get(key) == value for key, value in owner.items()):
+            for key, value in owner.items() - tags.items():
+                self.client.set_registered_model_tag(name, key, value)
+            return name
+        marked = f"{name}-{owner[KEY][:8]}"
+        whose = f"that of {shown(tags[PLACE])}" if PLACE in tags else "somebody else's"
+        print(f"note: {name} in MLflow's registry is {whose}: this model is {marked}", file=sys.stderr, flush=True)
+        return self._registered_model(marked, owner)
 
     def look_again(self) -> None:
         """At the end: a request that was given up can have been answered since."""

@@ -15,11 +15,13 @@ from typing import Any
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import first_cause
+from data_prep.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
+from pipelines.tracking.identity import begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
-from pipelines.tracking.mlflow_run import TAG_LENGTH, DatasetInfo, MlflowRun, Status, saved_run
+from pipelines.tracking.mlflow_run import TAG_LENGTH, DatasetInfo, MlflowRun, Status
 from pipelines.tracking.models import SLOWEST_UPLOAD
 
 START_SECONDS = {True: 10.0, False: 60.0}
@@ -90,11 +92,17 @@ class Tracker:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         dataset: DatasetInfo | None = None,
-        resume_step: int = 0,
-        run_id: str | None = None,
+        resume_step: int | None = 0,
+        place: Place | None = None,
+        publish: Callable[[], None] = lambda: None,
+        told: Mapping[str, Any] | None = None,
     ) -> Tracker:
-        """Begin a run, or continue the one of ``run_folder`` from ``resume_step``: later lines of its metrics.jsonl are dropped.
-        ``run_id``: MLflow's, by the checkpoint, where the folder does not say it.
+        """Begin a run, or continue the one of ``run_folder``.
+
+        Args:
+            resume_step: the step from which the run continues; later lines of its metrics.jsonl are dropped. None: it is over, and
+                keeps all of them.
+            place, publish, told: as of `begin_run`; by default the run is in ``run_folder``.
 
         Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
         """
@@ -102,11 +110,14 @@ class Tracker:
         kept = drop_after(run_folder / "metrics.jsonl", resume_step)
         if config.backend == "none":
             return cls(config, run_folder, None, [])
+        step = resume_step if resume_step is not None else kept[-1].step if kept else 0
+        if said := begin_run(run_folder, place or Place.parse(run_folder), step, told, publish):
+            print(f"note: {said}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}
         with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
             described["mlflow.user"] = getpass.getuser()
         own_tags = {key: value for key, value in described.items() if value}
-        run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, run_id)
+        run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, step)
         tracker = cls(config, run_folder, run, kept)
         seconds = START_SECONDS[is_server(config)]
         if config.on_failure == "stop":
@@ -118,12 +129,22 @@ class Tracker:
         return tracker
 
     @classmethod
-    def attach(cls, config: TrackingConfig, root: Path, run_folder: Path) -> Tracker:
+    def attach(cls, config: TrackingConfig, root: Path, run_folder: Path, place: Place | None = None) -> Tracker:
         """Add figures and files to the run of ``run_folder``, as it is: neither begun nor, by `finish`, ended.
 
-        Where that run was never in MLflow, its metrics.jsonl alone gets them.
+        Where that run was never in MLflow, its metrics.jsonl alone gets them; also where it is a copy, which has no run of its own
+        in MLflow before it is trained. ``place``: where the run is, by default in ``run_folder``.
         """
+        place = place or Place.parse(run_folder)
         tracked = config.backend == "mlflow" and saved_run(run_folder).get("run_id")
+        if tracked and (original := copied_from(run_folder, place)):
+            print(
+                f"note: {place.shown} is a copy of {shown(original)}, whose run in MLflow is not its own: the metrics are added to "
+                "metrics.jsonl alone, until `train` makes it a run of its own",
+                file=sys.stderr,
+                flush=True,
+            )
+            tracked = None
         run = MlflowRun(config, root, run_folder, run_folder.name, attached=True) if tracked else None
         return cls(config, run_folder, run, [])
 
@@ -131,6 +152,11 @@ class Tracker:
     def run_id(self) -> str | None:
         """MLflow's id of the run, once it is known."""
         return (self._run.run_id or saved_run(self._run.folder).get("run_id")) if self._run else None
+
+    @property
+    def start_id(self) -> str | None:
+        """The name of this start of the run (identity.py)."""
+        return saved_run(self._run.folder)["starts"][-1] if self._run else None
 
     @property
     def registered(self) -> int | None:
@@ -162,12 +188,12 @@ class Tracker:
         if self._config.models != "none":
             self._put(lambda run: run.log_checkpoint(step, tags))
 
-    def register(self, step: int, folder: Path, name: str) -> None:
+    def register(self, step: int, folder: Path, name: str, owner: Path) -> None:
         """Upload a folder as the files of a step's model, which `log_checkpoint` has made, and register that as the best one called
-        ``name``. The folder is removed when that is done.
+        ``name``. The folder is removed when that is done. ``owner``: folder of the run or sweep that has this name.
         """
         self._upload_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        self._put(lambda run: run.register(step, folder, name))
+        self._put(lambda run: run.register(step, folder, name, owner))
 
     def set_tag(self, key: str, value: str) -> None:
         self._put(lambda run: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))

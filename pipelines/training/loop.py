@@ -215,6 +215,7 @@ def train(
                         "warned": warned,
                         "validation": validated,
                         "mlflow_run": tracker.run_id if tracker else None,
+                        "mlflow_start": tracker.start_id if tracker else None,
                         "cursor": schedule.cursor(done).tolist(),
                         "tokens": schedule.tokens_before(done),
                         "vocab_size": model.vocab_size,

@@ -15,14 +15,15 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
 from data_prep.manifest import MissingSplit
+from data_prep.places import Place
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
-from pipelines.tracking import DatasetInfo, Tracker, begin_run
+from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.loop import Run
@@ -87,10 +88,6 @@ def train_as_worker(
     fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
         place.fetch(*records)
-        if records and not place.is_local and config.tracking.backend == "mlflow":
-            # At once: what is made before the records are published next is found by it.
-            begin_run(place.folder)
-            place.publish(*records)
         run = open_run(config, world)
         with tracked(config, run, world) as tracker:
             on_disk = partial(note_checkpoint, tracker, config) if tracker else None
@@ -131,11 +128,9 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
     tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
 
 
-def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
-    """The run in MLflow, with its config as params and its data set as an input."""
+def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tracker:
+    """The run in MLflow, with its config as params and its data set as an input. ``resume_step`` is None where the run is over."""
     manifest, place = run.train_store.manifest, RunPlace.of(config)
-    # A checkpoint that was copied to begin another run is not its own.
-    own = run.resume if run.resume and run.resume.meta["config"]["run"] == config.run else None
     tracker = Tracker.start(
         config.tracking,
         root=root_of(place.folder, config.run),
@@ -158,11 +153,26 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int) -> Tracker:
             tokens=manifest.totals.tokens,
         ),
         resume_step=resume_step,
-        run_id=own.meta.get("mlflow_run") if own else None,
+        place=place.place,
+        publish=partial(place.publish, "mlflow_run.json"),
+        told=told_by(run.resume, config.run) if run.resume else None,
     )
-    if resume_step:  # those of which MLflow was not told before the run was killed
+    if resume_step != 0:  # those of which MLflow was not told before the run was killed
         for checkpoint in reversed(place.complete_checkpoints()):
-            if checkpoint.step <= resume_step:
+            if resume_step is None or checkpoint.step <= resume_step:
                 stands = place.checkpoints / checkpoint.folder.name
                 note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
     return tracker
+
+
+def told_by(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
+    """What a checkpoint says of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was copied
+    to begin another run names the origin of that one.
+    """
+    run_id, before = checkpoint.meta.get("mlflow_run"), checkpoint.meta["config"]
+    if not run_id:
+        return {}
+    place = (Place.parse(before["root"]) / before["run"]).recorded
+    if before["run"] != run:
+        return {"origin": {"place": place, "step": checkpoint.step, "run_id": run_id}}
+    return {"run_id": run_id, "place": place, "starts": [checkpoint.meta["mlflow_start"]]}

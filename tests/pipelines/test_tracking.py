@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,12 +21,13 @@ from typing import Any
 import pytest
 
 from data_prep.errors import UserError
+from data_prep.places import Place
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.tracking import DatasetInfo, Tracker, TrackingError, begin_run, read_run
+from pipelines.tracking import DatasetInfo, Tracker, TrackingError, read_run
 from pipelines.tracking.client import load_mlflow, make_database
+from pipelines.tracking.identity import KEY, begin_run
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
-from pipelines.tracking.mlflow_run import RUN_KEY
 from pipelines.tracking.tracker import git_commit
 from pipelines.ui import command
 from tests.mlflow_server import Server, free_port
@@ -221,8 +223,9 @@ def test_a_run_whose_id_was_never_noted_is_found_by_its_key(
     tracker.finish()
     state = tmp_path / "run/mlflow_run.json"
     saved = json.loads(state.read_bytes())
-    assert {t["key"]: t["value"] for t in server.run(saved["run_id"])["data"]["tags"]}[RUN_KEY] == saved["key"]
-    state.write_text(json.dumps({"key": saved["key"]}))  # as after a kill between MLflow's making it and our noting it
+    assert {t["key"]: t["value"] for t in server.run(saved["run_id"])["data"]["tags"]}[KEY] == saved["key"]
+    noted = {name: saved[name] for name in ("key", "place", "starts")}
+    state.write_text(json.dumps(noted))  # as after a kill between MLflow's making it and our noting it
     again = start(config, tmp_path, resume_step=1)
     again.finish()
     assert again.run_id == tracker.run_id and server.steps(saved["run_id"], "a") == [1]
@@ -231,23 +234,25 @@ def test_a_run_whose_id_was_never_noted_is_found_by_its_key(
 def test_a_run_that_was_begun_elsewhere_or_made_twice_is_one(
     server: Server, config: TrackingConfig, tmp_path: Path
 ) -> None:
-    here, there = (tmp_path / name / "run" for name in ("here", "there"))
+    here, there, bucket = (tmp_path / name / "run" for name in ("here", "there", "bucket"))
     here.mkdir(parents=True)
-    begin_run(here)
-    begun = (here / "mlflow_run.json").read_bytes()
-    begin_run(here)
-    assert (here / "mlflow_run.json").read_bytes() == begun
-    first = start(config, here.parent)
+    bucket.mkdir(parents=True)
+
+    def publish() -> None:
+        shutil.copy(here / "mlflow_run.json", bucket)
+
+    begin_run(here, Place.parse(bucket), 0, publish=publish)
+    begun = (bucket / "mlflow_run.json").read_bytes()
+    first = start(config, here.parent, place=Place.parse(bucket), publish=publish)
     first.finish("KILLED")
-    there.mkdir(parents=True)
-    (there / "mlflow_run.json").write_bytes(begun)  # what a bucket has of it
-    second = start(config, there.parent)
+    shutil.copytree(bucket, there)  # what a bucket has of it
+    second = start(config, there.parent, place=Place.parse(bucket))
     wait_until(lambda: second.run_id)
     assert second.run_id == first.run_id
     late = server.post(  # MLflow does what it was asked before, and nobody waits for
         "runs/create",
         experiment_id=server.run(str(first.run_id))["info"]["experiment_id"],
-        tags=[{"key": RUN_KEY, "value": json.loads(begun)["key"]}],
+        tags=[{"key": KEY, "value": json.loads(begun)["key"]}],
     )
     second.finish()
     assert late and [run["info"]["run_id"] for run in server.runs(config.experiment)] == [first.run_id]

@@ -1,0 +1,144 @@
+"""Which run in MLflow a folder is: `<run>/mlflow_run.json`.
+
+    {"key": "0badc0de…", "run_id": "0123…", "place": "/data/runs/mine", "starts": ["1f0c2d3e…"], "uri": …, "experiment": …}
+
+Whoever copies the folder copies this file too, and two folders would write to one run. So each start of a run notes a name of its
+own here before MLflow is asked, and then in MLflow (tags `throughline.start` and `throughline.place`). Two things tell a copy:
+
+- The file says that the run was in another place, and there it still is: with the same key, and without this start. A folder that
+  was moved is there no more; the same folder, seen by another path or URI, has this start there too.
+- MLflow's run was continued by a start that the file does not know: a folder that cannot be seen from here has gone on with it.
+
+A copy becomes a run of its own, whose tags `origin` and `origin.run_id` name the other one; its curve begins with that of its own
+metrics.jsonl, so it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UserError
+from data_prep.manifest import write_atomically
+from data_prep.places import Place, is_uri
+
+RECORD = "mlflow_run.json"
+KEY = "throughline.run_key"
+"""Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
+START, PLACE = "throughline.start", "throughline.place"
+"""Tags of a run: which start of it was the last one to write to it, and where its folder was then."""
+
+
+def saved_run(run_folder: Path) -> dict[str, Any]:
+    """Which run in MLflow this folder is. Empty where there is no mlflow_run.json. Raises UserError where that is damaged."""
+    path = run_folder / RECORD
+    try:
+        saved = json.loads(path.read_bytes())
+        if isinstance(saved, dict):
+            return saved
+        error = "it holds no object"
+    except FileNotFoundError:
+        return {}
+    except ValueError as found:
+        error = found
+    raise UserError(
+        f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
+    )
+
+
+def save_run(run_folder: Path, values: Mapping[str, Any]) -> None:
+    """Write mlflow_run.json, whole or not at all."""
+    write_atomically(run_folder / RECORD, json.dumps(values, indent=1).encode())
+
+
+def begin_run(
+    run_folder: Path,
+    place: Place,
+    step: int,
+    told: Mapping[str, Any] | None = None,
+    publish: Callable[[], None] = lambda: None,
+) -> str:
+    """Note a start of the run. Whoever starts it again finds by its key the run that MLflow was too slow to name.
+
+    Args:
+        run_folder: where this machine's processes write the run's files.
+        place: where the run is: this folder, or the place in a bucket that the folder is a working copy of.
+        step: the step from which the run continues.
+        told: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
+        publish: copies mlflow_run.json to the place.
+
+    Returns a sentence where the folder is a copy of another run's, which is a run of its own from now on; empty otherwise.
+    """
+    start = uuid.uuid4().hex[:16]
+    saved = saved_run(run_folder) or dict(told or {})
+    saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
+    saved["starts"] = [*saved.get("starts", []), start]
+    save_run(run_folder, saved)
+    publish()  # before the other place is looked at: if it is this one, it shows the new start
+    before, said = str(saved["place"]), ""
+    if before == place.recorded:
+        return said
+    if is_elsewhere(saved, start):
+        said = is_a_copy(place.recorded, before)
+        saved = forked(saved, before, step)
+    save_run(run_folder, {**saved, "place": place.recorded})
+    publish()
+    return said
+
+
+def is_elsewhere(saved: Mapping[str, Any], start: str) -> bool:
+    """Whether the place that a run's record names still has that run, though it is another folder: one without this start."""
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, AttributeError
+    ):  # nothing is there, or it cannot be seen from here
+        other = json.loads((Place.parse(saved["place"]) / RECORD).read_bytes())
+        same = other.get("key") == saved["key"] or (other.get("run_id") or "") == saved.get("run_id")
+        return same and start not in other.get("starts", [])
+    return False
+
+
+def copied_from(run_folder: Path, place: Place) -> str:
+    """The place of the run that this folder is a copy of, as far as can be told without writing to it; empty where it is none."""
+    saved = saved_run(run_folder)
+    before = str(saved.get("place") or place.recorded)
+    if before == place.recorded or not is_elsewhere(saved, ""):
+        return ""
+    other = Place.parse(before)
+    if place.is_local and other.is_local:
+        return "" if os.path.samefile(place.path, other.path) else before
+    if place.is_local or other.is_local:  # a bucket may be mounted as a folder
+        return ""
+    return "" if place.path == other.path else before
+
+
+def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
+    """The record of a new run that begins with another one's curve, up to a step."""
+    origin = {"place": place, "step": step, "run_id": saved.get("run_id", "")}
+    return {"key": uuid.uuid4().hex, "starts": saved["starts"][-1:], "place": saved["place"], "origin": origin}
+
+
+def is_a_copy(place: str, of: str) -> str:
+    """A sentence on two places, as they are recorded."""
+    told = "it becomes a run of its own in MLflow, which begins with the curve that was copied"
+    return f"{shown(place)} is a copy of {shown(of)}: {told}"
+
+
+def shown(place: str) -> str:
+    """A recorded place for people: the path, or the URI without its query."""
+    return place.partition("?")[0] if is_uri(place) else place
+
+
+def tags_of(saved: Mapping[str, Any]) -> dict[str, str]:
+    """The tags by which a run's folder and its run in MLflow are compared, and those that name the run that it is a copy of."""
+    origin = saved.get("origin", {})
+    named = (
+        {"origin": f"{shown(origin['place'])}, step {origin['step']}", "origin.run_id": origin["run_id"]}
+        if origin
+        else {}
+    )
+    return {START: saved["starts"][-1], PLACE: saved["place"], **named}

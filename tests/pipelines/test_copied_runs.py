@@ -1,0 +1,198 @@
+"""A copy of a run's folder is a run of its own in MLflow; a folder that was moved, or is seen by another path, is the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.places import Place
+from pipelines.config.run import TrackingConfig
+from pipelines.tracking import Tracker
+from pipelines.tracking.identity import RECORD, begin_run
+from tests.mlflow_server import Server
+
+
+@pytest.fixture
+def config(server: Server, request: pytest.FixtureRequest) -> TrackingConfig:
+    return TrackingConfig(uri=server.uri, experiment=request.node.name, system_metrics="off", patience=20)
+
+
+def track(config: TrackingConfig, folder: Path, start: int, stop: int, value: float) -> str:
+    """Resume the run of a folder from a step, and log one value up to another step. Returns MLflow's id of the run."""
+    tracker = Tracker.start(config, folder.parent, folder, folder.name, {}, {}, resume_step=start)
+    for step in range(start + 1, stop + 1):
+        tracker.log({"a": value}, step)
+    assert tracker.finish() and tracker.run_id
+    return tracker.run_id
+
+
+def curve(server: Server, run_id: str) -> dict[int, float]:
+    points = server.points(run_id, "a")
+    found = {point["step"]: point["value"] for point in points}
+    assert len(found) == len(points), "a step has two points"
+    return found
+
+
+def tags(server: Server, run_id: str) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in server.run(run_id)["data"]["tags"]}
+
+
+def values(*parts: tuple[int, int, float]) -> dict[int, float]:
+    """A curve: from a step to another, with a value."""
+    return {step: value for start, stop, value in parts for step in range(start + 1, stop + 1)}
+
+
+@pytest.mark.parametrize(("name", "first"), [("runs/copy", "original"), ("elsewhere/original", "copy")])
+def test_a_copy_has_a_run_and_the_whole_curve_of_its_own(
+    server: Server, config: TrackingConfig, tmp_path: Path, name: str, first: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original, copy = tmp_path / "runs/original", tmp_path / name
+    before = track(config, original, 0, 4, 1.0)
+    shutil.copytree(original, copy)
+    resumed = {}
+    for folder in (original, copy) if first == "original" else (copy, original):
+        start, value = (4, 1.0) if folder == original else (2, 2.0)
+        resumed[folder] = track(config, folder, start, 6, value)
+    assert resumed[original] == before != resumed[copy]
+    assert curve(server, before) == values((0, 6, 1.0))
+    assert curve(server, resumed[copy]) == values((0, 2, 1.0), (2, 6, 2.0))
+    assert tags(server, resumed[copy])["origin"] == f"{original}, step 2"
+    assert tags(server, resumed[copy])["origin.run_id"] == before and "origin" not in tags(server, before)
+    told = capfd.readouterr().err
+    assert told.count("note: ") == 1 and f"{copy} is a copy of {original}" in told
+    assert track(config, copy, 6, 8, 2.0) == resumed[copy] and track(config, original, 6, 8, 1.0) == before
+    assert len(server.runs(config.experiment)) == 2
+
+
+def test_a_folder_that_was_moved_is_the_same_run(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    before = track(config, tmp_path / "first", 0, 2, 1.0)
+    (tmp_path / "first").rename(tmp_path / "second")
+    another = track(config, tmp_path / "first", 0, 2, 3.0)  # in the place of the one that was moved
+    assert track(config, tmp_path / "second", 2, 4, 2.0) == before != another
+    assert curve(server, before) == values((0, 2, 1.0), (2, 4, 2.0))
+    run = server.run(before)
+    assert run["info"]["run_name"] == "second" and "origin" not in tags(server, before)
+
+
+def test_a_folder_that_is_seen_by_another_path_is_the_same_run(
+    server: Server, config: TrackingConfig, tmp_path: Path
+) -> None:
+    before = track(config, tmp_path / "disk/run", 0, 2, 1.0)
+    (tmp_path / "mount").symlink_to(tmp_path / "disk")
+    assert track(config, tmp_path / "mount/run", 2, 4, 1.0) == before
+    assert track(config, tmp_path / "disk/run", 4, 6, 1.0) == before
+    assert curve(server, before) == values((0, 6, 1.0))
+
+
+@pytest.mark.parametrize("continued", ["original", "copy"])
+def test_a_copy_whose_original_is_out_of_sight_overwrites_nothing(
+    server: Server, config: TrackingConfig, tmp_path: Path, continued: str
+) -> None:
+    """As on another machine: whichever is resumed first keeps the run, and the other one gets a run of its own."""
+    original, copy, away = tmp_path / "original", tmp_path / "copy", tmp_path / "away"
+    before = track(config, original, 0, 4, 1.0)
+    shutil.copytree(original, copy)
+    first, second = (original, copy) if continued == "original" else (copy, original)
+    second.rename(away)
+    assert track(config, first, 4, 6, 1.0) == before
+    first.rename(tmp_path / "unseen")
+    away.rename(second)
+    other = track(config, second, 2, 6, 2.0)
+    assert other != before and curve(server, before) == values((0, 6, 1.0))
+    assert curve(server, other) == values((0, 2, 1.0), (2, 6, 2.0))
+    assert tags(server, other)["origin.run_id"] == before
+    assert track(config, second, 6, 8, 2.0) == other
+
+
+def test_figures_that_are_added_to_a_copy_stay_out_of_the_originals_run(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = track(config, tmp_path / "original", 0, 2, 1.0)
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    for name in ("copy", "original"):
+        tracker = Tracker.attach(config, tmp_path, tmp_path / name)
+        tracker.log({f"whole_test/{name}": 1.0}, 2)
+        assert tracker.finish()
+    assert {metric["key"] for metric in server.run(before)["data"]["metrics"]} == {"a", "whole_test/original"}
+    assert f"{tmp_path / 'copy'} is a copy of {tmp_path / 'original'}" in capfd.readouterr().err
+    copied = track(config, tmp_path / "copy", 2, 3, 2.0)
+    assert {metric["key"] for metric in server.run(copied)["data"]["metrics"]} == {"a", "whole_test/copy"}
+
+
+def test_a_copied_run_is_trained_evaluated_and_registered_by_itself(
+    server: Server, train: Callable[..., Path], tmp_path: Path, store: Path
+) -> None:
+    words = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.system-metrics", "off")
+    words += ("--tracking.experiment", "copied", "--allow-change", "steps", "optim.lr")
+    original = train(*words, "--steps", "10", name="original")
+    copy = original.with_name("copy")
+    shutil.copytree(original, copy)
+    elsewhere = tmp_path / "elsewhere/original"
+    shutil.copytree(original, elsewhere)
+    train(*words, name="original")
+    train(*words, "--optim.lr", "1e-2", name="copy")
+    train(*words, "--optim.lr", "2e-2", "--root", str(elsewhere.parent), name="original")
+    ids = [json.loads((folder / "mlflow_run.json").read_text())["run_id"] for folder in (original, copy, elsewhere)]
+    assert len(set(ids)) == 3
+    of = {run["info"]["run_id"]: run for run in server.runs("copied")}
+    for folder, run_id in zip((original, copy, elsewhere), ids, strict=True):
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        own = {
+            line["step"]: line["metrics"]["train/bits_per_token"] for line in lines if "train/epoch" in line["metrics"]
+        }
+        sent = {point["step"]: point["value"] for point in server.points(run_id, "train/bits_per_token")}
+        assert sent == own and sorted(own) == list(range(1, 21))
+        params = {param["key"]: param["value"] for param in of[run_id]["data"]["params"]}
+        assert params["optim.lr"] == {original: "0.002", copy: "0.01", elsewhere: "0.02"}[folder]
+    found = server.call("registered-models/search", max_results="100")["registered_models"]
+    versions = {}
+    for name in (model["name"] for model in found):
+        version = server.call("registered-models/alias", name=name, alias="best")["model_version"]
+        versions[version["run_id"]] = name
+    assert versions[ids[0]] == "original" and versions[ids[1]] == "copy"
+    assert versions[ids[2]].startswith("original-")
+
+
+def test_a_checkpoint_without_its_folders_record_is_of_its_run_alone_in_its_place(
+    server: Server, train: Callable[..., Path], tmp_path: Path
+) -> None:
+    """mlflow_run.json was not copied: the checkpoint says which run it is of, and where that is."""
+    words = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.system-metrics", "off")
+    words += ("--tracking.experiment", "checkpoints", "--tracking.models", "none", "--allow-change", "steps")
+    original = train(*words, "--steps", "10")
+    copy = tmp_path / "elsewhere/run"
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("mlflow_run.json"))
+    train(*words, "--steps", "20")
+    train(*words, "--steps", "20", "--root", str(copy.parent))
+    ids = [json.loads((folder / "mlflow_run.json").read_text())["run_id"] for folder in (original, copy)]
+    assert ids[0] != ids[1] and tags(server, ids[1])["origin.run_id"] == ids[0]
+    for run_id in ids:
+        steps = [point["step"] for point in server.points(run_id, "train/bits_per_token")]
+        assert sorted(steps) == list(range(1, 21))
+
+
+def test_a_bucket_under_another_uri_is_the_same_place(bucket: Callable[[str], str], tmp_path: Path) -> None:
+    def begin(folder: str, uri: str) -> str:
+        place = Place.parse(uri)
+        with contextlib.suppress(FileNotFoundError):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / RECORD).write_bytes((place / RECORD).read_bytes())
+
+        def publish() -> None:
+            (place / RECORD).write_atomically((tmp_path / folder / RECORD).read_bytes())
+
+        return begin_run(tmp_path / folder, place, 3, publish=publish)
+
+    assert begin("first", bucket("original")) == ""
+    record = (tmp_path / "first" / RECORD).read_bytes()
+    assert begin("second", bucket("original") + "&region=us-east-1") == ""
+    (Place.parse(bucket("copy")) / RECORD).write_atomically(record)
+    assert "original: it becomes a run of its own in MLflow" in begin("third", bucket("copy"))
+    saved = json.loads((tmp_path / "third" / RECORD).read_bytes())
+    assert saved["origin"]["step"] == 3 and saved["key"] != json.loads(record)["key"]
+    assert begin("fourth", bucket("copy")) == ""
