@@ -6,15 +6,27 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_prep.places import Place
-from pipelines.config.run import TrackingConfig
+from pipelines.checkpoints.run_file import presets_with
+from pipelines.config.run import TrackingConfig, to_json
+from pipelines.presets import PRESETS
+from pipelines.sweeps.command import read_and_check
+from pipelines.sweeps.planning import open_or_plan
+from pipelines.sweeps.running import write_best
+from pipelines.sweeps.sweep import Figure, Sweep
+from pipelines.sweeps.tracking import SweepTracking
 from pipelines.tracking import Tracker
 from pipelines.tracking.identity import RECORD, begin_run
+from pipelines.training.worker import train_as_worker
+from pipelines.training.world import World
 from tests.mlflow_server import Server
+from tests.pipelines.conftest import TINY
+from tune_spaces.drawing import fields
 
 
 @pytest.fixture
@@ -196,3 +208,68 @@ def test_a_bucket_under_another_uri_is_the_same_place(bucket: Callable[[str], st
     saved = json.loads((tmp_path / "third" / RECORD).read_bytes())
     assert saved["origin"]["step"] == 3 and saved["key"] != json.loads(record)["key"]
     assert begin("fourth", bucket("copy")) == ""
+
+
+def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
+    server: Server, store: Path, tmp_path: Path, config: TrackingConfig
+) -> None:
+    words = ["optim.lr=1e-3", "--preset", *TINY, "--search", "grid", "--baseline", "no", "--num-workers", "1"]
+    words += ["--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.experiment", config.experiment]
+    words += ["--tracking.system-metrics", "off", "--data.store", str(store), "--root", str(tmp_path)]
+
+    def open_sweep(name: str) -> Sweep:
+        described, domains = read_and_check([*words, "--run", name])
+        sweep = Sweep(described, fields(domains))
+        sweep.begin("tune", open_or_plan(sweep, domains))
+        return sweep
+
+    first = open_sweep("first")
+    tracking = SweepTracking(first, "tune")
+    (trial,) = first.trials.values()
+    train_as_worker(tracking.below(first.run_of(trial)), World.alone(), lambda: False)
+    trial.status, trial.best = "finished", Figure(20, 7.0)
+    tracking.end(trial)
+    write_best(first, trial)
+    tracking.close("FINISHED")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    second = open_sweep("second")
+    tracking = SweepTracking(second, "tune")
+    tracking.again()
+    tracking.close("FINISHED")
+
+    ids = [
+        json.loads((tmp_path / folder / "mlflow_run.json").read_text())["run_id"]
+        for folder in ("first", "first/trials/000", "second", "second/trials/000")
+    ]
+    assert len(set(ids)) == 4 == len(server.runs(config.experiment))
+    assert tags(server, ids[1])["mlflow.parentRunId"] == ids[0] and tags(server, ids[2])["origin.run_id"] == ids[0]
+    assert tags(server, ids[3])["mlflow.parentRunId"] == ids[2] and tags(server, ids[3])["origin.run_id"] == ids[1]
+    assert [len(server.points(run_id, "train/bits_per_token")) for run_id in (ids[1], ids[3])] == [20, 20]
+    for name, run_id in (("first", ids[1]), ("second", ids[3])):
+        version = server.call("registered-models/alias", name=name, alias="best")["model_version"]
+        assert version["run_id"] == run_id
+
+
+@pytest.mark.parametrize(
+    ("run", "copy", "name", "root"),
+    [
+        ("mine", "runs/mine", "mine", "runs"),
+        ("mine", "runs/copy", "copy", "runs"),
+        ("mine", "elsewhere/mine", "mine", "elsewhere"),
+        ("sweep/trials/003", "runs/other/trials/003", "other/trials/003", "runs"),
+        ("sweep/trials/003", "runs/taken", "taken", "runs"),
+    ],
+)
+def test_a_config_in_a_runs_folder_is_of_the_run_in_that_folder(
+    tmp_path: Path, run: str, copy: str, name: str, root: str
+) -> None:
+    tracking = TrackingConfig(parent="0" * 32)
+    config = replace(PRESETS["small-rec"], run=run, root=str(tmp_path / "runs"), tracking=tracking)
+    (tmp_path / copy / "checkpoints").mkdir(parents=True)
+    file = tmp_path / copy / "config.json"
+    file.write_text(json.dumps(to_json(config)))
+    found = presets_with(PRESETS, [str(file)])[str(file)]
+    assert found == replace(config, run=name, root=str(tmp_path / root))
+    assert presets_with(PRESETS, [str(file), "--run", "new"])[str(file)].tracking.parent == ""
+    (tmp_path / copy / "checkpoints").rmdir()  # a file that was put somewhere, in place of a preset
+    assert presets_with(PRESETS, [str(file)])[str(file)] == config
