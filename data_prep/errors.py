@@ -54,13 +54,13 @@ def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
-def first_cause(error: BaseException) -> str:
-    """An error on one short line: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
+def first_cause(error: BaseException, most: int = 200) -> str:
+    """An error on one line of so many characters: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
     first = error
     while (cause := first.__cause__ or first.__context__) is not None:
         first = cause
     told = first if isinstance(first, OSError) else error
-    return without_credentials(" ".join(str(told).split()) or type(told).__name__)[:200]
+    return without_credentials(" ".join(str(told).split()) or type(told).__name__)[:most]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

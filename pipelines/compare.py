@@ -32,6 +32,7 @@ from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def main(argv: list[str]) -> None:
     places = [Place.parse(name) for name in config.runs]
     all_runs = root_for(config.root, places)
     root = RunPlace(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
+    check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
     name = cli.file_name("compare-" + "-vs-".join(titles))

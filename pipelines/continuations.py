@@ -31,6 +31,7 @@ from pipelines.reports.continuations import Passage, continuations_table, summar
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def main(argv: list[str]) -> None:
             "pipelines.evaluate"
         )
     target = RunPlace(output_for(config.output, run, f"continuations-{name}", config.split))
+    check_tracking(*tracking_of(checkpoint, run, config.tracking))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))

@@ -39,6 +39,7 @@ from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
+from pipelines.tracking.client import check_tracking
 from pipelines.tracking.score import Evaluation, windows_of
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def main(argv: list[str]) -> None:
     name = "-vs-".join(subject.name for subject in subjects) + config.cleared + config.chosen
     output = output_for(config.output, subjects[0].run, name, config.split)
     for subject in subjects:
+        check_tracking(*tracking_of(subject.checkpoint, subject.run, config.tracking))
         totals = subject.store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
         at = f"{subject.name}, step {subject.checkpoint.step:,}"

@@ -37,6 +37,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, printable
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,7 @@ def main(argv: list[str]) -> None:
     passes = passes_of(config, subjects)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
     target = RunPlace(output_for(config.output, subjects[0].run, name, config.split))
+    check_tracking(*tracking_of(subjects[-1].checkpoint, subjects[-1].run, config.tracking))
     totals = subjects[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])

@@ -22,11 +22,12 @@ from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_file import presets_with
-from pipelines.checkpoints.run_place import RECORDS, RunPlace
+from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.worker import Run, open_run, start_tracker, train_as_worker
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
     run, place = open_run(config), RunPlace.of(config)
+    check_tracking(config.tracking, root_of(place.folder, config.run))
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
         with hold(place.folder, "another training run"):

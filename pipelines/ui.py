@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.config.run import TrackingConfig
 from pipelines.terminal import cli
-from pipelines.tracking.client import tracking_uri
+from pipelines.tracking.client import check_tracking, tracking_uri
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Without these MLflow calls home, and starts seven workers that nothing of ours uses."""
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> None:
         raise FileNotFoundError(
             f"{config.root} holds no mlflow.db: train something first (make demo), or name the --root of your runs"
         )
+    check_tracking(TrackingConfig(), config.root)
     at = f"http://127.0.0.1:{config.port}"
     print(
         f"MLflow on the runs below {config.root}: {at} (choose “Model training” at the left; Ctrl-C ends)", flush=True

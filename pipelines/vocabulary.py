@@ -35,6 +35,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.output import bar, lines
 from pipelines.terminal.tables import Form, table
 from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
 
 COLUMNS: dict[str, tuple[str, Form]] = {
     "size": ("size", ","),
@@ -76,6 +77,7 @@ class VocabularyConfig:
 def main(argv: list[str]) -> None:
     corpora = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
     config = cli.parse_preset(corpora, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
+    check_tracking(config.tracking.located(), Path(Place.parse(config.root).path))
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = sources_of(config.corpus, (config.split,))[config.split]
     console = lines()

@@ -31,6 +31,8 @@ class Server:
 
     uri: str
     process: subprocess.Popen[bytes]
+    folder: Path
+    """Holds its database and artifacts."""
 
     def call(self, endpoint: str, **query: str) -> dict[str, Any]:
         url = f"{self.uri}/api/2.0/mlflow/{endpoint}?{urllib.parse.urlencode(query)}"
@@ -80,7 +82,7 @@ def serve(folder: Path) -> Iterator[Server]:
             stderr=log,
             start_new_session=True,  # so that a signal reaches its worker too
         )
-    running = Server(f"http://127.0.0.1:{port}", process)
+    running = Server(f"http://127.0.0.1:{port}", process, folder)
     try:
         wait_until(lambda: answers(running.uri))
         yield running

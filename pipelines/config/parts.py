@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from data_prep.errors import UserError
+from pipelines.config.address import check_address
 
 
 def check_fields(group: str, config: object, **least: float) -> None:
@@ -164,10 +165,6 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         check_fields("tracking", self)
-        if re.match(r"sqlite:///(?!/)", self.uri):
-            raise UserError(
-                f"tracking.uri is {self.uri}: workers run elsewhere, so write the whole path, as in sqlite:////home/…"
-            )
         # After http:// digits may be a port, and no password.
         named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
         if named and re.search(r"""[?#/'"\s]""", named[1]):
@@ -175,6 +172,7 @@ class TrackingConfig:
                 "the password in tracking.uri has a sign that would cut it short where it is taken out of what is recorded: write "
                 "%3F for ?, %23 for #, %2F for /, %27 for '"
             )
+        check_address(self.uri, "tracking.uri")
         if self.experiment and not self.experiment.strip():
             raise UserError("tracking.experiment is blank: name an MLflow experiment")
 
@@ -183,8 +181,10 @@ class TrackingConfig:
         which may have other variables, are told.
         """
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
-        if relative := re.fullmatch(r"sqlite:///(?!/)(.+)", uri):
+        if relative := re.fullmatch(r"sqlite:///(?!/|:memory:)(.+)", uri):
             uri = f"sqlite:///{Path(relative[1]).absolute()}"
+        if not self.uri and self.backend == "mlflow":
+            check_address(uri, "MLFLOW_TRACKING_URI")
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
         return dataclasses.replace(self, uri=uri, experiment=experiment) if self.backend == "mlflow" else self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -31,6 +32,7 @@ from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import Recorded, fit
 from pipelines.terminal import cli
+from pipelines.tracking.client import check_tracking
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces.drawing import fields
 
@@ -54,6 +56,7 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
     """Begin a sweep, or go on with it: what was read of these ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would
+    check_tracking(config.train.tracking, Path(config.train.root).absolute())
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with hold(sweep.folder, "another process of this sweep"):
         print(

@@ -7,9 +7,12 @@ import os
 import uuid
 from pathlib import Path
 
-from data_prep.errors import UserError
+from data_prep.credentials import without_credentials
+from data_prep.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 
+LONGEST_CAUSE = 600
+"""Characters of what MLflow says: its remedy often comes last."""
 REQUEST_SECONDS = 8
 """A single request to a server gets no longer than this; the thread asks again."""
 
@@ -44,6 +47,104 @@ def load_mlflow() -> None:
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # each failure reaches us as an exception too
+
+
+TRANSIENT = (401, 408, 409, 429)
+"""Refusals that may be none the next time: the password is mended, the server less busy."""
+PACKAGES = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""Packages of the databases' drivers, where they are called otherwise."""
+SQLITE = b"SQLite format 3\0"
+"""How a file of sqlite's begins."""
+
+
+def check_tracking(config: TrackingConfig, root: Path) -> None:
+    """Raise UserError where MLflow can never keep runs in the config's database: its driver is not installed, its file is no
+    database, or another version of MLflow has made it. A server is not asked: one that does not answer may answer later.
+    """
+    uri = tracking_uri(config, root)
+    if config.backend == "none" or not uri.startswith(("sqlite", "postgresql", "mysql", "mssql")):
+        return
+    if not uri.startswith("sqlite:"):
+        _check_driver(uri)
+    if uri.startswith("sqlite"):
+        path = Path(uri.partition("://")[2].partition("?")[0].removeprefix("/"))
+        _check_file(path)
+        if path.exists():
+            _check_schema(uri)
+
+
+def _check_driver(uri: str) -> None:
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    shown = without_credentials(uri)
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise UserError(f"tracking.uri is {shown}, which SQLAlchemy does not take ({error}): correct it") from None
+    except ImportError as error:
+        package = PACKAGES.get(error.name or "", error.name)
+        raise UserError(
+            f"tracking.uri is {shown}, and the driver of that database is missing ({error}): pip install '{package}'"
+        ) from None
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and MLflow's database is a file: name one in it by --tracking.uri")
+    with open(path, "rb") if path.exists() else open(os.devnull, "rb") as file:
+        begins = file.read(len(SQLITE))
+    if begins not in (b"", SQLITE):
+        raise UserError(
+            f"{path} is no sqlite database, so MLflow cannot keep runs in it: move it away, or name another one by --tracking.uri"
+        )
+
+
+def _check_schema(uri: str) -> None:
+    load_mlflow()
+    from mlflow import MlflowClient
+
+    try:
+        MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+    except Exception as error:  # whatever it is: what can pass is tried again by the tracker
+        if is_of_another_version(error):
+            raise UserError(cannot_use(uri, error)) from None
+
+
+def is_final(error: Exception) -> bool:
+    """Whether sending the same again would be refused again: of a run that someone deleted, say, or a file that is too large."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, UserError) or is_of_another_version(error):
+        return True
+    if isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    else:
+        status = getattr(getattr(error, "response", None), "status_code", 0)  # of an upload
+    return isinstance(error, FileNotFoundError) or (400 <= status < 500 and status not in TRANSIENT)
+
+
+def is_of_another_version(error: BaseException) -> bool:
+    """Whether MLflow has found a database that another version of it made, or one that is damaged."""
+    from alembic.util import CommandError
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import DatabaseError, OperationalError
+
+    if isinstance(error, MlflowException):
+        return "database schema" in str(error)  # it has no code of its own
+    return isinstance(error, CommandError) or (
+        isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
+    )
+
+
+def cannot_use(uri: str, error: BaseException) -> str:
+    """A sentence on such a database, with MLflow's own remedy."""
+    shown = without_credentials(uri)
+    cause = first_cause(error, most=LONGEST_CAUSE).replace("<database_uri>", shown)
+    return (
+        f"MLflow cannot use the database {shown}: {cause.rstrip('.')}. If `mlflow db upgrade` does not know that version, a newer "
+        "MLflow has made the database: install that one, or name another database by --tracking.uri"
+    )
 
 
 def make_database(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import TrackingError, load_mlflow, tracking_uri
+from pipelines.tracking.client import TrackingError, check_tracking, load_mlflow, tracking_uri
 from pipelines.tracking.metrics_file import Record
 
 MOST_CHILDREN = 50_000
@@ -45,6 +45,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     where = without_credentials(tracking_uri(config, root))
     if not config.uri and not (root / "mlflow.db").exists():
         raise UserError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
+    check_tracking(config, root)
     load_mlflow()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException

@@ -18,7 +18,14 @@ from data_prep.errors import first_cause
 from data_prep.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import TrackingError, is_server, load_mlflow, tracking_uri
+from pipelines.tracking.client import (
+    LONGEST_CAUSE,
+    TrackingError,
+    is_final,
+    is_server,
+    load_mlflow,
+    tracking_uri,
+)
 from pipelines.tracking.identity import begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import TAG_LENGTH, DatasetInfo, MlflowRun, Status
@@ -31,19 +38,7 @@ MOST_RECORDS = 200
 """Sent together."""
 SEND_SECONDS = 5.0
 """Between two sendings of figures alone: a request costs MLflow about as much for one point as for fifty."""
-TRANSIENT = (401, 408, 409, 429)
-"""Refusals that may be none the next time: the password is mended, the server less busy."""
-
-
-def is_final(error: Exception) -> bool:
-    """Whether sending the same again would be refused again: of a run that someone deleted, say, or a file that is too large."""
-    from mlflow.exceptions import MlflowException
-
-    if isinstance(error, MlflowException):
-        status = error.get_http_status_code()
-    else:
-        status = getattr(getattr(error, "response", None), "status_code", 0)  # of an upload
-    return isinstance(error, FileNotFoundError) or (400 <= status < 500 and status not in TRANSIENT)
+DOES_NOT_ANSWER, REFUSES = "does not answer", "refuses this run"
 
 
 def git_commit() -> str | None:
@@ -74,6 +69,8 @@ class Tracker:
         self._moved = self._due = 0.0
         """When something was last sent, and when figures alone are to be sent next."""
         self._silent_since: float | None = None
+        self._says = DOES_NOT_ANSWER
+        """What MLflow does while nothing can be sent."""
         self._error: TrackingError | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if run:
@@ -206,8 +203,9 @@ class Tracker:
         self._waiting.append(lambda run: run.end(status))
         self._closing = True
         self._woken.set()
-        patience, began = 0.0 if self._error else self._config.patience, time.monotonic()
+        began = time.monotonic()
         while self._thread.is_alive():
+            patience = 0.0 if self._error or self._says == REFUSES else self._config.patience
             upload = 0.0 if self._silent_since else self._upload_bytes / SLOWEST_UPLOAD
             if time.monotonic() > max(began, self._moved) + patience + upload:
                 break
@@ -219,7 +217,7 @@ class Tracker:
         records = sum(isinstance(item, Record) for item in left)
         others = len(left) - records - 1 - left.count(MlflowRun.describe)  # less the end itself
         self._say(
-            f"does not answer: {records} records"
+            f"{self._says}: {records} records"
             + (f" and {others} files or tags" if others > 0 else "")
             + f" were not sent; the records are in {self._file.path}, and repeating the command sends what is missing"
         )
@@ -281,30 +279,34 @@ class Tracker:
         return list(takewhile(lambda item: isinstance(item, Record), oldest)) or oldest[:1]
 
     def _silent(self, error: Exception) -> None:
-        now, cause = time.monotonic(), first_cause(error)
+        now, cause = time.monotonic(), first_cause(error, most=LONGEST_CAUSE)
+        before, self._says = self._says, REFUSES if is_final(error) else DOES_NOT_ANSWER
         if getattr(error, "error_code", None) == "UNAUTHENTICATED":
             cause = "it does not know the name and password in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        first = self._silent_since is None
+        first = self._silent_since is None or before != self._says
         self._silent_since = self._silent_since or now
         if self._config.on_failure == "stop":
-            if not self._first_try.is_set() or now - self._silent_since >= self._config.patience:
+            late = now - self._silent_since >= self._config.patience
+            if not self._first_try.is_set() or late or self._says == REFUSES:
                 self._error = self._stop(cause)
         elif first:
-            self._say(
-                f"does not answer ({cause}): the run goes on, its figures are kept in {self._file.path} "
-                "and sent when it answers"
+            later = (
+                "sent when this is corrected and the command is repeated"
+                if self._says == REFUSES
+                else "sent when it answers"
             )
+            self._say(f"{self._says} ({cause}): the run goes on, its figures are kept in {self._file.path} and {later}")
 
     def _answered(self) -> None:
         if self._silent_since is None or self._run is None:
             return
-        self._silent_since = None
+        self._silent_since, self._says = None, DOES_NOT_ANSWER
         if self._config.on_failure == "continue":
             self._say("answers again", "")
         self._run.restart_monitor()
 
     def _refused(self, error: Exception) -> None:
-        cause = first_cause(error)
+        cause = first_cause(error, most=LONGEST_CAUSE)
         if self._config.on_failure == "stop":
             self._error = self._stop(cause)
         else:

@@ -1,0 +1,80 @@
+"""Whether MLflow can keep runs at an address, as far as its text says so.
+
+    check_address("localhost:5000", "tracking.uri")         # UserError: … write http://localhost:5000
+
+A server that does not answer may answer later, and a run does not wait for it. An address that can never answer is a mistake, which
+is refused before a run begins.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from urllib.parse import urlsplit
+
+from data_prep.credentials import without_credentials
+from data_prep.errors import UserError, nearest
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+CATALOGS = ("databricks-uc", "uc")
+KNOWN = ("http", "https", "databricks", *DATABASES)
+FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+"""MLflow's variable that lets it keep runs in a folder."""
+
+
+def check_address(uri: str, named: str) -> None:
+    """Raise UserError for an address at which MLflow never answers, or keeps nothing. ``named``: what the address was given as."""
+    if not uri or uri == "databricks":
+        return
+    is_uri = re.match(r"([A-Za-z][\w+.-]*)://", uri)
+    scheme = is_uri[1].lower() if is_uri else uri.partition(":")[0].lower()
+    if scheme in ("http", "https") and is_uri:
+        problem = _of_server(uri)
+    elif scheme.partition("+")[0] in DATABASES:
+        problem = _of_database(uri) if is_uri else f"write {scheme}://…"
+    elif scheme in CATALOGS:
+        problem = "it is a catalog of models; write databricks"
+    elif scheme == "databricks" or scheme in plugins():
+        problem = ""
+    elif is_uri and scheme != "file":
+        problem = f"MLflow knows no {scheme}: {nearest(scheme, KNOWN)}"
+    else:
+        problem = _of_folder(uri)
+    if problem:
+        raise UserError(f"{named} is {without_credentials(uri)}, where MLflow cannot keep runs: {problem}")
+
+
+def plugins() -> set[str]:
+    """The schemes of addresses that installed plug-ins of MLflow know."""
+    return {entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")}
+
+
+def _of_server(uri: str) -> str:
+    try:
+        parts = urlsplit(uri)
+        named, port = parts.hostname, parts.port
+    except ValueError as error:  # a port above 65535, say
+        return f"{error}; write http://HOST:5000"
+    return "" if named and port != 0 else "it names no host or no port; write http://HOST:5000"
+
+
+def _of_database(uri: str) -> str:
+    dialect, _, path = uri.partition("://")
+    if not dialect.startswith("sqlite"):
+        return ""
+    if path.partition("?")[0] in ("", "/", "/:memory:") or "mode=memory" in path:
+        return "it is a database in memory, which is lost when the process ends; write sqlite:////whole/path/mlflow.db"
+    if re.match(r"/(?!/)", path):
+        return "workers run elsewhere, so write the whole path, as in sqlite:////home/…"
+    return "" if path.startswith("//") else f"write {dialect}:////whole/path/mlflow.db"
+
+
+def _of_folder(uri: str) -> str:
+    if server := re.fullmatch(r"(https?)[:/]+([^:/].*)", uri):
+        return f"write {server[1]}://{server[2]}"
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
+        return f"write http://{uri}"
+    if os.environ.get(FOLDERS, "").lower() in ("true", "1"):
+        return ""
+    return f"it keeps none in folders; write sqlite:////whole/path/mlflow.db, http://HOST:5000, or set {FOLDERS}=true"
