@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source
+from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, naming
 from data_prep.tokenizers import Tokenizer, Training
 
 
@@ -42,7 +42,9 @@ class Cut:
         limit = self.corpus.first_tokens(sources[0].split) if sources else 0
         for item in self.corpus.read(sources):
             if limit and isinstance(item, Document) and isinstance(item.text, str):
-                yield replace(item, text=beginning(item.text, limit, self.tokenizer))
+                with naming(item):
+                    text = beginning(item.text, limit, self.tokenizer)
+                yield replace(item, text=text)
             else:
                 yield item
 

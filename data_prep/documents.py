@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -49,6 +50,15 @@ class Document:
     targets: str | None = None
     """Of a corpus that labels its tokens itself (`Labelled`): for each symbol of the text the one to predict once it is read, or
     `NOTHING`; blanks between them, as in the text."""
+
+
+@contextmanager
+def naming(document: Document) -> Iterator[None]:
+    """Raise CorpusError, which names the document, for a UserError about its text."""
+    try:
+        yield
+    except UserError as error:
+        raise CorpusError(f"document {document.id!r}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pyarrow as pa
 
-from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, reread
+from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming, reread
 from data_prep.lanes import IGNORE
 from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
@@ -193,7 +193,7 @@ def write_part(
 ) -> tuple[Place, PartResult]:
     """Tokenize the documents of one part and write them under a staged name. Nothing is committed.
 
-    Raises CorpusError where a document is no longer what the scan saw.
+    Raises CorpusError where a document is no longer what the scan saw, or the tokenizer cannot encode it.
     """
     staged = (folder / plan.name).staged()
     labelled = isinstance(tokenizer, SymbolsTokenizer)
@@ -207,10 +207,12 @@ def write_part(
         for documents in _together(reread(corpus, plan.sources, checksums)):
             encoded = _encode_all(documents, index, tokenizer)
             labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORE))
-            for i in range(-index % plan.sample_every, len(documents), plan.sample_every):
+            samples = range(-index % plan.sample_every, len(documents), plan.sample_every)
+            for i in range(len(documents)) if folds is None else samples:
                 if lossless:
                     tokens = encoded.document(i).tokens
-                    lossless = begins_with(documents[i].text, tokenizer, tokens[:SAMPLE_TOKENS], len(tokens))
+                    shown = tokens if folds is None else tokens[:SAMPLE_TOKENS]
+                    lossless = begins_with(documents[i].text, tokenizer, shown, len(tokens))
             if lossless and folds:
                 lossless = not any(fold in document.text for document in documents for fold in folds)  # type: ignore[operator]
             index += len(documents)
@@ -257,10 +259,11 @@ def _encode_all(documents: Sequence[Document], first: int, tokenizer: Tokenizer)
 
 
 def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray | None]:
-    """Tokens, and targets where they are not the next token."""
+    """Tokens, and targets where they are not the next token. Raises CorpusError naming a document that cannot be encoded."""
     if isinstance(tokenizer, SymbolsTokenizer):
         return encode_labelled(document, tokenizer)
-    return tokenizer.encode(document.text), None
+    with naming(document):
+        return tokenizer.encode(document.text), None
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

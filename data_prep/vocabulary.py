@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from data_prep.documents import Document, tally
+from data_prep.documents import Document, naming, tally
 from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, is_lossless
 
 
@@ -51,7 +51,7 @@ def study(
     Args:
         done: told of the bytes of each finished document.
 
-    Raises TokenizerError where a document is of bytes and a tokenizer reads text.
+    Raises TokenizerError where a document is of bytes and a tokenizer reads text; CorpusError where one cannot be encoded.
     """
     rows = [VocabularyRow(tokenizer.name, tokenizer.vocab_size - 1) for tokenizer in tokenizers]
     for document in documents:
@@ -65,7 +65,8 @@ def study(
                     f"the corpus is of bytes, which tokenizer {tokenizer.name} cannot cut: leave it out of --tokenizers"
                 )
             start = time.perf_counter()
-            ids = tokenizer.encode(document.text)
+            with naming(document):
+                ids = tokenizer.encode(document.text)
             row.seconds += time.perf_counter() - start
             row.documents += 1
             row.tokens += len(ids)

@@ -20,12 +20,18 @@ Long texts are cut between a character that is not whitespace and a space or new
 has whitespace only at a match's beginning or throughout, so no match runs over such a place. A match before it ends where it
 would in the whole: its class of characters ends at whitespace as it ends at the end of the piece; and the one look-ahead is at
 the end of a run of whitespace, which in a piece is followed by a character of the same piece. Nothing looks back.
+
+tiktoken gives up on a run of about a million blanks before a word, since the look-ahead makes it backtrack. A piece that it
+refuses is divided at its long runs of whitespace. The pattern makes one match of such a run without its last character, which
+belongs to what follows; at the end of the text, one match of the whole run. That match is encoded as the one word that it is.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +42,7 @@ import xxhash
 
 from data_prep.manifest import digest
 from data_prep.places import Place
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 
 if TYPE_CHECKING:
     import tiktoken
@@ -47,6 +53,11 @@ PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\
 CUTS = Cuts(
     r"\S(?=[ \n])", characters=1 << 16
 )  # Python's \s has all characters of Unicode's White_Space, and a few more
+
+WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""Unicode's White_Space, as a class of characters: what \\s is to tiktoken."""
+
+LONG_RUN = re.compile(f"(?<![{WHITE_SPACE}])[{WHITE_SPACE}]{{1000,}}")
 
 RELEASED = ("b8ee17fb74d600977c022969928ab805", "cade03f6c6d086cfff69203fc1b82e47", 50_257)
 """GPT-2's own files: checksum of their bytes, fingerprint, and ids. They were checked once, as a test does again."""
@@ -154,21 +165,47 @@ class GPT2Tokenizer:
 
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
+        return self._encoding_by(PATTERN)
+
+    @cached_property
+    def _one_word(self) -> tiktoken.Encoding:
+        """Takes a whole text for one word."""
+        return self._encoding_by(r"(?s:.+)")
+
+    def _encoding_by(self, pattern: str) -> tiktoken.Encoding:
         import tiktoken  # here, as are all libraries of tokenizers: most commands open stores and tokenize nothing
 
         bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(self._tokens)}
         # A special token there must be, or tiktoken looks for the empty one at every character; `encode` allows none.
         special = {"<|endoftext|>": len(ranks)}
-        return tiktoken.Encoding(self.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
+        return tiktoken.Encoding(self.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
         if len(text) <= CUTS.characters:  # most of the time of a short one would be spent on the loop
             return self._table[self._encoding.encode_to_numpy(text, disallowed_special=())]
         ids = Ids(self.vocab_size)
-        for piece in CUTS.pieces(text):
-            ids.append(self._table[self._encoding.encode_to_numpy(piece, disallowed_special=())])
+        with encoding_errors(self.name):
+            for piece in CUTS.pieces(text):
+                try:
+                    ids.append(self._ids(self._encoding, piece))
+                except ValueError:  # the pattern's backtracking has a limit
+                    for encoding, part in self._at_long_runs(piece):
+                        ids.append(self._ids(encoding, part))
         return ids.take()
+
+    def _ids(self, encoding: tiktoken.Encoding, text: str) -> np.ndarray:
+        return self._table[encoding.encode_to_numpy(text, disallowed_special=())]
+
+    def _at_long_runs(self, piece: str) -> Iterator[tuple[tiktoken.Encoding, str]]:
+        """The parts of a piece, each with what encodes it, as the module's docstring explains."""
+        start = 0
+        for run in LONG_RUN.finditer(piece):
+            end = run.end() if run.end() == len(piece) else run.end() - 1
+            yield self._encoding, piece[start : run.start()]
+            yield self._one_word, piece[run.start() : end]
+            start = end
+        yield self._encoding, piece[start:]
 
     @cached_property
     def _bytes(self) -> list[bytes]:

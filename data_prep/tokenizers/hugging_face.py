@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
 
@@ -82,8 +82,33 @@ class HuggingFaceTokenizer:
             return self._gpt2.encode(text).astype(token_dtype(self.vocab_size), copy=False)
         ids = Ids(self.vocab_size)
         for piece in self.cuts.pieces(text) if self.cuts else [text]:
-            ids.append(np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64))
+            ids.append(self._ids(piece))
         return ids.take()
+
+    def _ids(self, piece: str) -> np.ndarray:
+        try:
+            with encoding_errors(self.name):
+                return np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64)
+        except TokenizerError:
+            word = self._unknown_word(piece)
+            if word is None:
+                raise
+        raise TokenizerError(
+            f"tokenizer {self.name} has no token for {word[:40]!r}, and none for unknown words: choose another tokenizer, or "
+            "leave the text out"
+        )
+
+    def _unknown_word(self, piece: str) -> str | None:
+        """The first word of a piece that the model itself refuses; None if it takes them all."""
+        normalizer, pre_tokenizer = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        text = normalizer.normalize_str(piece) if normalizer else piece
+        words = [word for word, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
+        for word in words:
+            try:
+                self._tokenizer.model.tokenize(word)
+            except Exception:  # the library raises no other type
+                return word
+        return None
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         ids = np.asarray(ids, dtype=np.int64)

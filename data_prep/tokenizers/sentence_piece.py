@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 
 PIECE_CHARACTERS = 4096
@@ -77,13 +77,14 @@ class SentencePieceTokenizer:
         self.cuts = find_cuts(proto)
 
     def encode(self, text: str) -> np.ndarray:
-        if self.cuts is None:
-            return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))
-        pieces, ids = self.cuts.pieces(text), Ids(self.vocab_size)
-        while some := list(islice(pieces, PIECES_AT_ONCE)):
-            for part in self._processor.encode_as_numpy(some, num_threads=1):
-                ids.append(part)
-        return ids.take()
+        with encoding_errors(self.name):
+            if self.cuts is None:
+                return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))
+            pieces, ids = self.cuts.pieces(text), Ids(self.vocab_size)
+            while some := list(islice(pieces, PIECES_AT_ONCE)):
+                for part in self._processor.encode_as_numpy(some, num_threads=1):
+                    ids.append(part)
+            return ids.take()
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         ids = np.asarray(ids, dtype=np.int64)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.documents import NOTHING, CorpusError, Document
+from data_prep.documents import NOTHING, CorpusError, Document, naming
 from data_prep.lanes import IGNORE
 from data_prep.manifest import digest
 from data_prep.tokenizers.base import TokenizerError, token_dtype
@@ -80,10 +80,9 @@ def encode_labelled(document: Document, tokenizer: SymbolsTokenizer) -> tuple[np
         raise CorpusError(
             f"document {document.id!r} has no targets: a corpus with symbols gives each of its documents some"
         )
-    try:
-        tokens, targets = tokenizer.encode(document.text), tokenizer.encode_targets(document.targets)
-    except TokenizerError as error:
-        raise CorpusError(f"document {document.id!r}: {error}") from None
+    with naming(document):
+        tokens = tokenizer.encode(document.text)
+        targets = tokenizer.encode_targets(document.targets)
     if len(tokens) != len(targets):
         raise CorpusError(
             f"document {document.id!r} has {len(tokens):,} symbols and {len(targets):,} targets: give each symbol one, "

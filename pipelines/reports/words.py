@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.tokenizers import Tokenizer
+from data_prep.tokenizers import Tokenizer, TokenizerError
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """How a token reads that is a part of a letter's bytes."""
@@ -65,7 +65,10 @@ class Words:
 
 def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     """The text that some ids add to what stands before them: a first blank is kept, which `decode` may leave out."""
-    anchor = tokenizer.encode("a").tolist()
+    try:
+        anchor = tokenizer.encode("a").tolist()
+    except TokenizerError:
+        anchor = [0]  # the vocabulary lacks "a": any of its tokens will do
     before = tokenizer.decode(anchor)
     return lambda ids: tokenizer.decode([*anchor, *ids]).removeprefix(before)
 

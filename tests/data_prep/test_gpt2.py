@@ -93,6 +93,15 @@ def test_long_words_are_encoded(theirs: RustTokenizer, folder: Path) -> None:
         assert ours.encode(text).tolist() == plain(theirs, text)
 
 
+@pytest.mark.parametrize("run", [" ", "\n\u3000\x85\t"])
+def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, folder: Path, run: str) -> None:
+    ours, blanks = _cached(folder), run * (1_100_000 // len(run))
+    with pytest.raises(ValueError, match="backtracking"):
+        ours._encoding.encode_to_numpy(blanks + "x", disallowed_special=())
+    text = f"a{blanks[:-1]} b\x1c{blanks}\x1d{blanks}"
+    assert ours.encode(text).tolist() == plain(theirs, text)
+
+
 def test_the_name_of_a_special_token_is_ordinary_text(theirs: RustTokenizer, folder: Path) -> None:
     special = theirs.token_to_id("<|endoftext|>")
     assert special is not None

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from data_prep import lanes
+from data_prep.documents import SPLITS, CorpusError, Document
 from data_prep.manifest import seal, unseal
+from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     BytesTokenizer,
+    HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     TokenizerError,
@@ -25,6 +30,7 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
     train_sentencepiece,
 )
+from data_prep.vocabulary import study
 from pipelines.prepare import prepare
 from tests.shared_data import need
 
@@ -184,3 +190,73 @@ def test_released_model_is_read_as_it_is() -> None:
     assert tokenizer.encode(text).tolist() == tokenizer._processor.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text.replace("\n", " ")
     assert not is_lossless(tokenizer, [text])  # its own normalization turns a newline into a space
+
+
+MOVES = ["e2e4", "e7e5", "g1f3", "b8c6", "f1b5"]
+
+
+def moves_tokenizer() -> RustTokenizer:
+    """Chess moves as words, and no unknown token."""
+    tokenizer = RustTokenizer(models.WordLevel({move: i for i, move in enumerate(MOVES)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    return tokenizer
+
+
+def bases_tokenizer() -> RustTokenizer:
+    """Four letters and a pair of them; it drops every other character."""
+    tokenizer = RustTokenizer(models.BPE({"A": 0, "C": 1, "G": 2, "T": 3, "GA": 4}, [("G", "A")]))
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "ids", "other"),
+    [
+        (moves_tokenizer(), "e2e4 e7e5 g1f3", [0, 1, 2], "e2e4  e7e5\ng1f3"),
+        (bases_tokenizer(), "GATTACA", [4, 3, 3, 0, 1, 0], "GATTACA N"),
+    ],
+    ids=["moves", "bases"],
+)
+def test_a_vocabulary_without_an_unknown_token_covers_its_corpus(
+    make_config, text_folder: Path, tmp_path: Path, tokenizer: RustTokenizer, text: str, ids: list[int], other: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_str())
+    for file in text_folder.glob("*/*.txt"):
+        file.write_text(text)
+    (text_folder / "validation" / "doc0.txt").write_text(other)  # what decoding does not give back
+    made = make_config(tokenizer=str(path))
+    manifests = prepare(made)
+    assert SegmentStore.open(made.store, "text", "train").tokens(0, 0, len(ids)).tolist() == ids
+    assert [manifests[split].tokenizer.lossless for split in SPLITS] == [True, False, True]
+
+
+def test_a_document_that_cannot_be_encoded_is_named(make_config, text_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(moves_tokenizer().to_str())
+    for file in text_folder.glob("*/*.txt"):
+        file.write_text("e2e4 e7e5")
+    (text_folder / "train" / "doc3.txt").write_text("e2e4 Nf6 e7e5")
+    reason = (
+        r"document 'train/doc3\.txt': tokenizer .*tokenizer\.json has no token for 'Nf6', and none for unknown words: "
+    )
+    with pytest.raises(CorpusError, match=reason + "choose another tokenizer, or leave the text out$"):
+        prepare(make_config(tokenizer=str(path)))
+    documents = [Document("train/doc3.txt", "", "e2e4 Nf6 e7e5")]
+    with pytest.raises(CorpusError, match=reason):
+        study([HuggingFaceTokenizer(path.read_bytes(), str(path))], documents)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
+def test_a_model_that_refuses_a_word_says_which(kind: str) -> None:
+    made = {
+        "wordpiece": models.WordPiece({"ab": 0, "##c": 1}, unk_token="[UNK]"),  # type: ignore[call-arg]
+        "unigram": models.Unigram([("a", -3.0), ("b", -3.0), ("ab", -1.0), ("c", -2.0)]),
+        "bpe": models.BPE({"a": 0, "b": 1, "ab": 2, "c": 3}, [("a", "b")], unk_token="[UNK]"),
+    }
+    tokenizer = RustTokenizer(made[kind])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    ours = HuggingFaceTokenizer(tokenizer.to_str().encode(), kind)
+    assert ours.encode("abc ab").tolist() == tokenizer.encode("abc ab").ids
+    with pytest.raises(TokenizerError, match=f"tokenizer {kind} has no token for 'abx', and none for unknown words"):
+        ours.encode("abc abx ab")

@@ -31,6 +31,7 @@ from pipelines.checkpoints.lock import Locked, hold
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
+from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.shared_data import need
 from tests.small_corpus import contents, words
 
@@ -153,6 +154,14 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
     assert theirs.decode([theirs.bos_token_id, *ids], skip_special_tokens=True) == tokenizer.decode(ids)
     theirs.save_pretrained(tmp_path / "again")
     to_transformers.check_tokenizer(tmp_path / "again", tokenizer, texts)
+
+
+def test_a_vocabulary_that_covers_certain_texts_alone_is_exported(tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(moves_tokenizer().to_str().encode())
+    to_transformers.save_tokenizer(tokenizer, tmp_path)
+    to_transformers.check_tokenizer(tmp_path, tokenizer, [*to_transformers.SAMPLES, " ".join(MOVES)])
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(" ".join(MOVES))["input_ids"] == [5, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.real_data

@@ -17,7 +17,7 @@ import pytest
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from data_prep.tokenizers.byte import BytesTokenizer
+from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.token_comparison import TokenComparison
@@ -27,6 +27,7 @@ from pipelines.tokens import main
 from pipelines.training import shares
 from pipelines.training.scoring import SEGMENTS
 from pipelines.training.shares import Reading
+from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.mlflow_server import Server
 
 WRITE = writing_of(BytesTokenizer())
@@ -86,6 +87,11 @@ def test_a_letter_behind_a_sign_for_no_letter_is_whole() -> None:
     assert words("\ufffdéabc").text_N.tolist() == ["éabc"]
     broken = [0x80, 0x61, 0xC3, 0x62, 0x63]  # bytes that are no letters
     assert "".join(piece or "" for piece in pieces_of(WRITE, broken)) == WRITE(broken) == "\ufffda\ufffdbc"
+
+
+def test_a_blank_is_kept_before_the_words_of_a_vocabulary_without_letters() -> None:
+    write = writing_of(HuggingFaceTokenizer(moves_tokenizer().to_str().encode()))
+    assert [write([i]) for i in range(len(MOVES))] == [f" {move}" for move in MOVES]
 
 
 def test_where_a_word_stood_is_told_by_window_and_segment() -> None:
