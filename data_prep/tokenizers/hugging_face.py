@@ -23,6 +23,7 @@ from data_prep.manifest import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
+from data_prep.tokenizers.special_names import without_special_names
 
 PIECE_CHARACTERS = 4096
 LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -52,7 +53,11 @@ class HuggingFaceTokenizer:
 
         try:
             spec = json.loads(data.decode())
-            self._tokenizer = RustTokenizer.from_str(data.decode())
+            self._tokenizer = RustTokenizer.from_str(data.decode())  # before the file is changed: it says what is wrong
+            run = without_special_names(spec)
+            self._renamed = "" if run is spec else json.dumps(run)
+            if self._renamed:
+                self._tokenizer = RustTokenizer.from_str(self._renamed)
             vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -74,8 +79,13 @@ class HuggingFaceTokenizer:
         self._pieces = max(vocabulary.values()) + 1
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})
-        self._gpt2 = None if engine == "tokenizers" else _as_gpt2(spec, name, check=not engine)
-        self.cuts = find_cuts(spec)
+        self._gpt2 = None if engine == "tokenizers" else _as_gpt2(run, name, check=not engine)
+        self.cuts = find_cuts(run)
+
+    @property
+    def library_file(self) -> str:
+        """What the library reads: the file, with the names of special tokens as ordinary text (special_names.py)."""
+        return self._renamed or self.data.decode()
 
     def encode(self, text: str) -> np.ndarray:
         if self._gpt2 is not None:

@@ -162,7 +162,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         elif isinstance(tokenizer, SymbolsTokenizer):
             fast = symbol_tokenizer(tokenizer.symbols)
         elif isinstance(tokenizer, HuggingFaceTokenizer):
-            fast = tokenizer_of_file(tokenizer.data.decode())
+            fast = tokenizer_of_file(tokenizer.library_file)
         else:
             raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
         exported = PreTrainedTokenizerFast(

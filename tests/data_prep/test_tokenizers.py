@@ -260,3 +260,60 @@ def test_a_model_that_refuses_a_word_says_which(kind: str) -> None:
     assert ours.encode("abc ab").tolist() == tokenizer.encode("abc ab").ids
     with pytest.raises(TokenizerError, match=f"tokenizer {kind} has no token for 'abx', and none for unknown words"):
         ours.encode("abc abx ab")
+
+
+SPECIAL = ["<pad>", "</s>", "<unk>"]
+LETTERS = dict.fromkeys("<>/spadunkxé▁", -5.0) | {"</": -3.0, "▁x": -4.0}
+
+
+def with_special_tokens(kind: str, decoder: bool = True) -> RustTokenizer:
+    """A tokenizer of a kind whose model has three special tokens in its vocabulary."""
+    words = [*SPECIAL, "</", "x", "s", "s>", *LETTERS]
+    vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    made = {
+        "unigram": lambda: models.Unigram([*((name, 0.0) for name in SPECIAL), *LETTERS.items()], unk_id=2),
+        "words": lambda: models.WordLevel(vocab, unk_token="<unk>"),
+        "pieces": lambda: models.WordPiece(vocab | {f"##{c}": 90 + i for i, c in enumerate("/s>padunk")}, unk_token="<unk>"),  # type: ignore[call-arg]
+        "merges": lambda: models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")], unk_token="<unk>"),
+        "whole words": lambda: models.BPE(vocab, [("<", "/")], unk_token="<unk>", ignore_merges=True),
+    }  # fmt: skip
+    tokenizer = RustTokenizer(made[kind]())
+    blanks = pre_tokenizers.Metaspace() if kind == "unigram" else pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = blanks  # type: ignore[assignment]
+    if decoder:
+        tokenizer.decoder = {"unigram": decoders.Metaspace(), "pieces": decoders.WordPiece()}.get(kind)  # type: ignore[assignment]
+    tokenizer.add_special_tokens(SPECIAL)  # type: ignore[arg-type]
+    return tokenizer
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        ("unigram", ["▁x", "▁", "</", "s", ">", "▁x"]),
+        ("words", ["x", "<unk>", "x"]),  # as any other word that is not in the vocabulary
+        ("pieces", ["x", "</", "##s", "##>", "x"]),
+        ("merges", ["x", "</", "s>", "x"]),
+        ("whole words", ["x", "</", "s", ">", "x"]),
+    ],
+)
+def test_a_special_tokens_name_is_ordinary_text_for_every_model(kind: str, ids: list[str], decoder: bool) -> None:
+    theirs = with_special_tokens(kind, decoder)
+    ours = HuggingFaceTokenizer(theirs.to_str().encode(), kind)
+    assert ours.encode("x </s> x").tolist() == [theirs.token_to_id(token) for token in ids]
+    for text in ("x s xx", "</x é < x", "漢 x"):
+        found = ours.encode(text).tolist()
+        assert found == theirs.encode(text).ids and ours.decode(found) == theirs.decode(
+            found, skip_special_tokens=False
+        )
+    every = list(range(len(SPECIAL) + 3))
+    assert ours.decode(every) == theirs.decode(every, skip_special_tokens=False)
+    assert ours.fingerprint == HuggingFaceTokenizer(ours.files()["hugging-face.json"]).fingerprint
+
+
+def test_an_unknown_tokens_name_is_spelt() -> None:
+    theirs = with_special_tokens("unigram")
+    ours = HuggingFaceTokenizer(theirs.to_str().encode())
+    spelt = ours.encode("<unk>").tolist()
+    assert spelt == [theirs.token_to_id(token) for token in ["▁", *"<unk>"]] and ours.decode(spelt) == "<unk>"
+    assert theirs.token_to_id("<unk>") in ours.encode("漢").tolist()

@@ -31,7 +31,7 @@ from pipelines.checkpoints.lock import Locked, hold
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
-from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
+from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer, with_special_tokens
 from tests.shared_data import need
 from tests.small_corpus import contents, words
 
@@ -162,6 +162,13 @@ def test_a_vocabulary_that_covers_certain_texts_alone_is_exported(tmp_path: Path
     to_transformers.check_tokenizer(tmp_path, tokenizer, [*to_transformers.SAMPLES, " ".join(MOVES)])
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(" ".join(MOVES))["input_ids"] == [5, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "words", "merges"])
+def test_the_names_of_special_tokens_are_exported_as_ordinary_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(with_special_tokens(kind).to_str().encode())
+    to_transformers.save_tokenizer(tokenizer, tmp_path)
+    to_transformers.check_tokenizer(tmp_path, tokenizer, [*to_transformers.SAMPLES, "x </s> x <pad> <unk>"])
 
 
 @pytest.mark.real_data

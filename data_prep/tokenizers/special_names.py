@@ -1,0 +1,73 @@
+"""Make the names of a tokenizer.json's special tokens ordinary text for its model, as they are for SentencePiece's.
+
+    spec = without_special_names(json.loads(data))       # the same ids, but a text that holds "</s>" gets none of "</s>"
+
+The library can be told not to look for special tokens in a text (`encode_special_tokens`). A model whose vocabulary has their names
+finds them all the same: WordLevel where such a name is a word, Unigram wherever it stands, BPE where merges lead to it. So the
+vocabulary gets them under names that no text holds; ids, scores and merges of all else stay as they are. A decoder writes the
+names as they were.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data_prep.manifest import digest
+
+
+def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
+    """The file's content with special tokens under names that no text holds; as it is where the model cannot find their names."""
+    model, vocab = spec["model"], spec["model"].get("vocab") or {}
+    names = {token["content"] for token in spec.get("added_tokens") or () if token["special"]}
+    if model.get("type") == "Unigram":
+        known = [piece for piece, _ in vocab]
+        unknown = model.get("unk_id")
+        names |= set() if unknown is None else {known[unknown]}
+    else:
+        known = list(vocab)
+        # A word that WordLevel does not know gets the id of its unknown token, whatever the word.
+        names = (
+            names - {model.get("unk_token")} if model.get("type") == "WordLevel" else names | {model.get("unk_token")}
+        )
+    if model.get("type") == "BPE":
+        names = {name for name in names if name is not None and _is_reached(name, model)}
+    suffix = f"\U0010ffff{digest(known)}"
+    renamed = {name: name + suffix for name in known if name in names}
+    if not renamed:
+        return spec
+
+    def new(name: Any) -> Any:
+        return renamed.get(name, name)
+
+    changed = {
+        **model,
+        "vocab": {new(name): index for name, index in vocab.items()} if isinstance(vocab, dict) else None,
+    }
+    if model.get("type") == "Unigram":
+        changed["vocab"] = [[new(piece), score] for piece, score in vocab]
+    if "unk_token" in model:
+        changed["unk_token"] = new(model["unk_token"])
+    if "merges" in model:
+        changed["merges"] = [
+            pair for pair in map(_pair, model["merges"]) if not renamed.keys() & {*pair, "".join(pair)}
+        ]
+    added = [{**token, "content": new(token["content"])} for token in spec.get("added_tokens") or ()]
+    # Where a file has no decoder, tokens are written with blanks between them.
+    written = spec.get("decoder") or {"type": "WordPiece", "prefix": suffix, "cleanup": False}
+    as_before = {"type": "Replace", "pattern": {"String": suffix}, "content": ""}
+    decoder = {"type": "Sequence", "decoders": [as_before, written]}
+    # It would put special tokens around a text, and names them.
+    return {**spec, "model": changed, "added_tokens": added, "decoder": decoder, "post_processor": None}
+
+
+def _is_reached(name: str, model: dict[str, Any]) -> bool:
+    """Whether BPE can come to a token: as a character, as a whole word, or by a merge."""
+    return (
+        len(name) == 1
+        or bool(model.get("ignore_merges"))
+        or any("".join(_pair(pair)) == name for pair in model["merges"])
+    )
+
+
+def _pair(merge: str | list[str]) -> list[str]:
+    return merge.split(" ") if isinstance(merge, str) else merge
