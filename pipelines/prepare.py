@@ -63,8 +63,9 @@ class PrepareConfig:
     """Folder of all prepared corpora, or a URI such as s3://bucket/store."""
     tokenizer: str = ""
     """bytes, the default; sentencepiece:PIECES or sentencepiece-bpe:PIECES, trained on the train split; the path of a
-    SentencePiece .model, of a tokenizer.json, or of a folder that holds one; or gpt2:FOLDER, with vocab.json and merges.txt. A
-    corpus that labels its tokens has none of these: its symbols are its tokens."""
+    SentencePiece .model, of a tokenizer.json, or of a folder that holds one; gpt2:FOLDER, with vocab.json and merges.txt; or
+    STORE/CORPUS/tokenizer, that of a prepared corpus. A corpus that labels its tokens has none of these: its symbols are its
+    tokens."""
     splits: tuple[str, ...] = SPLITS
     """Splits to prepare."""
     segment_length: int = 0
@@ -149,9 +150,10 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     sources = sources_of(corpus, read)
     size = sum(int(sizes_of(sources[split]).sum()) for split in splits)
     count = sum(len(sources[split]) for split in splits)
+    shown = without_credentials(config.tokenizer) or ("symbols" if isinstance(asked, SymbolsTokenizer) else "bytes")
     console.print(
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
-        f"tokenizer {config.tokenizer or (asked.name if isinstance(asked, SymbolsTokenizer) else 'bytes')}; to {config.place}"
+        f"tokenizer {shown}; to {config.place}"
     )
     if config.workers:
         ray_session.start(num_cpus=config.workers)

@@ -7,13 +7,15 @@ Every vocabulary ends with one id of our own, begin-of-document: `bod_id = vocab
     tokenizer.decode(tokenizer.encode("def f():\\n"))
 
 `--tokenizer` takes `bytes`; `sentencepiece:32000` or `sentencepiece-bpe:32000`, trained on the train split; the path of a
-SentencePiece model or of a `tokenizer.json`, or of a folder that holds one, or GPT-2's two files (which `gpt2:FOLDER` insists on).
+SentencePiece model or of a `tokenizer.json`, or of a folder that holds one, or GPT-2's two files (which `gpt2:FOLDER` insists on);
+or `STORE/CORPUS/tokenizer`, the tokenizer of a prepared corpus, in a bucket too.
 A corpus that labels its tokens itself has its own symbols as tokens.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
@@ -21,7 +23,7 @@ from pathlib import Path
 import xxhash
 
 from data_prep.manifest import seal, unseal
-from data_prep.places import Place
+from data_prep.places import Place, is_uri
 from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, folded, is_lossless, token_dtype
 from data_prep.tokenizers.byte import BytesTokenizer
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
@@ -59,6 +61,7 @@ SPECS = (
     "gpt2:path/to/folder",
     "path/to/a.model",
     "path/to/tokenizer.json",
+    "path/to/store/corpus/tokenizer",
 )
 
 FEWEST_PIECES = 300
@@ -126,6 +129,8 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
     """
     if spec == "bytes":
         return BytesTokenizer()
+    if is_uri(spec):
+        return _from_store(Place.parse(spec))
     kind, colon, rest = spec.partition(":")
     if kind in ("sentencepiece", "sentencepiece-bpe"):
         if not re.fullmatch(r"[0-9]{1,6}", rest, re.ASCII) or int(rest) < FEWEST_PIECES:
@@ -155,7 +160,10 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
 
 def _from_file(path: Path) -> Tokenizer:
     if path.suffix == ".json":
-        tokenizer = HuggingFaceTokenizer(path.read_bytes(), str(path))
+        data = path.read_bytes()
+        if _is_ours(data):
+            return _from_store(Place.parse(path.parent))
+        tokenizer = HuggingFaceTokenizer(data, str(path))
         tokenizer.name = f"{path.absolute().parent.name}/{path.name}"
         return tokenizer
     try:
@@ -165,6 +173,28 @@ def _from_file(path: Path) -> Tokenizer:
             f"{path} is not a SentencePiece model: give a .model file that SentencePiece wrote, or train one with "
             "--tokenizer sentencepiece:2048"
         ) from None
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether a `tokenizer.json` is one that `save_tokenizer` wrote."""
+    try:
+        details = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(details, dict) and {"kind", "bod_id", "fingerprint"} <= details.keys()
+
+
+def _from_store(folder: Place) -> Tokenizer:
+    if not (folder / "tokenizer.json").exists():
+        raise TokenizerError(
+            f"{folder} is not the tokenizer of a prepared corpus: give STORE/CORPUS/tokenizer, or a file on this machine"
+        )
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, SymbolsTokenizer):
+        raise TokenizerError(
+            f"{folder} holds the symbols of a task, which are no tokens of another corpus: choose another"
+        )
+    return tokenizer
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -19,6 +19,7 @@ from data_prep.tokenizers import (
     BytesTokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
+    SymbolsTokenizer,
     Tokenizer,
     TokenizerError,
     Training,
@@ -317,3 +318,36 @@ def test_an_unknown_tokens_name_is_spelt() -> None:
     spelt = ours.encode("<unk>").tolist()
     assert spelt == [theirs.token_to_id(token) for token in ["▁", *"<unk>"]] and ours.decode(spelt) == "<unk>"
     assert theirs.token_to_id("<unk>") in ours.encode("漢").tolist()
+
+
+@pytest.mark.parametrize(
+    "make", [BytesTokenizer, lambda: _both()[0], lambda: HuggingFaceTokenizer(moves_tokenizer().to_str().encode())]
+)
+@pytest.mark.parametrize("path", ["{}", "{}/tokenizer.json", "file://{}"])
+def test_the_tokenizer_of_a_prepared_corpus(make, path: str, tmp_path: Path) -> None:
+    tokenizer: Tokenizer = make()
+    save_tokenizer(tokenizer, tmp_path)
+    found = tokenizer_from_spec(path.format(tmp_path))
+    assert not isinstance(found, Training) and type(found) is type(tokenizer)
+    assert (found.name, found.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
+
+
+def test_two_corpora_share_a_tokenizer(make_config, tmp_path: Path) -> None:
+    first = make_config(tokenizer="sentencepiece-bpe:300", splits=("train",))
+    second = make_config(tokenizer=str(first.folder / "tokenizer"), splits=("train",), store=str(tmp_path / "second"))
+    assert prepare(first)["train"].fingerprint == prepare(second)["train"].fingerprint
+    assert prepare(make_config(tokenizer=str(first.folder / "tokenizer"), splits=("train",)))  # its own: nothing to do
+
+
+def test_what_is_not_the_tokenizer_of_a_prepared_corpus(tmp_path: Path) -> None:
+    with pytest.raises(
+        TokenizerError, match="is not the tokenizer of a prepared corpus: give STORE/CORPUS/tokenizer, or"
+    ):
+        tokenizer_from_spec(f"file://{tmp_path}")
+    save_tokenizer(SymbolsTokenizer(["a", "b"]), tmp_path)
+    with pytest.raises(TokenizerError, match="holds the symbols of a task, which are no tokens of another corpus"):
+        tokenizer_from_spec(str(tmp_path))
+    save_tokenizer(_both()[0], tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model is damaged"):
+        tokenizer_from_spec(str(tmp_path))
