@@ -212,9 +212,18 @@ def _clear(folder: Place, parts: int) -> set[int]:
 
 
 def _finish(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
-    """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger."""
+    """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger.
+
+    Raises TokenizerError, and removes the split, where none of its documents has a token.
+    """
     try:
         manifest = _manifest(folder, plan, fingerprints)
+        if not manifest.totals.tokens:
+            folder.delete()
+            raise TokenizerError(
+                f"tokenizer {plan.tokenizer.name} makes no token of any document of split {plan.scan.split}: choose another "
+                "tokenizer, or leave the split out of --splits"
+            )
         (folder / "manifest.json").write_atomically(manifest.to_json())
     except FileNotFoundError:
         manifest = _made_elsewhere(folder, plan)

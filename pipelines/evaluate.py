@@ -152,7 +152,7 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
             break
     bits = -np.log2(counts / counts.sum())
     total = sum(bits[tokens].sum() for document in range(len(test.lengths)) for tokens in chunks_of(test, document))
-    return float(total / test.manifest.totals.bytes)
+    return float(total / sum(document.bytes for document in test.manifest.documents if document.tokens))
 
 
 def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:

@@ -100,6 +100,9 @@ def describe(console: Console, store: SegmentStore) -> None:
     )
     lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())
     console.print(f"  tokens of a document: {lengths}")
+    without = int(np.count_nonzero(store.lengths == 0))
+    if without:
+        console.print(f"  {without:,} documents without tokens, left out of training and evaluation")
 
 
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:

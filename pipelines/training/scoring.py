@@ -236,11 +236,12 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
     # A task's labels are no text: figures by word and byte would say nothing of it.
     whole = bool((lengths == store.lengths).all()) and not store.labelled
     documents = store.documents
+    read = store.lengths > 0  # of the others nothing is predicted
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),
-        words=int(documents.column("words").sum()) if whole and store.manifest.corpus not in CODE else 0,
-        bytes=int(documents.column("bytes").sum()) if whole else 0,
+        words=int(documents.column("words")[read].sum()) if whole and store.manifest.corpus not in CODE else 0,
+        bytes=int(documents.column("bytes")[read].sum()) if whole else 0,
         documents=int(np.count_nonzero(lengths)),
         bucket=bucket,
         bucket_nats=tuple(nats_P.tolist()),

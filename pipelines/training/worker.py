@@ -50,6 +50,9 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
         except MissingSplit:
             warnings.append(f"{shown} has no validation split: the run goes on without validation")
+    for store in filter(None, (train_store, validation_store)):
+        if not store.lengths.any():
+            raise UserError(f"{store.folder} has no document with any token: prepare it again with another tokenizer")
     tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")

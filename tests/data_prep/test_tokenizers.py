@@ -32,7 +32,10 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from data_prep.vocabulary import study
+from pipelines.inspect import describe
 from pipelines.prepare import prepare
+from pipelines.terminal.output import lines
+from pipelines.training.scoring import score_of
 from tests.shared_data import need
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
@@ -351,3 +354,39 @@ def test_what_is_not_the_tokenizer_of_a_prepared_corpus(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(TokenizerError, match=r"tokenizer\.model is damaged"):
         tokenizer_from_spec(str(tmp_path))
+
+
+def test_documents_without_tokens_are_counted_and_score_nothing(
+    make_config, text_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bases_tokenizer().to_str())
+    for file in text_folder.glob("*/*.txt"):
+        file.write_text("GATTACA")
+    for name in ("doc1", "doc4"):
+        (text_folder / "train" / f"{name}.txt").write_text("漢字 漢字")
+    made = make_config(tokenizer=str(path))
+    prepare(made)
+    sentence = "2 documents without tokens, left out of training and evaluation\n"
+    shown = capsys.readouterr().out
+    assert f"train: {sentence}" in shown and shown.count(sentence) == 1
+    store = SegmentStore.open(made.store, "text", "train")
+    describe(lines(), store)
+    assert sentence in capsys.readouterr().out
+    assert sorted(store.lengths.tolist()) == [0, 0, 6, 6, 6, 6, 6]
+    score = score_of(store, store.lengths, np.array([[2.0], [30], [0]]), bucket=16, beyond=0)
+    assert (score.documents, score.words, score.bytes) == (5, 5, 5 * len("GATTACA"))
+
+
+def test_a_split_without_any_token_is_refused(make_config, text_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bases_tokenizer().to_str())
+    for file in text_folder.glob("*/*.txt"):
+        file.write_text("漢字" if file.parent.name == "validation" else "GATTACA")
+    made = make_config(tokenizer=str(path))
+    with pytest.raises(
+        TokenizerError, match=r"makes no token of any document of split validation: choose another tokenizer, or"
+    ):
+        prepare(made)
+    assert not (made.folder / "validation").exists()
+    assert prepare(make_config(tokenizer=str(path), splits=("train", "test"))).keys() == {"train", "test"}

@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from data_prep.document_table import write_table
 from data_prep.errors import UserError
+from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.run_file import presets_with
@@ -504,6 +506,18 @@ class TestRefusals:
             train()
         manifest.unlink()
         with pytest.raises(ValueError, match="prepare"):
+            train()
+
+    @pytest.mark.parametrize("split", ["train", "validation"])
+    def test_a_split_without_tokens(self, train: Train, store: Path, split: str) -> None:
+        folder = Place.parse(store / "text" / split)
+        manifest = SegmentStore.open(folder).manifest
+        table = write_table(folder, [[replace(document, tokens=0) for document in manifest.documents]])
+        empty = replace(manifest, table=table, totals=replace(manifest.totals, tokens=0))
+        (folder / "manifest.json").write_atomically(empty.to_json())
+        with pytest.raises(
+            UserError, match=f"text/{split} has no document with any token: prepare it again with another"
+        ):
             train()
 
     def test_a_loss_that_is_no_number(self, train: Train) -> None:
