@@ -32,16 +32,28 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
-        self, vocab_file: str, piece_characters: int = 0, piece_end: str = "\n", piece_skip: int = 0, **kwargs: Any
+        self,
+        vocab_file: str,
+        piece_characters: int = 0,
+        piece_end: str = "\n",
+        piece_skip: int = 0,
+        piece_fallback: str = "",
+        piece_fallback_characters: int = 1 << 16,
+        **kwargs: Any,
     ) -> None:
         """``piece_characters``: a long text is encoded in pieces that end where ``piece_end``, a regular expression, first matches
-        after so many characters; the next begins ``piece_skip`` characters later. 0: texts are encoded as a whole."""
+        after so many characters; the next begins ``piece_skip`` characters later. 0: texts are encoded as a whole.
+        ``piece_fallback``: another one, for a piece without an end after ``piece_fallback_characters``."""
         self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
         self.vocab_file, self.piece_characters = vocab_file, piece_characters
         self._piece_end, self._piece_skip = re.compile(piece_end), piece_skip
+        self._fallback = re.compile(piece_fallback) if piece_fallback else None
+        self._fallback_characters = piece_fallback_characters
         kwargs = {**SPECIAL_TOKENS, "padding_side": "left", **kwargs}
         kwargs |= {"special_tokens_pattern": "bos", "clean_up_tokenization_spaces": False}
-        super().__init__(piece_characters=piece_characters, piece_end=piece_end, piece_skip=piece_skip, **kwargs)
+        cuts = {"piece_characters": piece_characters, "piece_end": piece_end, "piece_skip": piece_skip}
+        cuts |= {"piece_fallback": piece_fallback, "piece_fallback_characters": piece_fallback_characters}
+        super().__init__(**cuts, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
@@ -58,11 +70,17 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
         pieces, start = [], 0
         while start < len(text):
-            found = self._piece_end.search(text, start + self.piece_characters) if self.piece_characters else None
+            found = self._end_of_piece(text, start) if self.piece_characters else None
             stop = found.end() if found else len(text)
             pieces += self.processor.encode(text[start:stop], out_type=str)
             start = stop + self._piece_skip
         return pieces
+
+    def _end_of_piece(self, text: str, start: int) -> re.Match[str] | None:
+        if self._fallback is None:
+            return self._piece_end.search(text, start + self.piece_characters)
+        most = start + self._fallback_characters
+        return self._piece_end.search(text, start + self.piece_characters, most) or self._fallback.search(text, most)
 
     def _convert_token_to_id(self, token: str) -> int:
         return self.processor.piece_to_id(token)

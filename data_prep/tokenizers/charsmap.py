@@ -17,14 +17,17 @@ LONGEST_KEY = 256
 """Bytes; rules with a longer one are not read."""
 
 
-def kept_before_a_space(charsmap: bytes) -> str:
-    """The characters c of PRINTABLE such that "c d", d any of PRINTABLE, stays as it is whatever stands around it.
+def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
+    """Those c of some characters such that "c d", d any of them, stays as it is whatever stands around it.
 
     That holds where no key goes on over a space (so no rule reads both sides), none is the space alone or begins with a space
-    and one of PRINTABLE (so the space stays), and none ends in c (so c is kept). Empty where the rules cannot be read.
+    and the first byte of one of them (so the space stays), and none ends in c (so c is kept). Empty where the rules cannot be read.
+
+    Args:
+        characters: of three bytes at most in UTF-8, the space not among them.
     """
     if not charsmap:
-        return PRINTABLE
+        return characters
     size = int.from_bytes(charsmap[:4], "little")
     if size % 4 or not 0 < size <= len(charsmap) - 4:
         return ""
@@ -34,15 +37,23 @@ def kept_before_a_space(charsmap: bytes) -> str:
     order = np.argsort(bases, kind="stable")
     order = order[(labels[order] > 0) & (labels[order] <= 0xFF)]
     bases = bases[order]
+    encoded = [character.encode() for character in characters]
+    firsts = np.array(sorted({data[0] for data in encoded}))
 
-    ends: set[int] = set()
-    nodes, space = np.zeros(1, dtype=np.int64), np.int64(-1)
+    ends: tuple[set[int], set[int], set[int]] = (
+        set(),
+        set(),
+        set(),
+    )  # the last byte of each key, the last two, the last three
+    # Each node, and the two last bytes of what leads to it.
+    nodes = before = np.zeros(1, dtype=np.int64)
+    space = np.int64(-1)
     for depth in range(LONGEST_KEY):
         base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
         first, last = np.searchsorted(bases, base), np.searchsorted(bases, base, side="right")
         count = last - first
         if not count.any():
-            return "".join(c for c in PRINTABLE if ord(c) not in ends)
+            return "".join(data.decode() for data in encoded if int.from_bytes(data) not in ends[len(data) - 1])
         parents = np.repeat(nodes, count)
         children = order[np.arange(len(parents)) + np.repeat(first - (np.cumsum(count) - count), count)]
         label = labels[children]
@@ -51,10 +62,14 @@ def kept_before_a_space(charsmap: bytes) -> str:
             return ""  # the space is replaced
         if depth > 0 and (label == SPACE).any():
             return ""  # a key goes on over a space
-        if ((parents == space) & (label > SPACE) & (label < 0x7F)).any():
-            return ""  # a key begins with a space and a printable character
-        ends.update(label[is_key].tolist())
+        if ((parents == space) & np.isin(label, firsts)).any():
+            return ""  # a key begins with a space and one of the characters
+        spelt = np.repeat(before, count) << 8 | label
+        for number, last_bytes in enumerate(ends, 1):
+            last_bytes.update(np.unique(spelt[is_key] & (1 << 8 * number) - 1).tolist())
         if depth == 0 and (label == SPACE).any():
             space = children[label == SPACE][0]
-        nodes = np.unique(children)  # keys with equal ends share them
+        pairs = np.unique(children << 16 | spelt & 0xFFFF)  # keys with equal ends share nodes
+        nodes = pairs >> 16
+        before = pairs & 0xFFFF
     return ""

@@ -5,10 +5,10 @@
 The ids are the file's own, and one more begins a document. What the file says of truncation, padding and special tokens around a
 text does not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
 
-Long texts are cut between a letter or digit and a space that an ASCII letter follows, where the pipeline is made of the parts
-listed here. These normalizers look at a character and the marks that combine with it; these pre-tokenizers always part words
-there; and the model sees one word at a time. A text for any other pipeline is encoded as a whole, which takes some 60 times its
-bytes in memory.
+Long texts are cut between two letters and a space that a letter follows (letters.py says which), where the pipeline is made of the
+parts listed here. These normalizers look at a character and the marks that combine with it, and keep the space as it is and what
+stands before it as no blank; these pre-tokenizers always part words there; no added token lies across; and the model sees one word
+at a time. A text for any other pipeline is encoded as a whole, which takes some 60 times its bytes in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from data_prep.manifest import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
+from data_prep.tokenizers.letters import LETTERS, members, ranges
 from data_prep.tokenizers.special_names import without_special_names
 
 PIECE_CHARACTERS = 4096
-LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 PRE_TOKENIZERS = {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -80,7 +80,7 @@ class HuggingFaceTokenizer:
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})
         self._gpt2 = None if engine == "tokenizers" else _as_gpt2(run, name, check=not engine)
-        self.cuts = find_cuts(run)
+        self.cuts = find_cuts(run, self._tokenizer.normalizer)
 
     @property
     def library_file(self) -> str:
@@ -152,22 +152,34 @@ def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | No
         return None
 
 
-def find_cuts(spec: dict[str, Any]) -> Cuts | None:
-    """Where texts may be cut, as the module's docstring explains; None where nothing is proved."""
-    kept = set(LETTERS_AND_DIGITS)
+def find_cuts(spec: dict[str, Any], normalizer: Any = None) -> Cuts | None:
+    """Where texts may be cut, as the module's docstring explains; None where nothing is proved.
+
+    Args:
+        normalizer: the library's, of the same file.
+    """
+    kept = set(members(LETTERS))
     for part in _parts(spec.get("normalizer"), "normalizers"):
         if part["type"] == "Precompiled":
-            kept &= set(kept_before_a_space(base64.b64decode(part["precompiled_charsmap"] or "")))
+            charsmap = base64.b64decode(part["precompiled_charsmap"] or "")
+            kept &= set(kept_before_a_space(charsmap, members(LETTERS)))
         elif part["type"] not in NORMALIZERS:
             return None
     for token in spec.get("added_tokens", ()):
-        content = token["content"]
-        if not token["special"] and (token["lstrip"] or token["rstrip"] or (" " in content and not _is_run(content))):
+        if not token["special"] and (token["lstrip"] or token["rstrip"] or _may_lie_across(token, normalizer)):
             return None
     words = _parts(spec.get("pre_tokenizer"), "pretokenizers")
     if not kept or not words or not _parts_words(words[0]):
         return None
-    return Cuts(f"[{''.join(sorted(kept))}](?= [A-Za-z])", PIECE_CHARACTERS)
+    return Cuts(f"(?<=[{LETTERS}])[{ranges(kept)}](?= [{LETTERS}])", PIECE_CHARACTERS)
+
+
+def _may_lie_across(token: dict[str, Any], normalizer: Any) -> bool:
+    """Whether a text may hold an added token across a cut, as it is written or as the normalizer writes it."""
+    content = token["content"]
+    written = {content, normalizer.normalize_str(content)} if normalizer and token["normalized"] else {content}
+    # A run of blanks is not one: a single space stands between the words of a cut.
+    return any(" " in text and not (len(text) > 1 and text.isspace()) for text in written)
 
 
 def _parts(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -184,8 +196,3 @@ def _parts_words(first: dict[str, Any]) -> bool:
     if first["type"] == "Metaspace":  # a space before every word: a piece that begins with one gets no second
         return first.get("split", True) and first.get("prepend_scheme", "always") == "always"
     return first["type"] in PRE_TOKENIZERS and bool(first.get("use_regex", True))
-
-
-def _is_run(content: str) -> bool:
-    """Two or more blanks, which a single space between words does not hold."""
-    return len(content) > 1 and content.isspace()

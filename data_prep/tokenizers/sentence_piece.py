@@ -12,9 +12,11 @@ spaces that are cut into four and one or one and four, either may be taken.)
 
 - After a newline: the model's normalization is the identity, it adds no prefix, and its only piece with a newline is the newline
   itself. Models trained here are such.
-- Between c and a space that a printable ASCII character follows: no rule of the model's normalization reads or changes either
-  (`charsmap.kept_before_a_space`), and no piece has a space (U+2581) after another character. A model that puts a space before
-  every text puts one before the piece that follows, so the cut's own is left out, unless the model strips it anyway.
+- Between c and a space that a letter or a printable ASCII character follows, c being another such: no rule of the model's
+  normalization reads or changes either (`charsmap.kept_before_a_space`), and no piece has a space (U+2581) after another
+  character. A model that puts a space before every text puts one before the piece that follows, so the cut's own is left out,
+  unless the model strips it anyway. A unigram model, for which another cut may choose another of two equal segmentations, is cut
+  between printable ASCII characters as long as there is such a place within 65,536.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import xxhash
 from data_prep.manifest import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
+from data_prep.tokenizers.letters import OTHER_LETTERS, members, ranges
 
 PIECE_CHARACTERS = 4096
 PIECES_AT_ONCE = 64
@@ -103,9 +106,7 @@ def find_cuts(proto: Any) -> Cuts | None:
     rules, trainer = proto.normalizer_spec, proto.trainer_spec
     prefix, strips = rules.add_dummy_prefix, rules.remove_extra_whitespaces
     pieces = [piece.piece for piece in proto.pieces]
-    patterns = []
-    if not (rules.precompiled_charsmap or prefix or strips) and [p for p in pieces if "\n" in p] == ["\n"]:
-        patterns.append("\n")
+    keeps_lines = not (rules.precompiled_charsmap or prefix or strips) and [p for p in pieces if "\n" in p] == ["\n"]
     usual = (
         trainer.model_type in (UNIGRAM, BPE)
         and rules.escape_whitespaces
@@ -115,7 +116,19 @@ def find_cuts(proto: Any) -> Cuts | None:
         # Else the space might be unknown, and unknown pieces in a row become one:
         and any(piece.piece == SPACE and piece.type in (NORMAL, USER_DEFINED) for piece in proto.pieces)
     )
-    kept = kept_before_a_space(rules.precompiled_charsmap) if usual else ""
-    if kept:
-        patterns.append(f"[{'!-~' if kept == PRINTABLE else re.escape(kept)}](?= [!-~])")
-    return Cuts("|".join(patterns), PIECE_CHARACTERS, skip=int(prefix and not strips)) if patterns else None
+    kept = _kept(rules.precompiled_charsmap) if usual else ""
+    printable = "".join(c for c in kept if c in PRINTABLE)
+    letters = "".join(c for c in kept if c not in PRINTABLE)
+    before = "!-~" if printable == PRINTABLE else re.escape(printable)
+    narrow = ["\n"] * keeps_lines + [f"[{before}](?= [!-~])"] * bool(printable)
+    wide = ["\n"] * keeps_lines + [f"[{before}{ranges(letters)}](?= [!-~{OTHER_LETTERS}])"] * bool(kept)
+    if not wide:
+        return None
+    exact = trainer.model_type == BPE or not narrow
+    pattern, fallback = (wide, []) if exact else (narrow, wide)
+    return Cuts("|".join(pattern), PIECE_CHARACTERS, int(prefix and not strips), "|".join(fallback))
+
+
+def _kept(charsmap: bytes) -> str:
+    """Which printable characters and letters may stand before the space of a cut, with any of them after it."""
+    return kept_before_a_space(charsmap, PRINTABLE + members(OTHER_LETTERS)) or kept_before_a_space(charsmap)

@@ -152,6 +152,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         if tokenizer.cuts:
             cuts = tokenizer.cuts
             options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
+            options |= {"piece_fallback": cuts.fallback, "piece_fallback_characters": cuts.fallback_characters}
         options["auto_map"] = {"AutoTokenizer": [f"{MODULE}.ThroughlineTokenizer", None]}
         exported: Any = ThroughlineTokenizer(str(folder / "tokenizer.model"), **options)
     else:

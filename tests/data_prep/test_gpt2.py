@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import string
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
 )
 from data_prep.tokenizers import gpt2 as module
-from data_prep.tokenizers.hugging_face import LETTERS_AND_DIGITS, PATTERNS
+from data_prep.tokenizers.hugging_face import PATTERNS
 from tests.shared_data import need
 
 SOURCE = (
@@ -93,13 +94,19 @@ def test_long_words_are_encoded(theirs: RustTokenizer, folder: Path) -> None:
         assert ours.encode(text).tolist() == plain(theirs, text)
 
 
-@pytest.mark.parametrize("run", [" ", "\n\u3000\x85\t"])
-def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, folder: Path, run: str) -> None:
-    ours, blanks = _cached(folder), run * (1_100_000 // len(run))
+def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, folder: Path) -> None:
+    ours, text = _cached(folder), " " * 1_100_000 + "x"
     with pytest.raises(ValueError, match="backtracking"):
-        ours._encoding.encode_to_numpy(blanks + "x", disallowed_special=())
-    text = f"a{blanks[:-1]} b\x1c{blanks}\x1d{blanks}"
+        ours._encoding.encode_to_numpy(text, disallowed_special=())
     assert ours.encode(text).tolist() == plain(theirs, text)
+
+
+@pytest.mark.parametrize("blank", [" ", "\n\u3000\x85\t"])
+def test_long_runs_of_blanks_are_words_of_their_own(theirs: RustTokenizer, folder: Path, blank: str) -> None:
+    ours, run = _cached(folder), blank * 2000
+    for text in (f"a{run[:-1]} b\x1c{run}\x1d{run}", f"{run}x", f"x  {run}'s", run):
+        ids = [index for part in ours._at_long_runs(text) for index in ours._ids(*part).tolist()]
+        assert ids == plain(theirs, text)
 
 
 def test_the_name_of_a_special_token_is_ordinary_text(theirs: RustTokenizer, folder: Path) -> None:
@@ -207,22 +214,27 @@ def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
 
 # tokenizer.json
 
+ALPHABET = string.ascii_letters + string.digits + "абвгдежзийклмнопрстуфхцчшщъыьэюяאבגדה가나다"
+OTHERS = [
+    *("Привет, мир", " и ёлка", " \u0308", "Й ", " \u0438\u0306 й", "שלום עולם", " 한국어 텍스트", "Đặng Thị é à"),
+    *("ﬃ ẚ b", "\u00a0", "漢字 漢"),
+]
+
 
 def pipelines(theirs: RustTokenizer) -> dict[str, RustTokenizer]:
     """Files of other kinds; the vocabulary is of no matter."""
-    words = dict.fromkeys(
-        ["[UNK]", *LETTERS_AND_DIGITS, *(f"##{c}" for c in LETTERS_AND_DIGITS), *SOURCE.lower().split()]
-    )
+    words = dict.fromkeys(["[UNK]", *ALPHABET, *(f"##{c}" for c in ALPHABET), *SOURCE.lower().split()])
     vocab = {word: i for i, word in enumerate(words)}
     bert = RustTokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # type: ignore[call-arg]
     bert.normalizer = normalizers.BertNormalizer()  # type: ignore[assignment]
     bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    bert.add_tokens([AddedToken("漢字", normalized=False), AddedToken("ёлка")])
     bert.enable_truncation(8)
     bert.enable_padding(length=64)
     pieces = [
         ("[UNK]", 0.0),
         ("▁", -2.0),
-        *((c, -9.0 - i / 100) for i, c in enumerate("abcdefghijklmnopqrstuvwxyz.,")),
+        *((c, -9.0 - i / 100) for i, c in enumerate("abcdefghijklmnopqrstuvwxyz.,приветмлкаёשלוםע")),
         ("▁the", -3.0),
     ]
     t5 = RustTokenizer(models.Unigram(pieces, unk_id=0))  # type: ignore[call-arg]
@@ -253,12 +265,50 @@ def pre_tokenizers_regex(pattern: str) -> Any:
 @settings(deadline=None)
 @given(
     text=st.one_of(
-        TEXTS, st.lists(st.sampled_from(["The lanes", " of a", " \u0308", " lanes", "\n", "x  y"])).map("".join)
+        TEXTS,
+        st.lists(st.sampled_from(["The lanes", " of a", " \u0308", " lanes", "\n", "x  y"])).map("".join),
+        st.lists(st.sampled_from([*OTHERS, " ", "x "])).map("".join),
     )
 )
 def test_pieces_of_a_file_do_not_change_the_ids(theirs: RustTokenizer, kind: str, text: str) -> None:
     ours, whole = _files(theirs)[kind]
     assert ours.encode(text).tolist() == plain(whole, text)
+
+
+@pytest.mark.parametrize("content", ["x\u00a0y", "x¨y", "x y", "\u00a0y"])
+def test_an_added_token_that_may_lie_across_a_cut(content: str) -> None:
+    """NFKC writes a no-break space as a blank, and so what the library looks for."""
+    vocab = {"<unk>": 0, "x": 1, "y": 2, "ab": 3, "cd": 4}
+    tokenizer = RustTokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents()])  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.add_tokens([AddedToken(content, normalized=True)])
+    ours = HuggingFaceTokenizer(tokenizer.to_str().encode())
+    text = "ab cd x y " * 3000
+    assert ours.encode(text).tolist() == plain(tokenizer, text)
+    assert 5 in ours.encode(text)
+    assert ours.cuts is None
+
+
+@pytest.mark.parametrize("content", ["xy", "\u00a0\u00a0", "\u3000 "])
+def test_an_added_token_that_lies_across_no_cut(content: str) -> None:
+    tokenizer = RustTokenizer(models.WordLevel({"<unk>": 0, "ab": 1}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFKC()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.add_tokens([AddedToken(content, normalized=True)])
+    ours = HuggingFaceTokenizer(tokenizer.to_str().encode())
+    assert ours.cuts
+    ours.cuts = replace(ours.cuts, characters=0)
+    text = "ab xy ab  ab ab\u00a0 ab\u3000ab ab" * 3
+    assert ours.encode(text).tolist() == plain(tokenizer, text)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "llama", "prefixed"])
+def test_texts_of_other_scripts_are_cut(theirs: RustTokenizer, kind: str) -> None:
+    ours, whole = _files(theirs)[kind]
+    for text in ("Привет мир и ёлка " * 99, "שלום עולם " * 99, "안녕하세요 세계 " * 99, "नमस्कार मन घर " * 99):
+        assert ours.cuts and max(map(len, ours.cuts.pieces(text))) < 30
+        assert ours.encode(text).tolist() == plain(whole, text)
 
 
 def _files(theirs: RustTokenizer, cache: dict[str, Any] = {}) -> dict[str, tuple[HuggingFaceTokenizer, RustTokenizer]]:  # noqa: B006

@@ -45,6 +45,11 @@ SAMPLES = st.one_of(
     st.lists(st.sampled_from(["a b", "x  y", " \u0308", "\u2581 ", " \u2581", "def f", "\u00a8 z", "é. D"])).map(
         "".join
     ),
+    st.lists(
+        st.sampled_from(
+            ["привет мир", " и ёлка", "Й ", " й", "שלום עולם", "한국어 텍스트", " é à", " \u0308", "x ", "ǆ b", " ᾳ"]
+        )
+    ).map("".join),
     st.text(max_size=60),
 )
 
@@ -67,7 +72,7 @@ def made(kind: str, cache: dict[str, SentencePieceTokenizer] = {}) -> SentencePi
         else:
             tokenizer = SentencePieceTokenizer(model(**{**KINDS, **UNPROVED}[kind]), kind)
         if tokenizer.cuts:
-            tokenizer.cuts = replace(tokenizer.cuts, characters=0)
+            tokenizer.cuts = replace(tokenizer.cuts, characters=0, fallback_characters=8)
         cache[kind] = tokenizer
     return cache[kind]
 
@@ -103,6 +108,25 @@ def test_pieces_are_short_and_keep_the_ids_of_a_long_text(kind: str) -> None:
         assert ids == whole
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+def test_texts_of_other_scripts_are_cut_too(kind: str) -> None:
+    tokenizer = made(kind)
+    for text in ("привет мир и ёлка " * 99, "שלום עולם " * 99, "안녕하세요 세계 " * 99):
+        assert tokenizer.cuts and max(map(len, tokenizer.cuts.pieces(text))) < 40
+        assert tokenizer.encode(text).tolist() == tokenizer._processor.encode(text)
+
+
+@pytest.mark.parametrize("kind", sorted(UNIGRAM))
+def test_a_unigram_models_texts_are_cut_in_ascii_where_they_can_be(kind: str) -> None:
+    """So that the ids of such texts stay as they were before there were other places, also where two segmentations are equal."""
+    cuts = made(kind).cuts
+    assert cuts
+    cuts = replace(cuts, characters=40, fallback_characters=1 << 16)
+    text = "привет мир и Ёлка (a b) é à c\u00a0d " * 300
+    assert list(cuts.pieces(text)) == list(replace(cuts, fallback="").pieces(text))
+    assert max(map(len, cuts.pieces("привет мир и ёлка " * 9000))) < 66_000
+
+
 @pytest.mark.parametrize("kind", UNPROVED)
 def test_no_cuts_where_nothing_is_proved(kind: str) -> None:
     assert made(kind).cuts is None
@@ -128,9 +152,29 @@ def test_rules_of_normalization(rules: str, kept: str, tmp_path: Path) -> None:
     assert kept_before_a_space(proto.normalizer_spec.precompiled_charsmap) == kept
 
 
+@pytest.mark.parametrize(
+    ("rules", "lost"),
+    [
+        ("43F\t440\n", "п"),
+        ("438 306\t439\n", ""),
+        ("AC00\tAC01\n", "가"),
+        ("61 43F\t62\n", "п"),
+        ("20 43F\t62\n", "whole"),
+    ],
+)
+def test_rules_of_normalization_for_other_letters(rules: str, lost: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.tsv").write_text(rules)
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model(normalization_rule_tsv=str(tmp_path / "rules.tsv")))
+    letters = "aпри가각é"
+    kept = "" if lost == "whole" else letters.replace(lost, "")
+    assert kept_before_a_space(proto.normalizer_spec.precompiled_charsmap, letters) == kept
+
+
 @given(st.binary(max_size=200))
 def test_damaged_rules_prove_nothing_or_are_read(data: bytes) -> None:
     assert set(kept_before_a_space(data)) <= set(PRINTABLE)
+    assert set(kept_before_a_space(data, "aп가")) <= set("aп가")
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -144,7 +144,7 @@ def test_exported_tokenizers_give_the_same_ids_and_text(kind: str, tmp_path: Pat
     folder = tmp_path / "exported"
     folder.mkdir()
     to_transformers.save_tokenizer(tokenizer, folder)
-    texts = [*to_transformers.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40]
+    texts = [*to_transformers.SAMPLES, words("other", 4000), "word " * 3000, words("é", 50) * 40, "привет мир " * 7000]
     to_transformers.check_tokenizer(folder, tokenizer, texts)
     theirs: Any = AutoTokenizer.from_pretrained(folder)
     assert len(theirs) == tokenizer.vocab_size and theirs.bos_token_id == tokenizer.vocab_size - 1
