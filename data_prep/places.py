@@ -177,10 +177,15 @@ class Place:
         """When a local file was changed last, in nanoseconds since the epoch; 0 of any other, whose size alone is looked at."""
         return os.stat(self.path).st_mtime_ns if self.is_local else 0
 
-    def list(self, recursive: bool = False) -> list[Listed]:
-        """Files and folders below this one, sorted by name; nothing where it does not exist. Links to folders are not followed."""
+    def list(self, recursive: bool = False, follow: bool = False) -> list[Listed]:
+        """Files and folders below this one, sorted by name; nothing where it does not exist.
+
+        Args:
+            recursive: also what the folders in it hold.
+            follow: also what the folders hold that links lead to; never a folder within itself.
+        """
         if self.is_local:
-            found = list(_scan(self.path, recursive))
+            found = list(_scan(self.path, recursive, follow))
         else:
             selector = pyarrow.fs.FileSelector(self.path, allow_not_found=True, recursive=recursive)
             start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
@@ -355,20 +360,27 @@ def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
         ) from None
 
 
-def _scan(folder: str, recursive: bool) -> Iterator[Listed]:
-    waiting = [(folder, "")]
+def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
+    waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(folder, "", ())]
     while waiting:
-        current, prefix = waiting.pop()
+        current, prefix, above = waiting.pop()
         try:
+            inside = (*above, _identity(os.stat(current)))
             entries = os.scandir(current)
         except (FileNotFoundError, NotADirectoryError):
             continue
         with entries:
             for entry in entries:
                 try:
-                    is_dir, size = entry.is_dir(), entry.stat().st_size
+                    is_dir, status = entry.is_dir(), entry.stat()
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
-                yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)
-                if recursive and is_dir and not entry.is_symlink():
-                    waiting.append((entry.path, f"{prefix}{entry.name}/"))
+                yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else status.st_size, is_dir)
+                followed = not entry.is_symlink() or (follow and _identity(status) not in inside)
+                if recursive and is_dir and followed:
+                    waiting.append((entry.path, f"{prefix}{entry.name}/", inside))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """The same for every path to one folder."""
+    return status.st_dev, status.st_ino

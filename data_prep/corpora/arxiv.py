@@ -4,7 +4,8 @@ A bulk archive holds a gzipped tar, a single gzipped TeX file or a PDF for each 
 A paper is one document (see `data_prep.corpora.latex`); its files are UTF-8, or as a byte-order mark or the package inputenc says,
 else Windows-1252. What its 00README says of its files holds. Its split follows from a hash of its id.
 Left out and counted: papers without TeX (PDF only…), withdrawn ones (TeX that begins with %auto-ignore, or a few lines that say
-so), damaged ones, and within papers binary and hidden files, links, devices and names that lead out of the archive.
+so), damaged ones, and within papers binary and hidden files, links, devices and names that lead out of the archive. An archive or
+a paper's folder may itself be a link.
 
     python -m pipelines.prepare arxiv --source FOLDER --tokenizer sentencepiece:32000
     python -m pipelines.prepare arxiv --source s3://BUCKET/src --metadata arxiv-metadata-oai-snapshot.json --subject math
@@ -34,6 +35,7 @@ from data_prep.corpora.streams import (
     decompressed,
     files_in,
     is_hidden,
+    is_link,
     is_safe,
     lines,
     open_seekable,
@@ -136,7 +138,7 @@ class Arxiv:
         """Those of all splits. Archives take long to list: as long as none of them changes, the newest listing stays."""
         root, beside = self._root(), [Place.parse(path) for path in (self.ids, self.metadata) if path]
         whole = root.is_file()
-        files = [Listed(root, "", root.size(), False)] if whole else files_in(root, recursive=True, links=False)
+        files = [Listed(root, "", root.size(), False)] if whole else _files(root)
         seen = [*files, *(Listed(place, place.name, place.size(), False) for place in beside)]
         key = (self, *((file.name, file.bytes, file.place.changed()) for file in seen))
         if key not in _NEWEST:
@@ -205,6 +207,18 @@ class Arxiv:
             chosen = _of_subject(file, file.size(), self.subject)
             wanted = chosen if wanted is None else {id: chosen[id] for id in wanted if id in chosen}
         return wanted
+
+
+def _files(root: Place) -> list[Listed]:
+    """The files of the corpus. An archive or a paper's folder may be a link; links within a paper are not followed."""
+    found = files_in(root, recursive=True, links=False)
+    if not root.is_local:
+        return found
+    found += [file for file in files_in(root) if is_link(file.place)]
+    for folder in [listed for listed in root.list() if listed.is_dir and is_link(listed.place)]:
+        inside = files_in(folder.place, recursive=True, links=False)
+        found += [replace(file, name=f"{folder.name}/{file.name}") for file in inside]
+    return sorted(found, key=lambda file: file.name)
 
 
 def canonical(id: str) -> str:

@@ -59,13 +59,14 @@ def reading(what: str) -> Iterator[None]:
         raise CorpusError(f"{what} cannot be read ({reason}): it is damaged; get it again, or take it away") from None
 
 
-def files_in(folder: Place, recursive: bool = False, links: bool = True) -> list[Listed]:
+def files_in(folder: Place, recursive: bool = False, links: bool = True, follow: bool = False) -> list[Listed]:
     """The ordinary files of a folder, in the order of their names; pipes and devices are none.
 
     Args:
         links: follow links to files.
+        follow: also the files in folders that links lead to.
     """
-    files = [file for file in folder.list(recursive) if not file.is_dir]
+    files = [file for file in folder.list(recursive, follow) if not file.is_dir]
     if not folder.is_local:
         return files
     return [file for file in files if os.path.isfile(file.place.path) and (links or not is_link(file.place))]
@@ -81,7 +82,7 @@ def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset
         return [Listed(root, root.name, root.size(), False)]
     if not root.is_dir():
         raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
-    files = [file for file in files_in(root, recursive=True) if file.name.lower().endswith(endings)]
+    files = [file for file in files_in(root, recursive=True, follow=True) if file.name.lower().endswith(endings)]
     files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:
         raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")

@@ -1,4 +1,5 @@
-"""Any folder of text: a document is a file that matches a pattern, found recursively, named by its path in the folder.
+"""Any folder of text: a document is a file that matches a pattern, found recursively, named by its path in the folder. Links to
+files and folders are followed.
 
 Sub-folders train, validation (also valid, val, dev) and test are the splits; a file beside them is left out, and counted. Without
 them a document's split follows from a hash of its name. Hidden files, and those in hidden folders such as `.ipynb_checkpoints`,
@@ -52,7 +53,8 @@ class Text:
     def sources(self, split: str) -> list[Source]:
         root = folder_of(self.name, self.source)
         folders = split_folders(root)
-        matching = [file for file in files_in(root, recursive=True) if PurePosixPath(file.name).match(self.pattern)]
+        found = files_in(root, recursive=True, follow=True)
+        matching = [file for file in found if PurePosixPath(file.name).match(self.pattern)]
         files = [file for file in matching if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
