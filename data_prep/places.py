@@ -33,10 +33,12 @@ import pyarrow.fs
 import xxhash
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from data_prep.errors import NO_ROOM, UserError
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written."""
+_STAGED = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}$")
+"""What `Place.staged` adds to a name."""
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
@@ -231,9 +233,10 @@ class Place:
         Raises FileNotFoundError where the staged file is gone.
         """
         if self.is_local:
-            sync(staged.path)
-            os.replace(staged.path, self.path)
-            sync(os.path.dirname(self.path))
+            with self._naming_a_full_disk():
+                sync(staged.path)
+                os.replace(staged.path, self.path)
+                sync(os.path.dirname(self.path))
         elif not self._is_object:
             self.filesystem.move(staged.path, self.path)
         else:
@@ -249,17 +252,18 @@ class Place:
     @contextmanager
     def open_output(self) -> Iterator[pa.NativeFile]:
         """A stream to a file of a name at which nothing stands; no file is left when the block or its end raises."""
-        if self.is_local:
-            stream = pa.OSFile(os.fsencode(self.path), "wb")
-        else:
-            stream = self.filesystem.open_output_stream(self.path, compression=None)
-        try:
-            with stream:
-                yield stream
-        except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
-            with contextlib.suppress(OSError):
-                self.delete()
-            raise
+        with self._naming_a_full_disk():
+            if self.is_local:
+                stream = pa.OSFile(os.fsencode(self.path), "wb")
+            else:
+                stream = self.filesystem.open_output_stream(self.path, compression=None)
+            try:
+                with stream:
+                    yield stream
+            except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
+                with contextlib.suppress(OSError):
+                    self.delete()
+                raise
 
     @contextmanager
     def writing(self) -> Iterator[pa.NativeFile]:
@@ -294,7 +298,7 @@ class Place:
         if self.is_local:
             if os.path.isdir(self.path) and not os.path.islink(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
-            else:
+            elif os.path.lexists(self.path):  # a disk that is read-only refuses before it looks
                 Path(self.path).unlink(missing_ok=True)
             return
         kind = self._info().type
@@ -328,6 +332,16 @@ class Place:
         info = self._info()
         empty = info.type == pyarrow.fs.FileType.File and info.size == 0 and self._is_object
         return pyarrow.fs.FileType.Directory if empty and self.list() else info.type
+
+    @contextmanager
+    def _naming_a_full_disk(self) -> Iterator[None]:
+        """Gives the error of a disk that takes no more the name of this file: pyarrow's has the reason alone, twice."""
+        try:
+            yield
+        except OSError as error:
+            if not self.is_local or error.errno not in NO_ROOM:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), _STAGED.sub("", self.path)) from None
 
     def _info(self) -> pyarrow.fs.FileInfo:
         return self.filesystem.get_file_info(self.path)

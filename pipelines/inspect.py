@@ -3,11 +3,13 @@
     python -m pipelines.inspect runs/store/pg19/validation
     python -m pipelines.inspect runs/store/wikitext/train --segment-length 4096 --block 512 128 --lanes 8
 
-The histogram of the lengths is written as a PNG beside the store, or where --png says.
+The histogram of the lengths is written as a PNG beside the store, in the working directory where the store is read-only or in a
+bucket, or where --png says.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,10 +132,11 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
 
 
 def default_png(store: SegmentStore) -> Path:
-    """`<store>-<corpus>-<split>-lengths.png` beside the store; in the working directory where it is remote."""
+    """`<store>-<corpus>-<split>-lengths.png` beside the store; in the working directory where nothing can be written there."""
     corpus, root = store.place.parent, store.place.parent.parent
     name = f"{root.name}-{corpus.name}-{store.place.name}-lengths.png"
-    return Path(root.parent.path) / name if store.place.is_local else Path(name)
+    beside = root.parent
+    return Path(beside.path) / name if beside.is_local and os.access(beside.path, os.W_OK) else Path(name)
 
 
 def plot_lengths(store: SegmentStore, path: Path) -> None:

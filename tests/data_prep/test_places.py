@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import pytest
 
-from data_prep.places import Place, PlaceError, without_credentials
+from data_prep.errors import is_users
+from data_prep.places import TEMPORARY, Place, PlaceError, without_credentials
 
 
 @pytest.fixture(params=["local", "file", "mock"])
@@ -49,6 +52,35 @@ def test_a_write_that_fails_leaves_nothing(place: Place):
         stream.write(b"half")
         raise KeyError
     assert place.list() == []
+
+
+def test_a_disk_that_takes_no_more_names_the_file(tmp_path: Path):
+    full = Place.parse(tmp_path / "full")
+    (tmp_path / f"full.1.0123abcd{TEMPORARY}").symlink_to("/dev/full")
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        Place.parse(tmp_path / f"full.1.0123abcd{TEMPORARY}").open_output() as stream,
+    ):
+        stream.write(b"x")
+    assert (caught.value.filename, caught.value.strerror) == (full.path, os.strerror(errno.ENOSPC))
+    assert os.listdir(tmp_path) == []
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, most[1]))  # as on a file system that has no larger files
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            full.write_atomically(b"x" * 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert caught.value.filename == full.path and is_users(caught.value)
+
+
+def test_nothing_is_deleted_from_a_read_only_disk(place: Place, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refused)  # such a disk does not look first whether there is something to delete
+    (place / "nothing").delete()
 
 
 def test_a_folder_with_odd_names_and_links(tmp_path: Path):

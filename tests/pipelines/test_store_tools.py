@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
 import sys
@@ -194,6 +195,15 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
         inspect.main([str(store / "text")])
     inspect.main([str(store / "text" / "test"), *options, "--documents", "0", "--png", str(tmp_path / "a" / "b.png")])
     assert (tmp_path / "a" / "b.png").exists() and "▶" not in capsys.readouterr().out
+
+
+def test_the_picture_of_a_store_that_is_read_only_goes_to_the_working_directory(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = SegmentStore.open(store, "text", "train")
+    assert inspect.default_png(split) == tmp_path / "store-text-train-lengths.png"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert inspect.default_png(split) == Path("store-text-train-lengths.png")
 
 
 def test_fill_is_what_blocks_leave() -> None:
