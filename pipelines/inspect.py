@@ -45,7 +45,7 @@ class InspectConfig:
     sample_tokens: int = 60
     """Tokens of a document's text in the sample."""
     png: Path | None = None
-    """The histogram's file; by default beside the store, or in the working directory where the store is remote."""
+    """The histogram's file; by default beside the store, or in the working directory where the store is remote or read-only."""
 
     def __post_init__(self) -> None:
         for name, least in (("lanes", 1), ("segment_length", 1), ("sample_tokens", 1), ("documents", 0)):

@@ -23,6 +23,7 @@ from data_prep.corpora.streams import (
     open_seekable,
     reading,
     zip_archive,
+    zip_members,
 )
 from data_prep.documents import CorpusError, Document, Source, refuse_packed
 from data_prep.packing import HEAD, packing_of
@@ -98,7 +99,7 @@ class Enwik8:
                     yield stream
                 return
             with zip_archive(file) as archive:
-                names = [name for name in archive.namelist() if not name.endswith("/") and not is_hidden(name)]
+                names = [name for name in zip_members(archive) if not is_hidden(name)]
                 if len(names) != 1:
                     raise CorpusError(f"{file} holds {len(names):,} files and should hold enwik8 alone")
                 with archive.open(names[0]) as stream:

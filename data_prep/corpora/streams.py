@@ -45,7 +45,7 @@ class TooLarge(Exception):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Whatever a reader raises on damaged bytes becomes one sentence. What the system says of a file stays as it is."""
+    """Whatever a reader raises on bytes that it cannot read becomes one sentence. An error of the system stays as it is."""
     try:
         yield
     except CorpusError:
@@ -56,7 +56,13 @@ def reading(what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise CorpusError(f"{what} cannot be read ({reason}): it is damaged; get it again, or take it away") from None
+        if re.search("encrypt|decrypt", reason, re.IGNORECASE):
+            remedy = "decrypt it first"
+        elif isinstance(error, NotImplementedError):
+            remedy = "it is packed in a way that is not known here; pack it with another method"
+        else:
+            remedy = "it is damaged; get it again, or take it away"
+        raise CorpusError(f"{what} cannot be read ({reason}): {remedy}") from None
 
 
 def files_in(folder: Place, recursive: bool = False, links: bool = True, follow: bool = False) -> list[Listed]:
@@ -252,6 +258,21 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in name)
 
 
+ZIP64 = 0xFFFFFFFF
+"""Stands in a zip for a size that has more than 32 bits, or that some programs write with 64 in any case."""
+
+
+def zip_members(archive: zipfile.ZipFile) -> list[str]:
+    """The names of a zip's files, without what macOS adds of its own."""
+    names = [name for name in archive.namelist() if not name.endswith(("/", "\\"))]
+    return [name for name in names if not name.startswith("__MACOSX/") and file_name(name) != ".DS_Store"]
+
+
+def file_name(member: str) -> str:
+    """The last part of a member's name; some programs of Windows write backslashes between the parts."""
+    return re.split(r"[/\\]", member)[-1]
+
+
 @contextmanager
 def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
     """A zip of a few members. Raises CorpusError for one with a directory so large that it cannot be one of a corpus."""
@@ -262,7 +283,10 @@ def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
         end = tail.rfind(b"PK\5\6")
         if end < 0 or len(tail) < end + 22:
             raise CorpusError(f"{file} is not a zip archive, or a truncated one: get it again")
-        if int.from_bytes(tail[end + 12 : end + 16], "little") > DIRECTORY:
+        size = int.from_bytes(tail[end + 12 : end + 16], "little")
+        if size == ZIP64 and tail[max(0, end - 76) :].startswith(b"PK\6\6"):  # it stands in a record before that one
+            size = int.from_bytes(tail[end - 36 : end - 28], "little")
+        if size > DIRECTORY:
             raise CorpusError(f"{file} has a directory of too many members: it is not the archive of a corpus")
         raw.seek(0)
         with zipfile.ZipFile(raw) as archive:  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from data_prep.corpora.streams import (
     Joined,
     LeftOut,
     Line,
+    file_name,
     files_in,
     is_hidden,
     is_safe,
@@ -39,6 +40,7 @@ from data_prep.corpora.streams import (
     split_named,
     text_of_cell,
     zip_archive,
+    zip_members,
 )
 from data_prep.corpora.tars import open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
@@ -135,7 +137,7 @@ class WikiText:
         found: dict[str, tuple[str, ...]] = {}
         for split, stem in FILES.items():
             for name in names:
-                if name.rsplit("/", 1)[-1] in [f"{stem}.{form}" for form in forms]:
+                if file_name(name) in [f"{stem}.{form}" for form in forms]:
                     if split in found:
                         raise CorpusError(f"{root} holds {found[split][0]} and {name}: choose with --form, or --source")
                     found[split] = (name,)
@@ -193,7 +195,7 @@ def _names_in(root: Place, size: int, changed: int) -> list[str]:
                 stream.skip_rest()
                 return names
         with zip_archive(root) as archive:
-            return [name for name in archive.namelist() if not name.endswith("/")]
+            return zip_members(archive)
 
 
 def _row_lines(files: Sequence[Place]) -> Iterator[bytes]:
