@@ -166,9 +166,15 @@ class Parquet:
             if column not in schema.names:
                 names = ", ".join(schema.names[:20])
                 raise CorpusError(f"{where} has no column {column!r}: name one of its columns ({names})")
+            count = schema.names.count(column)
+            if count > 1:
+                raise CorpusError(
+                    f"{where} has {count} columns {column!r}: rename them, so that each has a name of its own"
+                )
         kind = schema.field(self.text_column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not any(is_kind(kind) for is_kind in _TEXT):
+        without_text = pa.types.is_null(kind)  # a column of nulls alone is written so
+        if not (without_text or any(is_kind(kind) for is_kind in _TEXT)):
             raise CorpusError(f"{where} has no text in column {self.text_column!r} but {kind}: name another")
         if not 0 <= parquet.metadata.num_rows <= MAX_ROWS:
             raise CorpusError(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import struct
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
+import pytest
+
 from data_prep.corpora.arxiv import Arxiv
+from data_prep.corpora.enwik8 import Enwik8
 from data_prep.corpora.github import GitHub
 from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.text import Text
-from data_prep.documents import SPLITS, Document
-from tests.small_archives import put, read_all, tar
+from data_prep.corpora.wikitext import WikiText
+from data_prep.documents import SPLITS, CorpusError, Document
+from tests.small_archives import put, read_all, tar, zipped
 
 TEX = b"\\documentclass{article}\\begin{document}%s\\end{document}"
 
@@ -67,3 +77,86 @@ def test_a_linked_repository_is_read_and_what_it_links_to_is_not(tmp_path: Path)
     (tmp_path / "all" / "repo").symlink_to(tmp_path / "disk" / "repo")
     (tmp_path / "disk" / "repo" / "other").symlink_to(tmp_path / "other")
     assert read_all(GitHub(source=str(tmp_path / "all")))[0] == {"repo": "# file: repo/a.py\na = 1\n\n"}
+
+
+def large_zip(data: bytes) -> bytes:
+    """The zip with its counts in the records of ZIP64 alone, as some programs write every zip."""
+    end = data.rindex(b"PK\5\6")
+    count, size, offset = struct.unpack("<HLL", data[end + 10 : end + 20])
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, offset)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
+    return data[:end] + record + locator + b"PK\5\6" + bytes(4) + b"\xff" * 12 + bytes(2)
+
+
+def test_a_zip_of_zip64(tmp_path: Path) -> None:
+    text = bytes(range(256)) * 40
+    put(tmp_path, {"enwik8.zip": large_zip(zipped({"enwik8": text}))})
+    texts, _ = read_all(Enwik8(source=str(tmp_path / "enwik8.zip")))
+    assert b"".join(texts[split] for split in SPLITS) == text  # type: ignore[misc]
+    many = large_zip(zipped({f"{i:0200}": b"" for i in range(5000)}))
+    put(tmp_path, {"many.zip": many})
+    with pytest.raises(CorpusError, match="has a directory of too many members"):
+        Enwik8(source=str(tmp_path / "many.zip")).sources("train")
+
+
+def test_zips_of_other_systems(tmp_path: Path) -> None:
+    text = bytes(range(256)) * 40
+    mac = {"enwik8": text, "__MACOSX/._enwik8": b"\0\5\x16\7", ".DS_Store": b"\0"}
+    put(tmp_path, {"enwik8.zip": zipped(mac), "wiki.zip": zipped({"wikitext-2\\wiki.test.raw": b" = A = \n \n a\n"})})
+    texts, _ = read_all(Enwik8(source=str(tmp_path / "enwik8.zip")))
+    assert b"".join(texts[split] for split in SPLITS) == text  # type: ignore[misc]
+    assert read_all(WikiText(source=str(tmp_path / "wiki.zip")))[0] == {"test/0": " = A = \n \n a\n"}
+
+
+def test_what_is_whole_but_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    plain = zipped({"enwik8": b"text " * 200})
+    central = plain.index(b"PK\1\2")
+    packed, encrypted = bytearray(plain), bytearray(plain)
+    packed[8] = packed[central + 10] = 9  # deflate64, as Windows packs large files
+    encrypted[6] |= 1
+    encrypted[central + 8] |= 1
+    put(tmp_path, {"packed.zip": bytes(packed), "encrypted.zip": bytes(encrypted)})
+    with pytest.raises(
+        CorpusError, match=r"packed\.zip cannot be read \(.*compression.*\): .*pack it with another method"
+    ):
+        Enwik8(source=str(tmp_path / "packed.zip")).sources("train")
+    with pytest.raises(CorpusError, match=r"encrypted\.zip cannot be read \(.*encrypted.*\): decrypt it first"):
+        Enwik8(source=str(tmp_path / "encrypted.zip")).sources("train")
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_encrypted_parquet_is_not_called_damaged(tmp_path: Path, plaintext_footer: bool) -> None:
+    class Keys(encryption.KmsClient):
+        def __init__(self, _: object) -> None:
+            super().__init__()
+
+        def wrap_key(self, key: bytes, _: str) -> str:
+            return base64.b64encode(key).decode()
+
+        def unwrap_key(self, wrapped: str, _: str) -> bytes:
+            return base64.b64decode(wrapped)
+
+    table = pa.table({"text": ["one", "two"]})
+    config = encryption.EncryptionConfiguration(
+        "footer", column_keys={"key": ["text"]}, plaintext_footer=plaintext_footer
+    )
+    factory = encryption.CryptoFactory(Keys)
+    secret = factory.file_encryption_properties(encryption.KmsConnectionConfig(), config)
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=secret) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorpusError, match=r"a\.parquet cannot be read \(.*crypt.*\): decrypt it first"):
+        Parquet(source=str(tmp_path)).sources("train")
+
+
+def test_a_shard_of_parquet_without_any_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "train-0.parquet")
+    pq.write_table(pa.table({"text": [None, None, None]}), tmp_path / "train-1.parquet")  # pyarrow: of type null
+    texts, skipped = read_all(Parquet(source=str(tmp_path)))
+    assert list(texts.values()) == ["one", "two"] and skipped == {"without text": 3}
+
+
+def test_parquet_with_two_columns_of_a_name(tmp_path: Path) -> None:
+    column = pa.array(["one", "two"])
+    pq.write_table(pa.table([column, column], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet has 2 columns 'text': rename them"):
+        Parquet(source=str(tmp_path)).sources("train")
