@@ -319,9 +319,14 @@ class Place:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Gives a missing file's error the type and the fields of Python's own, also where it goes while it is read."""
+        """Gives a missing file's error the type and the fields of Python's own, also where it goes while it is read.
+
+        Raises PlaceError for an object whose name pyarrow lists and cannot open: one with two slashes in a row.
+        """
         try:
             yield
+        except pa.ArrowInvalid as error:
+            raise PlaceError(f"{self.shown} cannot be opened ({without_credentials(str(error))}): rename it") from None
         except OSError as error:
             if isinstance(error, FileNotFoundError) or (error.errno is None and not self.exists()):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
@@ -375,26 +380,21 @@ def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
-    waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(folder, "", ())]
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [(folder, "", ())]
     while waiting:
         current, prefix, above = waiting.pop()
+        inside = (*above, os.path.realpath(current))
         try:
-            inside = (*above, _identity(os.stat(current)))
             entries = os.scandir(current)
         except (FileNotFoundError, NotADirectoryError):
             continue
         with entries:
             for entry in entries:
                 try:
-                    is_dir, status = entry.is_dir(), entry.stat()
+                    is_dir, size = entry.is_dir(), entry.stat().st_size
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
-                yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else status.st_size, is_dir)
-                followed = not entry.is_symlink() or (follow and _identity(status) not in inside)
+                yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)
+                followed = not entry.is_symlink() or (follow and os.path.realpath(entry.path) not in inside)
                 if recursive and is_dir and followed:
                     waiting.append((entry.path, f"{prefix}{entry.name}/", inside))
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    """The same for every path to one folder."""
-    return status.st_dev, status.st_ino

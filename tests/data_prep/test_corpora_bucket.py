@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("moto")
 
+import boto3
+
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
 from data_prep.corpora.github import GitHub
@@ -20,7 +22,7 @@ from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, CorpusError
-from data_prep.places import Place
+from data_prep.places import Place, PlaceError
 from tests.data_prep.test_corpora_any_bytes import INNER, JSON, TEX, WIKI, a_parquet
 from tests.small_archives import put, read_all, tar, zipped
 
@@ -105,3 +107,12 @@ def test_an_empty_object_with_a_folders_name(bucket: Callable[[str], str]) -> No
     with files.open_output_stream("books/alone") as stream:
         stream.write(b"")
     assert Place.parse(bucket("alone")).is_file() and not Place.parse(bucket("alone")).is_dir()
+
+
+def test_objects_of_a_bucket_with_names_that_cannot_be_opened(endpoint: str) -> None:
+    client = boto3.client("s3", endpoint_url=f"http://{endpoint}")
+    for key in ("slashes/a.txt", "slashes/sub//b.txt"):
+        client.put_object(Bucket="books", Key=key, Body=b"text")
+    corpus = Text(source=f"s3://books/slashes?endpoint_override={endpoint}&scheme=http")
+    with pytest.raises(PlaceError, match=r"s3://books/slashes/sub//b\.txt cannot be opened \(.*\): rename it"):
+        read_all(corpus)
