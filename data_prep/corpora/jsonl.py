@@ -49,6 +49,8 @@ FIRST = 1 << 16
 """Bytes of a line that `refuse_lines` is to see."""
 Span = tuple[int, int, int]
 """Lines that follow each other: the number of the first, the offset there, and the bytes of all."""
+HEAD = 1 << 16
+"""Bytes of a file in which its first sign stands."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
 
 
@@ -193,6 +195,7 @@ class JsonLines:
         spans: list[Span] = []  # its own
         after_large = False
         with reading(file.place.shown), decompressed(file.place) as stream:
+            _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
             for number, line in enumerate(lines(stream, self.max_document_bytes if fields else 0), 1):
                 id = title = f"{file.name}:{number}"
                 reason = "empty" if line.blank else "too large" if line.size > self.max_document_bytes else None
@@ -260,15 +263,38 @@ def _place(source: Source) -> tuple[str, list[Span]]:
     return name, list(zip(*(map(int, column.split(",")) for column in columns), strict=True))
 
 
+def _check_no_array(head: bytes, where: str) -> None:
+    """Raises CorpusError for a file that is one array, as many data sets have it in files that end in .json too."""
+    begin = head.lstrip()
+    if begin.startswith(b"["):
+        number = head[: len(head) - len(begin)].count(b"\n") + 1
+        raise CorpusError(
+            f"{where} line {number} is a JSON list: every line is to be one object; jq -c '.[]' FILE writes the elements so"
+        )
+
+
 def _record(data: bytes, where: str, offset: int) -> dict[str, Any]:
     text = decode_utf8(data, where.rpartition(" line ")[0], offset)
     try:
-        record = json.loads(text)
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # an integer of more digits than Python reads as one
+            record = json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where} is not JSON ({error}): every line is to be one object") from None
     if not isinstance(record, dict):
         raise CorpusError(f"{where} is a JSON {type(record).__name__}: every line is to be one object")
     return record
+
+
+def _integer(digits: str) -> int | float:
+    """Infinity where there are more digits than Python reads as an integer."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _whole(text: str, where: str) -> str:

@@ -160,3 +160,22 @@ def test_parquet_with_two_columns_of_a_name(tmp_path: Path) -> None:
     pq.write_table(pa.table([column, column], names=["text", "text"]), tmp_path / "a.parquet")
     with pytest.raises(CorpusError, match=r"a\.parquet has 2 columns 'text': rename them"):
         Parquet(source=str(tmp_path)).sources("train")
+
+
+def test_json_numbers_of_any_size(tmp_path: Path) -> None:
+    digits = "9" * 5000  # more than Python reads as a number
+    put(tmp_path, {"a.jsonl": f'{{"text": "one", "n": {digits}, "key": 1}}\n{{"text": "two", "key": 2}}\n'})
+    assert list(read_all(JsonLines(source=str(tmp_path)))[0].values()) == ["one", "two"]
+    assert read_all(JsonLines(source=str(tmp_path), id_field="key"))[0] == {"1": "one", "2": "two"}
+    with pytest.raises(CorpusError, match=r"line 1 has no string or number in field 'n': give another --id-field"):
+        read_all(JsonLines(source=str(tmp_path), id_field="n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [('[{"text": "a"}, {"text": "b"}]', 1), ('\ufeff \n[\n  {"text": "a"}\n]\n', 2)]
+)
+def test_a_json_array_is_named(tmp_path: Path, text: str, line: int) -> None:
+    put(tmp_path, {"a.json": text})
+    for corpus in (JsonLines(source=str(tmp_path)), JsonLines(source=str(tmp_path), id_field="key")):
+        with pytest.raises(CorpusError, match=rf"a\.json line {line} is a JSON list: .*; jq -c '\.\[\]' FILE writes"):
+            corpus.sources("train")
