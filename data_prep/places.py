@@ -395,6 +395,11 @@ def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
                 yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)
-                followed = not entry.is_symlink() or (follow and os.path.realpath(entry.path) not in inside)
-                if recursive and is_dir and followed:
+                if recursive and is_dir and (not entry.is_symlink() or (follow and not _is_in(inside, entry.path))):
                     waiting.append((entry.path, f"{prefix}{entry.name}/", inside))
+
+
+def _is_in(folders: tuple[str, ...], link: str) -> bool:
+    """Whether one of some folders stands in the folder that a link leads to, or is it."""
+    target = os.path.join(os.path.realpath(link), "")
+    return any(os.path.join(folder, "").startswith(target) for folder in folders)

@@ -52,6 +52,8 @@ def test_linked_folders_of_splits_are_read(tmp_path: Path) -> None:
 def test_a_link_to_a_folder_above_it_is_not_followed(tmp_path: Path) -> None:
     put(tmp_path, {"books/a/1.txt": "one", "books/b/2.txt": "two"})
     (tmp_path / "books" / "self").symlink_to(".")
+    (tmp_path / "books" / "root").symlink_to("/")
+    (tmp_path / "books" / "above").symlink_to("..")
     (tmp_path / "books" / "a" / "up").symlink_to("..")
     (tmp_path / "books" / "b" / "back").symlink_to("../a")
     assert set(read_all(Text(source=str(tmp_path / "books")))[0]) == {"a/1.txt", "b/2.txt", "b/back/1.txt"}
