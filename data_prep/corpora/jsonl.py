@@ -28,6 +28,7 @@ import numpy as np
 
 from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import (
+    BOM,
     MAX_DOCUMENT_BYTES,
     LeftOut,
     decompressed,
@@ -164,6 +165,7 @@ class JsonLines:
         """Raises CorpusError where the records are lines of documents."""
         where = file.place.shown
         with reading(where), decompressed(file.place) as stream:
+            _check_no_array(stream.peek(HEAD).removeprefix(BOM), where)
             first = [line for line in islice(lines(stream, FIRST), 3) if line.data and not line.blank]
             records = [_record(line.data or b"", f"{where} line {i}", line.offset) for i, line in enumerate(first, 1)]
             refuse_lines((record.get(self.text_field) for record in records), where)
@@ -174,6 +176,7 @@ class JsonLines:
         left_out = LeftOut()
         number = 1
         with reading(file.place.shown), decompressed(file.place) as stream:
+            _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
             for offsets, sizes, blank in line_spans(stream):
                 numbers = np.arange(number, number + len(sizes))
                 number += len(sizes)

@@ -512,7 +512,9 @@ class TestRefusals:
     def test_a_split_without_tokens(self, train: Train, store: Path, split: str) -> None:
         folder = Place.parse(store / "text" / split)
         manifest = SegmentStore.open(folder).manifest
-        table = write_table(folder, [[replace(document, tokens=0) for document in manifest.documents]])
+        entries = [replace(document, tokens=0) for document in manifest.documents]
+        columns = {name: [getattr(entry, name) for entry in entries] for name in vars(entries[0])}
+        table = write_table(folder, [columns])
         empty = replace(manifest, table=table, totals=replace(manifest.totals, tokens=0))
         (folder / "manifest.json").write_atomically(empty.to_json())
         with pytest.raises(
