@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import xxhash
+
 from data_prep.errors import UserError
 from data_prep.places import Place
 from pipelines.checkpoints.run_place import RunPlace
@@ -98,6 +100,13 @@ def check_machines(config: TrainConfig) -> None:
         raise UserError("; and ".join(complaints))
 
 
+def ascii_name(run: str) -> str:
+    """A name for a run's part in Ray Train, which makes a metric tag of it that has to be ASCII."""
+    if run.isascii():
+        return run
+    return f"{run.encode('ascii', 'replace').decode().replace('?', '-')}-{xxhash.xxh3_64_hexdigest(run.encode())[:8]}"
+
+
 def train_once(
     config: TrainConfig,
     use_gpu: bool,
@@ -113,7 +122,8 @@ def train_once(
     scratch, ended = scratch_of(config), []
     scratch.make_folder()
     begun = scratch / f"begun-{attempt}"
-    arguments, name = {"config": config, "begun": begun, "on_trained": on_trained}, f"{config.run}-{attempt}"
+    arguments = {"config": config, "begun": begun, "on_trained": on_trained}
+    name = f"{ascii_name(config.run)}-{attempt}"
 
     def run() -> None:
         ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))

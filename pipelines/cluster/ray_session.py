@@ -121,7 +121,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
             why = str(error).strip().partition("\n")[0]
             raise UserError(
                 f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
-                "its token (~/.ray/auth_token)?"
+                "its token (in ~/.ray/auth_token, which `export RAY_AUTH_MODE=token` makes it use)?"
             ) from None
         return
     if os.environ.get("RAY_ADDRESS") == "auto":

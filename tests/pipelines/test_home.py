@@ -135,4 +135,5 @@ def test_a_cluster_that_cannot_be_joined_is_one_sentence() -> None:
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "error: the Ray cluster at 127.0.0.1:1 (RAY_ADDRESS) cannot be joined" in done.stderr
+    assert "export RAY_AUTH_MODE=token" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -60,7 +61,7 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train, plain: P
     same = ("--model.dropout", "0")
     folders = [
         train(*same, name="one"),
-        train(*same, "--num-workers", "2", name="two"),
+        train(*same, "--num-workers", "2", name="zwölf"),  # which Ray Train cannot have as a name
         plain(*same, name="four", workers=4),
     ]
     one, *others = (Checkpoint.open(folder / "checkpoints" / "step-00000020") for folder in folders)
@@ -73,6 +74,12 @@ def test_one_two_and_four_workers_read_and_learn_the_same(train: Train, plain: P
         for name in read:
             if name.startswith("state/"):
                 np.testing.assert_allclose(lanes[name].numpy(), read[name].numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_has_an_ascii_name_of_its_own_in_ray_train() -> None:
+    assert elastic.ascii_name("mine.2") == "mine.2"
+    assert elastic.ascii_name("zwölf") != elastic.ascii_name("zwälf")
+    assert re.fullmatch(r"zw-lf-[0-9a-f]{8}", elastic.ascii_name("zwölf"))
 
 
 @pytest.mark.usefixtures("ray_session")
