@@ -143,9 +143,6 @@ class Parquet:
             for group in range(parquet.num_row_groups):
                 metadata = parquet.metadata.row_group(group)
                 size = self._text_bytes(parquet, group) // max(1, metadata.num_rows)
-                if group == 0:
-                    first = next(parquet.iter_batches(3, row_groups=[0], columns=[self.text_column]), None)
-                    refuse_lines(first.column(0).to_pylist() if first else (), file.place.shown)
                 names = self._names(parquet, group, file.place.shown)
                 for row in range(metadata.num_rows):
                     number += 1
@@ -160,7 +157,7 @@ class Parquet:
                         yield Source(id, title or id, split, size, f"{file.name}\t{group}\t{row}")
 
     def _check(self, parquet: pq.ParquetFile, where: str) -> None:
-        """Raises CorpusError where the columns that the options name are not there."""
+        """Raises CorpusError where the columns that the options name are not there, or where rows are lines of documents."""
         schema = parquet.schema_arrow
         for column in filter(None, (self.text_column, self.id_column, self.title_column)):
             if column not in schema.names:
@@ -180,6 +177,9 @@ class Parquet:
             raise CorpusError(
                 f"{where} says that it has {parquet.metadata.num_rows:,} rows: it is damaged, or cut it up"
             )
+        if parquet.num_row_groups:
+            first = next(parquet.iter_batches(3, row_groups=[0], columns=[self.text_column]), None)
+            refuse_lines(first.column(0).to_pylist() if first else (), where)
 
     def _text_bytes(self, parquet: pq.ParquetFile, group: int) -> int:
         """Size of a row group's texts, uncompressed."""
