@@ -192,7 +192,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")
     manifests = {split: manifests[split] for split in splits}
-    _summary(console, config, manifests, size, time.perf_counter() - start)
+    _summary(console, config.place, manifests, size, time.perf_counter() - start)
     if isinstance(corpus, Remarks):
         for split in splits:
             for remark in corpus.remarks(split, scans[split].documents):
@@ -303,9 +303,7 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
         yield done
 
 
-def _summary(
-    console: Console, config: PrepareConfig, manifests: dict[str, Manifest], size: int, seconds: float
-) -> None:
+def _summary(console: Console, place: Place, manifests: dict[str, Manifest], size: int, seconds: float) -> None:
     headings = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word", "files/ids")
     rows = []
     for split, manifest in manifests.items():
@@ -317,7 +315,7 @@ def _summary(
     for split, manifest in manifests.items():
         if skipped := manifest.totals.skipped:
             console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
-        without = int(np.count_nonzero(SegmentStore.open(config.place / split).lengths == 0))
+        without = int(np.count_nonzero(SegmentStore.open(place / split).lengths == 0))
         if without:
             console.print(f"{split}: {without:,} documents without tokens, left out of training and evaluation")
     info = next(iter(manifests.values())).tokenizer
