@@ -100,7 +100,11 @@ class DecoderLayer(nn.Module, ABC):
 
 
 class Recurrence(nn.Module):
-    """h_prev of a window's hidden states."""
+    """h_prev of a window's hidden states (GPT-2 paper, section 3.1).
+
+    Equation 1 is printed as a sum over positions, and the text says that they are mean-pooled: z is the mean. The two differ by
+    the number of tokens, which a document's last window has fewer of.
+    """
 
     def __init__(self, layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
         """``sizes``: D, the hidden sizes of the feed-forward, N · D."""
