@@ -246,7 +246,7 @@ def test_vocabulary_study(text_folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_vocabulary_counts_what_prepare_counts(text_folder: Path, tmp_path: Path, capsys, make_config) -> None:
     """No document without words, and nothing that stands for what was left out."""
-    for name, text in {"validation/blank.txt": " \n" * 9000, "test/blank.txt": " \n", "valid/x.txt": "beside"}.items():
+    for name, text in {"validation/blank.txt": " \n" * 9000, "test/blank.txt": " \n", "other/x.txt": "beside"}.items():
         (text_folder / name).parent.mkdir(exist_ok=True)
         (text_folder / name).write_text(text)
     totals = prepare(make_config(splits=("validation",)))["validation"].totals
