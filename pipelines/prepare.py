@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from data_prep.corpora import CORPORA
-from data_prep.corpora.tasks import Task
 from data_prep.credentials import without_credentials
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
@@ -34,6 +33,7 @@ from data_prep.places import Place
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
+from data_prep.split_remarks import check_documents, empty_split, shared_texts
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
@@ -83,6 +83,8 @@ class PrepareConfig:
             raise UserError(f"segment_length is {self.segment_length}: give 1 or more, or 0 to have it chosen")
         if self.part_bytes < 1:
             raise UserError(f"part_bytes is {self.part_bytes}: it must be at least 1")
+        if self.segment_length >= 1 << 31:  # Arrow's limit
+            raise UserError(f"segment_length is {self.segment_length}: give less than {1 << 31:,}")
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
         if not self.splits:
@@ -163,21 +165,16 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         scans = scan_splits(corpus, sources, config.workers, done)
     empty = [split for split in splits if not scans[split].documents]
     splits = [split for split in splits if split not in empty]
-    if empty and config.splits != SPLITS:
-        raise StoreError(f"split {empty[0]} of {corpus.name} holds no document with text: leave it out of --splits")
-    if not splits:
-        raise StoreError(f"{corpus.name} holds no document with text: give another --source, or ask for documents")
+    check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
     for split in empty:
-        further = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
-        further = f"give --{split} 1 or more" if isinstance(corpus, Task) else further
-        console.print(f"{split}: no document with text, left out; to have one, {further}")
+        console.print(f"{split}: {empty_split(corpus, scans[split])}")
 
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     manifests, warnings = _standing(config, plans, tokenizer, empty)
-    for sentence in warnings:
+    for sentence in warnings + shared_texts(scans):
         console.print(f"warning: {sentence}")
     for split in (*plans, *empty):
         if config.overwrite or split in empty:

@@ -1,0 +1,67 @@
+"""What there is to say on the splits of a corpus once they are scanned: why one has no document, and which share texts.
+
+empty_split(corpus, scans["test"])        # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
+shared_texts(scans)                       # ["3 of 40 documents of validation stand in train too, byte for byte: …"]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from data_prep.corpora.tasks import Task
+from data_prep.documents import Corpus, SplitsByHash
+from data_prep.manifest import StoreError
+from data_prep.plan import SplitScan
+
+
+def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> None:
+    """Raises StoreError where no split has a document.
+
+    Args:
+        each: also where one of the splits has none, since they were named.
+    """
+    empty = [scan for scan in scans if not scan.documents]
+    if empty and each:
+        what = f"split {empty[0].split} of {corpus.name} holds {_without_text(empty[:1])}"
+        raise StoreError(f"{what}: leave it out of --splits")
+    if len(empty) == len(scans):
+        what = f"{corpus.name} holds {_without_text(scans)}"
+        raise StoreError(f"{what}: give another --source, or ask for documents")
+
+
+def empty_split(corpus: Corpus, scan: SplitScan) -> str:
+    """The sentence on a split without documents, without its name."""
+    remedy = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
+    if isinstance(corpus, Task):
+        remedy = f"give --{scan.split} 1 or more"
+    elif isinstance(corpus, SplitsByHash) and "split_by" in vars(corpus) and not corpus.splits_by_hash():
+        remedy += ", or give --split-by hash to take some documents of each"
+    return f"{_without_text([scan])}, left out; to have one, {remedy}"
+
+
+def _without_text(scans: Sequence[SplitScan]) -> str:
+    """That some splits have no document, with the reasons for which anything of theirs was skipped."""
+    skipped: Counter[str] = Counter()
+    for scan in scans:
+        skipped.update(scan.skipped)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+    return "no document with text" + (f" (skipped {reasons})" if reasons else "")
+
+
+def shared_texts(scans: Mapping[str, SplitScan]) -> list[str]:
+    """A sentence for each held-out split of which some texts stand in train too."""
+    sentences = []
+    for split, scan in scans.items():
+        if split == "train" or "train" not in scans:
+            continue
+        texts = scan.documents.group.xxh3
+        shared = int(np.isin(texts, scans["train"].documents.group.xxh3).sum())
+        if shared:
+            sentences.append(
+                f"{shared:,} of {len(texts):,} documents of {split} stand in train too, byte for byte: a model may know them by "
+                "heart; remove duplicates from the corpus first"
+            )
+    return sentences

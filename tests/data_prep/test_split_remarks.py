@@ -1,0 +1,63 @@
+"""What prepare says of splits that are empty, or share texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.documents import SPLITS
+from data_prep.errors import UserError
+from data_prep.manifest import StoreError
+from pipelines.prepare import PrepareConfig, prepare
+from tests.small_archives import put
+
+
+def lines(texts: Sequence[str | None]) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def config(folder: Path, store: str = "store", **fields: str) -> PrepareConfig:
+    corpus = JsonLines(source=str(folder / "in"), **fields)  # type: ignore[arg-type]
+    return PrepareConfig(corpus, store=str(folder / store), num_workers=0)
+
+
+def test_a_corpus_of_train_alone_names_the_option_that_splits_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, {"in/train-00000-of-00001.jsonl": lines([f"text {i}" for i in range(12)])})
+    assert list(prepare(config(tmp_path))) == ["train"]
+    out = capsys.readouterr().out
+    assert "validation: no document with text, left out; to have one, add documents, or name folders" in out
+    assert out.count("or give --split-by hash to take some documents of each") == 2
+    assert list(prepare(config(tmp_path, "split", split_by="hash"))) == list(SPLITS)
+
+
+def test_a_split_without_documents_has_its_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, {"in/train.jsonl": lines(["one"]), "in/test.jsonl": lines([None, " ", None])})
+    prepare(config(tmp_path))
+    assert "test: no document with text (skipped 1 empty, 2 without text), left out" in capsys.readouterr().out
+    put(tmp_path, {"in/train.jsonl": lines([None])})
+    with pytest.raises(
+        StoreError, match=r"jsonl holds no document with text \(skipped 1 empty, 3 without text\): give"
+    ):
+        prepare(config(tmp_path, "other"))
+
+
+def test_texts_in_two_splits_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = [f"text {i}" for i in range(5)]
+    put(tmp_path, {"in/train.jsonl": lines(train), "in/validation.jsonl": lines(["text 1", "text 1", "other"])})
+    put(tmp_path, {"in/test.jsonl": lines(["one more"])})
+    prepare(config(tmp_path))
+    out = capsys.readouterr().out
+    assert "warning: 2 of 3 documents of validation stand in train too, byte for byte" in out
+    assert "documents of test" not in out
+
+
+def test_a_row_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    for length in (1 << 31, 1 << 40):
+        with pytest.raises(UserError, match=f"segment_length is {length}: give less than 2,147,483,648"):
+            PrepareConfig(JsonLines(source=str(tmp_path)), segment_length=length)
