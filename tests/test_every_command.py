@@ -15,7 +15,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet as pq
 import pytest
 import ray
 import transformers
@@ -73,6 +75,8 @@ prepare arxiv --source papers --metadata arxiv.json --subject math --store runs/
     + --tokenizer bytes --num-workers 0
 prepare jsonl --source FOLDER --text-field body --thread-field link_id --store runs/store
     + --source threads --tokenizer bytes
+prepare wikitext --source wikitext-103-raw-v1 --store runs/store
+    + --tokenizer bytes --num-workers 0
 prepare algorithm --store runs/store
     + --train 60 --validation 6 --test 6 --num-workers 0
 prepare mqar --length 256 --pairs 16 --store runs/store
@@ -243,6 +247,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path("papers", paper, "main.tex").write_text(f"\\documentclass{{article}}\n{text_of(paper, 100)}")
     records = [{"id": paper, "title": paper, "categories": "math.NT"} for paper in papers]
     Path("arxiv.json").write_text("\n".join(map(json.dumps, records)))
+    Path("wikitext-103-raw-v1").mkdir()
+    for split in ("train", "validation", "test"):
+        rows = ["", f" = {split} = \n", "", f" {text_of(f'article {split}', 200)} \n"]
+        pq.write_table(pa.table({"text": rows}), f"wikitext-103-raw-v1/{split}-00000-of-00001.parquet")
     with zipfile.ZipFile("enwik8.zip", "w") as archive:
         archive.writestr("enwik8", text_of("wiki", 9000))
     pretrained()

@@ -172,8 +172,8 @@ def test_a_step_of_each_model_of_a_task_on_programs(tmp_path: Path) -> None:
         name = f"algorithm-{model}"
         main([name, *where, *tiny, "--validate-every", "0"])
         records = read_records(tmp_path / "runs" / name / "metrics.jsonl")
-        # Of 12 labels by a model that knows nothing: one of 22 symbols, and one of 10 by chance where it guesses a value.
-        assert 0.8 < records[0].metrics["train/error_rate"] <= 1, name
+        # Ten labels or more. A model that knows nothing and guesses one of ten values has four right in 1 % of draws.
+        assert 0.6 < records[0].metrics["train/error_rate"] <= 1, name
 
 
 WORDS = shlex.split("""
