@@ -93,6 +93,19 @@ def test_position_buckets_are_t5s() -> None:
     assert PositionBias.bucket(distances).tolist() == [0, 1, 15, 16, 16, 17, 21, 21, 26, 31, 31, 31]
 
 
+@pytest.mark.parametrize(("rows", "columns", "before"), [(5, 10, 5), (7, 7, 0), (1, 4, 3), (40, 80, 40)])
+def test_the_bias_by_diagonals_is_the_bias_of_each_pair(rows: int, columns: int, before: int) -> None:
+    bias = PositionBias(3).double()
+    distance_WZ = torch.arange(rows)[:, None] + before - torch.arange(columns)
+    weight_HWZ = torch.randn(3, rows, columns, dtype=torch.float64)
+    found = []
+    for way in (bias.forward, bias.by_diagonals):
+        bias_HWZ = way(distance_WZ)
+        found.append((bias_HWZ, torch.autograd.grad((bias_HWZ * weight_HWZ).sum(), bias.table_HN)[0]))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
+
+
 def test_a_config_of_an_earlier_version_keeps_its_dropout() -> None:
     dropping, not_dropping = SlideConfig(dropout=0.1), SlideConfig(dropout=0.0)
     for config in (dropping, not_dropping, SlideConfig(dropout=0.1, dropout_places="usual")):
