@@ -120,3 +120,21 @@ def test_a_paper_table_of_pretrained_weights_is_refused_without_them(
     assert not list(tmp_path.iterdir())
     assert paper.main([*words, "--dry-run", "--flop-rate", "1e14"]) == 0
     assert "--set model.pretrained=FOLDER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("scale", "share"), [("paper", 1), ("tiny", 5)])
+def test_figure_5_has_a_baseline_curve_for_each_overlap_of_table_1(scale: str, share: int) -> None:
+    """Figure 4's points and further baseline curves, up to overlap 50, each over windows of 200 to 600 (section 5.2)."""
+    curves: dict[str, list[tuple[int, int]]] = {}
+    for row in GPT2["figure-5"].rows:
+        (run,) = row.runs[scale].values()
+        window = trainings.Place(Path("nowhere")).training(run, 0).config.model.to_json()["window"]
+        curves.setdefault(row.series, []).append((share * window, share * run.read.get("overlap", 0)))
+    windows = (200, 300, 400, 500, 600)
+    baselines = {
+        f"GPT-2 overlap {overlap}" if overlap else "GPT-2": [(window, overlap) for window in windows]
+        for overlap in (0, 5, 10, 30, 50)
+    }
+    assert curves == {**baselines, "Recurrent": [(window, 0) for window in windows]}
+    assert GPT2["figure-5"].rows[: len(GPT2["figure-4"].rows)] == GPT2["figure-4"].rows
+    assert all("30 and 50" in note for note in GPT2["figure-5"].note.values())
