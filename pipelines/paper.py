@@ -58,7 +58,7 @@ class PaperConfig:
     only: tuple[str, ...] = ()
     """Rows whose label has one of these words in it; by default all."""
     columns: tuple[str, ...] = ()
-    """The same of the columns; that of a picture's x is always there."""
+    """The same of the columns; those of a picture's x and of its circles' size are always there."""
     root: Path = Path("runs/paper")
     """Folder of stores, runs and tables."""
     store: Path | None = None

@@ -159,7 +159,7 @@ class Plan:
 
 
 def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
-    """The rows and columns that have one of these words in their names, all where there is none; the x of the picture always.
+    """The rows and columns that have one of these words in their names, all where there is none; x and size of the picture always.
 
     Raises UserError for a word that none has.
     """
@@ -172,7 +172,8 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
 
     rows = chosen(only, [row.label for row in table.rows])
     names = [column.name for column in table.columns]
-    kept = [keep or named == table.x for keep, named in zip(chosen(columns, names), names, strict=True)]
+    drawn = (table.x, table.size)
+    kept = [keep or named in drawn for keep, named in zip(chosen(columns, names), names, strict=True)]
     return replace(table, rows=tuple(compress(table.rows, rows)), columns=tuple(compress(table.columns, kept)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from math import log2
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """Pairs of rows that are named; the JSON has all."""
+LARGEST_RADIUS = 20.0
+"""Points, of a panel's largest circle."""
 
 
 class Ordering(NamedTuple):
@@ -38,6 +41,17 @@ class Ordering(NamedTuple):
     fails: list[tuple[str, str]]
     undecided: list[tuple[str, str]]
     """No further apart than the larger standard deviation of their seeds; best seeds: written alike."""
+
+
+class Point(NamedTuple):
+    """A row in a panel."""
+
+    x: float
+    y: float
+    bar: tuple[float, float]
+    """How far the error bar goes below and above."""
+    size: float | None
+    """What the circle's radius is proportional to; None: no circle."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +228,11 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def panels(self) -> tuple[list[Column], list[str]]:
-        """The columns that are drawn, never the x, and whose figures: the paper's and ours, or ours alone where it has none."""
-        columns = [column for column in self.table.columns if column.name != self.table.x] or list(self.table.columns)
+        """The columns that are drawn, never the x and the circles' size, and whose figures: the paper's and ours, or ours alone
+        where it has none.
+        """
+        drawn = (self.table.x, self.table.size)
+        columns = [column for column in self.table.columns if column.name not in drawn] or list(self.table.columns)
         if in_paper := [column for column in columns if self.in_paper(column)]:
             return in_paper, ["paper", "ours"]
         reached = [column for column in columns if column.figure not in COSTS] or columns
@@ -238,36 +255,56 @@ class Results:
         figure.suptitle(fill(self.table.about, 60), fontsize=11)
         return save_figure(figure, path)
 
+    def points(self, column: Column, of_paper: bool) -> dict[str, list[Point]]:
+        """The rows that have a figure, by series and in the order of x, which is the row's number where the table has none."""
+        named = {each.name: each for each in self.table.columns}
+        x_column = named.get(self.table.x)
+        size_column = named.get(self.table.size)
+
+        def figure(row: Row, of: Column) -> float | None:
+            return row.paper.get(of.name) if of_paper else self.figure(row, of) if self.ours(row, of) else None
+
+        series: dict[str, list[Point]] = {}
+        for place, row in enumerate(self.table.rows):
+            across = figure(row, x_column) if x_column else float(place) if row.x is None else row.x
+            value = figure(row, column)
+            if across is not None and value is not None:
+                bar = (0.0, 0.0) if of_paper else self.spread(row, column)
+                size = figure(row, size_column) if size_column else None
+                point = Point(across, value, bar, size)
+                series.setdefault(row.series if self.table.x else "", []).append(point)
+        return {name: sorted(points, key=attrgetter("x")) for name, points in series.items()}
+
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
         from matplotlib.ticker import LogLocator
 
         unit = column.figure.replace("_", " ")
-        x_column = next((other for other in self.table.columns if other.name == self.table.x), None)
-
-        def figure(row: Row, of: Column) -> float | None:
-            return row.paper.get(of.name) if of_paper else self.figure(row, of) if self.ours(row, of) else None
-
-        series: dict[str, list[tuple[float, float, tuple[float, float]]]] = {}
+        series = self.points(column, of_paper)
         rows = self.table.rows
-        for place, row in enumerate(rows):
-            across = figure(row, x_column) if x_column else float(place) if row.x is None else row.x
-            value = figure(row, column)
-            if across is not None and value is not None:
-                bar = (0.0, 0.0) if of_paper else self.spread(row, column)
-                series.setdefault(row.series if self.table.x else "", []).append((across, value, bar))
+        largest = max((point.size or 0.0 for points in series.values() for point in points), default=0.0)
         names = list(dict.fromkeys(row.series for row in rows))
         for name, points in series.items():
-            points.sort(key=lambda point: point[0])
-            places, values, bars = (list(found) for found in zip(*points, strict=True))
+            places, values, bars, sizes = (list(found) for found in zip(*points, strict=True))
             line = "-o" if self.table.x and len(points) > 1 else "o"
             colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else COLOURS[0]
             shown = list(zip(*bars, strict=True)) if any(map(any, bars)) else None
-            look: dict[str, Any] = {"fmt": line, "color": colour, "capsize": 3, "markersize": 4, "label": name or None}
+            dot = 2 if largest else 4  # no wider than a small circle
+            look: dict[str, Any] = {
+                "fmt": line,
+                "color": colour,
+                "capsize": 3,
+                "markersize": dot,
+                "label": name or None,
+            }
             if self.table.x:
                 axes.errorbar(places, values, yerr=shown, **look)
             else:
                 axes.errorbar(values, places, xerr=shown, **look)
+            if largest:
+                diameters = [2 * LARGEST_RADIUS * (size or 0.0) / largest for size in sizes]
+                areas = [diameter**2 for diameter in diameters]  # as matplotlib has them: of the square around
+                axes.scatter(places, values, areas, color=colour, alpha=0.35)
         if not series:
             axes.text(0.5, 0.5, "no figures", ha="center", transform=axes.transAxes, color="0.4")
         if not self.table.x:
@@ -277,12 +314,15 @@ class Results:
         else:
             axes.set_xlabel(self.table.x)
             axes.set_ylabel(unit, fontsize=8)
-            across = [place for points in series.values() for place, *_ in points]
+            across = [point.x for points in series.values() for point in points]
             if across and min(across) > 0 and max(across) > 8 * min(across):
                 base = 2 if all(log2(place).is_integer() for place in across) else 10
                 axes.set_xscale("log", base=base, subs=[])
                 axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
                 axes.xaxis.set_major_formatter(lambda value, _: short(value))
+            if largest:
+                axes.margins(0.12)  # room for circles
             if any(series):
-                axes.legend(fontsize=7)
+                title = f"radius: {self.table.size}, the largest {short(largest)}" if largest else None
+                axes.legend(fontsize=7, title=title, title_fontsize=7)
         axes.grid(alpha=0.25)

@@ -196,6 +196,6 @@ TABLES = {
         note={"tiny": f"{TINY} {CURVES}", "paper": f"Enwik8 is in bytes. {PIECES} {COUNTED} {CURVES}"},
     ),
     "figure-3": replace(
-        TABLE_2, about="Figure 3: perplexity over training time, Table 2's", columns=TABLE_2.columns[1:], x=TIME
+        TABLE_2, about="Figure 3: perplexity over training time, Table 2's", x=TIME, size=PARAMETERS.name
     ),
 }

@@ -148,6 +148,8 @@ class Table:
     """Label of the row that `relative_time` is against."""
     x: str = ""
     """A column, or what `Row.x` counts; empty: rows stand side by side in the picture."""
+    size: str = ""
+    """A column that the radius of the picture's circles is proportional to; empty: all points are alike."""
     cumulative: bool = False
     """Whether cross-entropy over position is drawn too."""
     tokens: tuple[str, ...] = ()

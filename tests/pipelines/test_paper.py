@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -195,6 +196,32 @@ def test_ticks_are_round_numbers(places: tuple[int, int], ticks: list[int]) -> N
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == pytest.approx(ticks)
 
 
+def test_a_circles_radius_is_proportional_to_the_parameters() -> None:
+    """The staircase paper's Figure 3."""
+    table = PAPERS["staircase"]["figure-3"]
+    labels = ("Transformer-XL 2x deep", "Staircase, 2 steps", "Universal, 2 steps")
+    table = replace(table, rows=tuple(row for row in table.rows if row.label in labels))
+    counts = {"Transformer-XL 2x deep": 6e5, "Staircase, 2 steps": 4e5, "Universal, 2 steps": 1e5}
+    times = {"Transformer-XL 2x deep": 30.0, "Staircase, 2 steps": 20.0, "Universal, 2 steps": 10.0}
+    cells = {(label, "parameters"): (count,) for label, count in counts.items()}
+    cells |= {(label, "batch time, ms"): (time,) for label, time in times.items()}
+    cells |= {(label, "test ppl"): (5.0,) for label in labels}
+    made = Results("staircase figure-3", table, "tiny", (0,), cells)
+    assert [column.name for column in made.panels()[0]] == ["validation ppl", "test ppl"]
+    (column,) = [column for column in table.columns if column.name == "test ppl"]
+    for of_paper, expected in ((True, [218 / 218, 117 / 218, 29 / 218]), (False, [1.0, 4 / 6, 1 / 6])):
+        axes = Figure().subplots()
+        made.draw(axes, column, of_paper)
+        circles = [found for found in axes.collections if isinstance(found, PathCollection)]
+        areas = sorted((area for found in circles for area in found.get_sizes()), reverse=True)
+        assert [(area / areas[0]) ** 0.5 for area in areas] == pytest.approx(expected)
+        legend = axes.get_legend()
+        assert legend and legend.get_title().get_text().endswith("218M" if of_paper else "600k")
+    headings, rows = made.grid()
+    assert headings[1:3] == ["parameters, paper", "parameters, ours"]
+    assert rows[0][1:3] == ["218,000,000", "600,000"]
+
+
 TINY: dict[str, Any] = {
     "model.layers": 2, "model.d_model": 16, "model.heads": 2, "model.head_dim": 8, "model.mlp_dim": 32, "model.window": 8,
     "data.lanes": 4, "data.segment_length": 32, "steps": 4, "num_workers": 0, "use_gpu": "no", "validate_every": 0,
@@ -365,9 +392,12 @@ def test_a_corpus_in_place_of_anothers_keeps_the_vocabulary(tmp_path: Path) -> N
     assert place.training(of_books, 0).vocab_size() == of_books.data.vocabulary == 50_258
 
 
-def test_the_column_of_a_pictures_x_is_never_left_out() -> None:
+def test_the_columns_of_a_pictures_x_and_circles_are_never_left_out() -> None:
     table = PAPERS["block-recurrent"]["table-4"]
     assert plan.part_of(table, "table-4", columns=("bits",)).columns == table.columns
+    table = PAPERS["staircase"]["figure-3"]
+    kept = plan.part_of(table, "figure-3", columns=("test",)).columns
+    assert [column.name for column in kept] == ["parameters", "test ppl", "batch time, ms"]
 
 
 def test_two_models_are_compared_token_by_token_once_both_are_trained(
