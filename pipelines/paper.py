@@ -4,7 +4,7 @@
     python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2
     python -m pipelines.paper gpt2 table-2 --scale paper --dry-run                  # what it would train, and what that costs
 
-block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1, table-2, figure-4 and figure-5;
+block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1 to table-4, figure-4 and figure-5;
 staircase table-1 to table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
 
 Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them: stopped or killed at any moment, the
@@ -31,6 +31,7 @@ from pipelines.papers.jobs import Job, run
 from pipelines.papers.plan import Plan, part_of
 from pipelines.papers.tables import Scale
 from pipelines.papers.trainings import ASSUMED_RATE, FILES, Cost, Place, value_of
+from pipelines.reports.continuations import continuations_table, summary
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
@@ -228,6 +229,9 @@ def main(argv: list[str]) -> int:
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")
+    if passages := plan.passages(folder):
+        Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
+        print(summary(passages))
     for path in paths:
         print(f"  {cli.shown(path)}")
     if page := write_index(folder):

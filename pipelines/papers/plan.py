@@ -23,6 +23,7 @@ from pipelines.papers.jobs import Job, run
 from pipelines.papers.results import Results
 from pipelines.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
 from pipelines.papers.trainings import Place, Training
+from pipelines.reports.continuations import Passage, read_continuations
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
 from recur_models.pretrained_config import UNTRAINED
@@ -68,10 +69,11 @@ class Plan:
         return replace(column, split=own[0]) if own and not column.of else column
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
-        """Train, evaluate and compare, into ``folder``, what is not there; what failed."""
+        """Train, evaluate, compare and continue, into ``folder``, what is not there; what failed."""
         failed = run([training.job() for training in self.trainings() if not training.is_done()], at_once)
         run(self.evaluating(), at_once)
-        return [*failed, *self.evaluating(), *run(self.comparing(folder), 1)]
+        reading = [*self.comparing(folder), *self.continuing(folder)]
+        return [*failed, *self.evaluating(), *run(reading, 1)]
 
     def evaluating(self) -> list[Job]:
         """The evaluations that trainings lack, each once. One that is lacking still when it was run has failed, or read an older
@@ -92,12 +94,23 @@ class Plan:
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
         if not compared or len(compared) < len(self.table.tokens):
             return []
-        folders, backend = [str(training.folder) for training in compared], compared[0].config.tracking.backend
-        split, output = self.table.columns[0].split, str(folder / "tokens")
-        which = ("--checkpoint", compared[0].checkpoint)
-        where = ("--split", split, "--output", output, "--tracking.backend", backend)
-        words = (*folders, *self.table.token_words, *which, *where)
-        return [Job(f"tokens {self.name}", "tokens", words, self.place.log(f"tokens {self.name}"))]
+        return [self.reading("tokens", compared, self.table.token_words, folder)]
+
+    def continuing(self, folder: Path) -> list[Job]:
+        """What continues passages with the model of the table's first row and of the first seed."""
+        training = next((training for *_, training in self.cells()), None)
+        if not self.table.continued or training is None or not training.is_done():
+            return []
+        return [self.reading("continuations", [training], self.table.continued, folder)]
+
+    def reading(self, module: str, trainings: Sequence[Training], words: Sequence[str], folder: Path) -> Job:
+        """A command that reads the split of the first column with these models, and reports into a folder of its own name."""
+        first = trainings[0]
+        models = [str(training.folder) for training in trainings]
+        which = ("--checkpoint", first.checkpoint, "--split", self.table.columns[0].split)
+        where = ("--output", str(folder / module), "--tracking.backend", first.config.tracking.backend)
+        name = f"{module} {self.name}"
+        return Job(name, module, (*models, *words, *which, *where), self.place.log(name))
 
     def results(self, command: str) -> Results:
         """The figures of everything that is evaluated."""
@@ -147,15 +160,19 @@ class Plan:
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
 
     def pages(self, folder: Path) -> list[Path]:
-        """What a figure has beside its table: cross-entropy over position, or a comparison token by token."""
+        """What stands beside a table: cross-entropy over position, a comparison token by token, or continuations."""
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split
             found = [training.evaluation({}, split) for training in self.trainings()]
             if evaluations := [evaluation for evaluation in found if evaluation]:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
-        page = folder / "tokens" / "tokens.html"
-        return [*made, page] if page.exists() else made
+        pages = (folder / "tokens" / "tokens.html", folder / "continuations" / "continuations.md")
+        return [*made, *(page for page in pages if page.exists())]
+
+    def passages(self, folder: Path) -> list[Passage]:
+        """Those that `continuing` has written. Raises UserError where its file is damaged."""
+        return read_continuations(folder / "continuations") if self.table.continued else []
 
 
 def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:

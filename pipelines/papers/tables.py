@@ -156,5 +156,7 @@ class Table:
     """Labels of what `pipelines.tokens` compares, two or one."""
     token_words: tuple[str, ...] = ()
     """Further words of `pipelines.tokens`."""
+    continued: tuple[str, ...] = ()
+    """Words of `pipelines.continuations`, which continues passages with the first row's model; empty: none are continued."""
     note: Mapping[str, str] = field(default_factory=dict[str, str])
     """By scale, what a reader has to know."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from data_prep.errors import UserError
 from pipelines.reports.files import save
 from pipelines.terminal.output import printable
 
@@ -93,3 +94,14 @@ def write_continuations(passages: Sequence[Passage], title: str, folder: Path) -
         "continuations.json": json.dumps({"title": title, "passages": [asdict(p) for p in passages]}, indent=1) + "\n",
     }
     return [save(folder / name, text.encode()) for name, text in texts.items()]
+
+
+def read_continuations(folder: Path) -> list[Passage]:
+    """The passages that `write_continuations` wrote; none where it wrote nothing. Raises UserError where its file is damaged."""
+    path = folder / "continuations.json"
+    if not path.exists():
+        return []
+    try:
+        return [Passage(**values) for values in json.loads(path.read_bytes())["passages"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): remove it, and repeat the command that wrote it") from None

@@ -108,6 +108,7 @@ def write_index(report: Path) -> Path | None:
         *(root / FOLDER).glob("*"),
         *(root / "tables").glob("*"),
         *(root / "tables").glob("*/tokens"),
+        *(root / "tables").glob("*/continuations"),
         *root.glob("*/report"),
     ]
     found = [(kind, folder) for folder in folders for kind in KINDS if (folder / kind.file).is_file()]
@@ -131,7 +132,7 @@ def row(kind: Kind, folder: Path, home: Path) -> str:
     )
     first = next((path for path in files if path.name == kind.look), folder / kind.file)
     made = datetime.fromtimestamp((folder / kind.file).stat().st_mtime)
-    name = folder.parent.name if folder.name in ("report", "tokens") else folder.name
+    name = folder.parent.name if folder.name in ("report", "tokens", "continuations") else folder.name
 
     def link(path: Path, text: str) -> str:
         return f'<a href="{html.escape(quote(relpath(path, home)))}">{html.escape(text)}</a>'

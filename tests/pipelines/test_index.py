@@ -53,6 +53,8 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     }
     (root / "tables/mine").mkdir(parents=True)
     (root / "tables/mine/table.json").write_text(json.dumps(table))
+    (root / "tables/mine/continuations").mkdir()
+    (root / "tables/mine/continuations/continuations.md").write_text("# Continuations")
     (root / "reports/half").mkdir()
     (root / "reports/half/table.json").write_text("{")  # damaged
     (root / "reports/nothing").mkdir()
@@ -63,7 +65,7 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     assert not page.fetched and all((path.parent / unquote(link)).is_file() for link in page.links)
     for said in (
         "Reports in my <runs>",
-        "6, the newest",
+        "7, the newest",
         "text/test: a 2.0000 bits per byte",
         "text/test: b < a",
         "a 3.5000 best bits per token",
@@ -71,6 +73,7 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     ):
         assert said in text, said
     assert "1 of 1 pairs in the paper's order" in text and "cannot be read" in text
+    assert "../tables/mine/continuations/continuations.md" in page.links
     assert page.links.count("a-vs-b/cumulative.png") == 2 and "../sweep/report/trials.csv" in page.links
 
 

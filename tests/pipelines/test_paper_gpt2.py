@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,15 @@ import tyro
 
 from data_prep.corpora import CORPORA
 from data_prep.errors import UserError
-from pipelines import evaluate, paper
+from pipelines import continuations, evaluate, paper
 from pipelines.inference.subjects import subjects_of
-from pipelines.papers import PAPERS, trainings
+from pipelines.papers import PAPERS, plan, trainings
+from pipelines.papers.jobs import Job
 from pipelines.papers.tables import Run
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.gpt2 import EPOCHS, LANES, OVERLAPS, WINDOWS
+from pipelines.terminal import cli
 from pipelines.train import main as train
 from pipelines.tune import main as tune
 from tests.pipelines.test_paper import REC, TEXT
@@ -46,7 +52,7 @@ def test_wikitext_is_read_raw_even_beside_its_tokenised_form(scale: str, tmp_pat
 
 
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
-@pytest.mark.parametrize("table", ["table-1", "table-2", "figure-4", "figure-5"])
+@pytest.mark.parametrize("table", GPT2)
 def test_the_checkpoint_that_is_the_best_on_validation_is_scored(table: str, scale: str) -> None:
     for row in GPT2[table].rows:
         for run in row.runs[scale].values():
@@ -138,3 +144,64 @@ def test_figure_5_has_a_baseline_curve_for_each_overlap_of_table_1(scale: str, s
     assert curves == {**baselines, "Recurrent": [(window, 0) for window in windows]}
     assert GPT2["figure-5"].rows[: len(GPT2["figure-4"].rows)] == GPT2["figure-4"].rows
     assert all("30 and 50" in note for note in GPT2["figure-5"].note.values())
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+@pytest.mark.parametrize("name", ["table-3", "table-4"])
+def test_tables_3_and_4_continue_validation_passages_behind_one_window(name: str, scale: str) -> None:
+    table = GPT2[name]
+    (row,) = table.rows
+    run = row.runs[scale][""]
+    model: Any = trainings.Place(Path("nowhere")).training(run, 0).config.model
+    assert (model.name, model.window, model.overlap) == ("gpt2-rec", {"paper": 300, "tiny": 60}[scale], 0)
+    assert run == next(other.runs[scale][""] for other in GPT2["table-2"].rows if other.label == row.label)
+    config = cli.parse(continuations.ContinuationsConfig, ["run", *table.continued], description="")
+    assert (config.places, config.blocks, config.new_tokens) == (4, 1, 80)
+    assert [column.split for column in table.columns] == ["validation"]
+    assert not row.paper and "gives no number" in table.note[scale]
+
+
+def test_tables_3_and_4_continue_different_places() -> None:
+    first, second = (
+        cli.parse(continuations.ContinuationsConfig, ["run", *GPT2[name].continued], description="")
+        for name in ("table-3", "table-4")
+    )
+    assert first.seed != second.seed
+
+
+def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
+    make_config: Callable[..., PrepareConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prepare(make_config(store=str(tmp_path / "stores/bytes")))
+    fields = {**REC, "validate_every": 2, "validate_tokens": 200}
+    row = replace(GPT2["table-3"].rows[0], runs={"tiny": {"": Run("small-rec", TEXT, fields, checkpoint="best")}})
+    monkeypatch.setitem(PAPERS, "mine", {"table-3": replace(GPT2["table-3"], rows=(row,))})
+    config = paper.PaperConfig("mine", "table-3", root=tmp_path / "runs", store=tmp_path / "stores")
+    asked, folder = config.plan(), tmp_path / "runs/tables/mine-table-3-tiny"
+    assert asked.continuing(folder) == [] and asked.pages(folder) == []
+
+    def run_here(asked: Sequence[Job], at_once: int) -> list[Job]:
+        with redirect_stdout(io.StringIO()):  # a job's output goes to its log
+            for job in asked:
+                importlib.import_module(f"pipelines.{job.module}").main(list(job.words))
+        return []
+
+    monkeypatch.setattr(plan, "run", run_here)
+    words = ["mine", "table-3", "--root", str(config.root), "--store", str(config.store), "--flop-rate", "1e11"]
+    assert paper.main(words) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((folder / "continuations/continuations.json").read_text())
+    (training,) = asked.trainings()
+    (job,) = replace(asked, seeds=(0, 1)).continuing(folder)
+    assert (job.module, job.words[0]) == ("continuations", str(training.folder))
+    assert report["title"].startswith(f"{training.name}, step {training.scored().step}, on text/validation")  # pyrefly: ignore
+    assert len(report["passages"]) == 4
+    assert asked.pages(folder) == [folder / "continuations/continuations.md"]
+    assert "continuations/continuations.md" in printed
+    assert "recurrence alone" in printed and "bits per token with the recurrent State" in printed
+    (folder / "continuations/continuations.json").write_text("{")
+    with pytest.raises(UserError, match=r"continuations\.json is damaged .*remove it"):
+        asked.passages(folder)
