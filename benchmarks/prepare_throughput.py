@@ -1,6 +1,7 @@
 """Rate of the whole preparation, against two bare processes that only run the same tokenizer on the same text in memory.
 
     python -m benchmarks.prepare_throughput --source FOLDER --tokenizer FOLDER/a.model [--copies 10]
+    python -m benchmarks.prepare_throughput --source FOLDER --tokenizer gpt2:FOLDER --lines 1000000
 
 `--source` is in the layout of PG-19; `--copies` repeats it under other ids. The preparation is the command's own function: it
 reads, scans, tokenizes, writes, syncs and writes the manifest, with two Ray workers that a small preparation has started before
@@ -11,13 +12,19 @@ stands the ratio of the CPU seconds of all processes (Ray's own included), which
 With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers_data.txt, datatrove's tokenization and
 `datasets.map` with two processes are run in the same turns on the same text. They encode with Hugging Face's tokenizers, we with
 the library of `--tokenizer` (GPT-2: tiktoken), so that where these differ the rates compare the tokenizers first.
+
+With `--lines N` the corpus is N short documents: the texts of `--source`, cut into lines of 160 characters, in two files of JSON
+lines. The rates count the bytes of the texts, not those of the JSON around them. The report then adds the time for each document,
+and the size of the store (parts, table of the documents and manifest) over that of its ids.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -25,17 +32,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from benchmarks.machine import describe
+from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
-from data_prep.documents import SPLITS
+from data_prep.documents import SPLITS, Corpus
+from data_prep.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
+
+LINE = 160
+"""Characters of a short document."""
+SHARDS = 2
+"""Files that hold the lines; each bare process reads one of them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,8 @@ class BenchConfig:
     """As for `pipelines.prepare`."""
     copies: int = 1
     """How often the corpus is repeated."""
+    lines: int = 0
+    """Prepare so many documents of 160 characters, cut from the texts of `source`; 0 prepares the texts as they are."""
     rounds: int = 3
     """Times that each contender is run."""
     scratch: str = ""
@@ -57,14 +75,39 @@ class BenchConfig:
     peer_tokenizer: str = ""
     """A Hugging Face tokenizer.json of the same vocabulary."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("copies", 1), ("rounds", 1), ("lines", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} is {getattr(self, name)}: give {least} or more")
+        if self.lines and (self.peers or self.peer_tokenizer):
+            raise UserError(
+                "--lines has no peers to compare with, which read books: leave out --peers and --peer-tokenizer"
+            )
+        if self.lines and self.copies > 1:
+            raise UserError("--lines says itself how many documents there are: leave out --copies")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of a contender."""
+
+    seconds: float
+    tokens: int
+    cpu_seconds: float
+    store_over_ids: float = float("nan")
+    """Bytes of the split's files over those of its ids, where there is a store."""
+
 
 BARE = """
-import sys, time
+import json, sys, time
 from data_prep.tokenizers import tokenizer_from_spec
 start = time.perf_counter()
 tokenizer = tokenizer_from_spec(sys.argv[1])
 loading = time.perf_counter() - start
-texts = [open(path, encoding="utf-8", newline="").read() for path in sys.stdin.readline().split("\\t")[:-1]]
+texts = []
+for path in sys.stdin.readline().split("\\t")[:-1]:
+    with open(path, encoding="utf-8", newline="") as file:
+        texts += [json.loads(line)["text"] for line in file] if path.endswith(".jsonl") else [file.read()]
 tokenizer.encode(texts[0][:10000])
 print(loading, flush=True)
 sys.stdin.readline()
@@ -73,6 +116,74 @@ tokens = sum(len(tokenizer.encode(text)) for text in texts)
 print(tokens, time.process_time() - start, flush=True)
 """
 """One bare process: paths on the first line of its input; begins at the second."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A corpus to prepare."""
+
+    corpus: Corpus
+    folder: Path
+    splits: tuple[str, ...]
+    files: list[Path]
+    """The files that hold its texts."""
+    documents: int
+    bytes: int
+    """UTF-8 bytes of the texts."""
+
+
+def books(source: Path, copies: int, target: Path) -> Task:
+    """The texts of a folder as they are, `copies` times over."""
+    source = repeat(source, copies, target)
+    files = [path for split in SPLITS for path in (source / split).glob("*.txt")]
+    return Task(Pg19(source=str(source)), source, SPLITS, files, len(files), sum(path.stat().st_size for path in files))
+
+
+def short_documents(source: Path, count: int, target: Path) -> Task:
+    """So many documents of LINE characters, cut from the texts of a folder, as JSON lines in SHARDS files."""
+    target.mkdir(parents=True)
+    texts = itertools.islice(pieces(source), count)
+    files = [target / f"train-{i}.jsonl" for i in range(SHARDS)]
+    size = 0
+    for i, path in enumerate(files):
+        share = count * (i + 1) // SHARDS - count * i // SHARDS
+        with open(path, "w", encoding="utf-8") as file:
+            for text in itertools.islice(texts, share):
+                size += len(text.encode())
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    return Task(JsonLines(source=str(target)), target, ("train",), files, count, size)
+
+
+def pieces(source: Path) -> Iterator[str]:
+    """The texts of a folder in lines of LINE characters, a blank for all white space, over and over.
+
+    Raises UserError where no text is that long.
+    """
+    found = True
+    while found:
+        found = False
+        for path in sorted(path for split in SPLITS for path in (source / split).glob("*.txt")):
+            text = " ".join(path.read_text("utf-8").split())
+            for start in range(0, len(text) - LINE + 1, LINE):
+                found = True
+                yield text[start : start + LINE]
+    raise UserError(f"--source {source} has no text of {LINE} characters: name a folder in the layout of PG-19")
+
+
+def few_words(folder: Path) -> Path:
+    """A small folder in the layout of PG-19."""
+    for split in SPLITS:
+        (folder / split).mkdir(parents=True)
+        for i in range(4):
+            (folder / split / f"{i}.txt").write_text("A few words to begin with.\n" * 1000)
+    return folder
+
+
+def task_of(config: BenchConfig, source: Path, target: Path) -> Task:
+    """What the options ask for."""
+    if config.lines:
+        return short_documents(source, config.lines, target)
+    return books(source, config.copies, target)
 
 
 def repeat(source: Path, copies: int, target: Path) -> Path:
@@ -87,8 +198,8 @@ def repeat(source: Path, copies: int, target: Path) -> Path:
     return target
 
 
-def bare(paths: list[Path], tokenizer: str) -> tuple[float, int, float]:
-    """Seconds, tokens and CPU seconds of two bare processes."""
+def bare(paths: list[Path], tokenizer: str) -> Measurement:
+    """Two bare processes."""
     halves: list[list[Path]] = [[], []]
     sizes = [0, 0]
     for path in sorted(paths, key=lambda path: -path.stat().st_size):
@@ -116,18 +227,23 @@ def bare(paths: list[Path], tokenizer: str) -> tuple[float, int, float]:
     for process in processes:
         process.communicate()
     print(f"  (its tokenizer was loaded in {loading:.2f} s, not counted)")
-    return seconds, sum(int(tokens) for tokens, _ in answers), sum(float(cpu) for _, cpu in answers)
+    return Measurement(seconds, sum(int(tokens) for tokens, _ in answers), sum(float(cpu) for _, cpu in answers))
 
 
-def whole(source: Path, tokenizer: str, store: Path) -> tuple[float, int, float]:
-    """Seconds, tokens and CPU seconds of a preparation into a new store, the Ray session being up."""
-    config = PrepareConfig(Pg19(source=str(source)), store=str(store), tokenizer=tokenizer, num_workers=2)
+def whole(task: Task, tokenizer: str, store: Path, num_workers: int = 2) -> Measurement:
+    """A preparation into a new store, which is removed. The Ray session of its workers is up before."""
+    config = PrepareConfig(
+        task.corpus, store=str(store), tokenizer=tokenizer, splits=task.splits, num_workers=num_workers
+    )
     before, start = cpu_seconds(), time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         manifests = prepare(config)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
+    files = [path for split in task.splits for path in (config.folder / split).rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    ids = sum(manifest.token_bytes for manifest in manifests.values())
     shutil.rmtree(store)
-    return seconds, sum(manifest.totals.tokens for manifest in manifests.values()), cpu
+    return Measurement(seconds, sum(manifest.totals.tokens for manifest in manifests.values()), cpu, size / ids)
 
 
 def cpu_seconds() -> float:
@@ -142,46 +258,59 @@ def cpu_seconds() -> float:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, "Rate of a preparation against bare tokenizers.")
-    with tempfile.TemporaryDirectory(dir=config.scratch or None) as scratch:
-        source = repeat(Path(config.source).expanduser(), config.copies, Path(scratch) / "corpus")
-        paths = [path for split in SPLITS for path in (source / split).glob("*.txt")]
-        size = sum(path.stat().st_size for path in paths)
-        print(f"{len(paths):,} documents, {size / 1e6:,.1f} MB, tokenizer {config.tokenizer}; {describe()}")
-        small = Path(scratch) / "small"
-        for split in SPLITS:
-            (small / split).mkdir(parents=True)
-            for i in range(4):
-                (small / split / f"{i}.txt").write_text("A few words to begin with.\n" * 1000)
+    source = Path(config.source).expanduser()
+    if not config.source:
+        raise UserError("--source is not given: name a folder in the layout of PG-19")
+    if not any(list((source / split).glob("*.txt")) for split in SPLITS):
+        raise UserError(
+            f"--source {config.source} has no .txt file in train, validation or test: name a folder in the layout of PG-19"
+        )
+    with tempfile.TemporaryDirectory(dir=config.scratch or None) as folder:
+        scratch = Path(folder)
+        task = task_of(config, source, scratch / "corpus")
+        print(f"{task.documents:,} documents, {task.bytes / 1e6:,.1f} MB, tokenizer {config.tokenizer}; {describe()}")
+        first = replace(config, copies=1, lines=min(config.lines, 200))
         ray_session.start(num_cpus=2)
-        whole(small, config.tokenizer, Path(scratch) / "store")
-        contenders = {
-            "bare": lambda: bare(paths, config.tokenizer),
-            "whole preparation": lambda: whole(source, config.tokenizer, Path(scratch) / "store"),
+        whole(task_of(first, few_words(scratch / "words"), scratch / "small"), config.tokenizer, scratch / "store")
+        contenders: dict[str, Callable[[], Measurement]] = {
+            "bare": partial(bare, task.files, config.tokenizer),
+            "whole preparation": partial(whole, task, config.tokenizer, scratch / "store"),
         }
         if config.peers:
-            contenders |= {
-                name: lambda name=name: peer(name, config, source, Path(scratch) / "peer")
-                for name in ("datatrove", "datasets")
-            }
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        cpus: dict[str, list[float]] = {name: [] for name in contenders}
+            for name in ("datatrove", "datasets"):
+                contenders[name] = partial(peer, name, config, task.folder, scratch / "peer")
+        runs: dict[str, list[Measurement]] = {name: [] for name in contenders}
         for _ in range(config.rounds):
             for name, run in contenders.items():
-                taken, tokens, cpu = run()
-                seconds[name].append(taken)
-                cpus[name].append(cpu)
-                rate = f"{size / 1e6 / taken:7.2f} MB/s"
-                print(f"  {name:18} {taken:7.2f} s  {rate}  {tokens:,} tokens  {cpu:6.2f} s of CPU", flush=True)
-        rates = {name: size / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
-        best = {name: min(taken) for name, taken in seconds.items()}
-        median = {name: statistics.median(cpu) for name, cpu in cpus.items()}
-        for name, rate in rates.items():
-            ratios = f"{rate / rates['bare']:.3f} of bare (the best runs: {best['bare'] / best[name]:.3f}"
-            print(f"{name:18} {rate:7.2f} MB/s, {ratios}; by CPU seconds: {median['bare'] / median[name]:.3f})")
+                measured = run()
+                runs[name].append(measured)
+                rate = f"{task.bytes / 1e6 / measured.seconds:7.2f} MB/s"
+                print(
+                    f"  {name:18} {measured.seconds:7.2f} s  {rate}  {measured.tokens:,} tokens  "
+                    f"{measured.cpu_seconds:6.2f} s of CPU",
+                    flush=True,
+                )
+        report(task, runs, short=config.lines > 0)
 
 
-def peer(name: str, config: BenchConfig, source: Path, output: Path) -> tuple[float, int, float]:
-    """Seconds and tokens of another preparation, measured in its own process after its imports."""
+def report(task: Task, runs: dict[str, list[Measurement]], short: bool) -> None:
+    """Print a line for each contender, with its cost for each document where documents are short."""
+    median = {name: statistics.median(run.seconds for run in some) for name, some in runs.items()}
+    best = {name: min(run.seconds for run in some) for name, some in runs.items()}
+    cpu = {name: statistics.median(run.cpu_seconds for run in some) for name, some in runs.items()}
+    for name, some in runs.items():
+        rate = f"{task.bytes / 1e6 / median[name]:7.2f} MB/s"
+        ratios = f"{median['bare'] / median[name]:.3f} of bare (the best runs: {best['bare'] / best[name]:.3f}"
+        print(f"{name:18} {rate}, {ratios}; by CPU seconds: {cpu['bare'] / cpu[name]:.3f})")
+        if short:
+            each = 1e6 / task.documents
+            print(f"{'':18} {each * median[name]:.1f} µs per document, {each * cpu[name]:.1f} µs of CPU")
+        if short and not math.isnan(some[0].store_over_ids):
+            print(f"{'':18} the store has {some[0].store_over_ids:.2f} × the bytes of its ids")
+
+
+def peer(name: str, config: BenchConfig, source: Path, output: Path) -> Measurement:
+    """Another preparation, measured in its own process after its imports."""
     shutil.rmtree(output, ignore_errors=True)
     done = subprocess.run(
         [config.peers, str(Path(__file__).with_name("peer_prepare.py")), name, str(source), config.peer_tokenizer, str(output)],
@@ -190,7 +319,7 @@ def peer(name: str, config: BenchConfig, source: Path, output: Path) -> tuple[fl
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
-    return result["seconds"], result["tokens"], float("nan")
+    return Measurement(result["seconds"], result["tokens"], float("nan"))
 
 
 if __name__ == "__main__":
