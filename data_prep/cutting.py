@@ -8,7 +8,7 @@ A document's words and bytes are those of what is kept: figures by word and by b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, naming
@@ -44,7 +44,7 @@ class Cut:
             if limit and isinstance(item, Document) and isinstance(item.text, str):
                 with naming(item):
                     text = beginning(item.text, limit, self.tokenizer)
-                yield replace(item, text=text)
+                yield item._replace(text=text)
             else:
                 yield item
 

@@ -187,7 +187,7 @@ class Arxiv:
         if count > 1:
             raise CorpusError(f"{root} holds paper {id} twice: take one of them out")
         if wanted is not None:
-            found = [replace(source, title=wanted.get(source.id) or source.title) for source in found]
+            found = [source._replace(title=wanted.get(source.id) or source.title) for source in found]
         if self.ids:
             found += _missing([id for id in wanted or () if id not in held])
         return found
