@@ -20,7 +20,8 @@ import xxhash
 
 from data_prep.errors import UserError
 from data_prep.packing import HEAD, packing_of
-from data_prep.places import Place, is_uri
+from data_prep.places import Place
+from data_prep.uris import is_uri
 
 SPLITS = ("train", "validation", "test")
 

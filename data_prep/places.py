@@ -21,11 +21,9 @@ import os
 import re
 import secrets
 import shutil
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,7 +31,8 @@ import pyarrow.fs
 import xxhash
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import NO_ROOM, UserError
+from data_prep.errors import NO_ROOM
+from data_prep.uris import PlaceError, is_uri, open_root, parse_uri, uri_of
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written."""
@@ -44,16 +43,6 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
-
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PASSING = re.compile(
-    r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
-)
-"""What a bucket says that may be silent for once: opening it asks for its region."""
-
-
-class PlaceError(UserError):
-    """A URI that cannot be used: the message names it, without its credentials."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ class Place:
         if isinstance(text, Place):
             return text
         text = str(text)
-        if not _URI.match(text):
+        if not is_uri(text):
             try:
                 path = Path(text).expanduser().absolute()
             except RuntimeError:
@@ -91,31 +80,7 @@ class Place:
                 ) from None
             # What is above a link is not what the path says: the file system knows.
             return Place("", os.path.realpath(path) if ".." in path.parts else str(path))
-        uri = urllib.parse.urlsplit(text)
-        if "#" in text or (uri.scheme == "file" and "?" in text):  # not shown: half of a secret may stand before it
-            raise PlaceError(
-                f"the URI {uri.scheme}://… would be cut short at a sign in it: write %23 for # and %3F for ?"
-            )
-        if uri.scheme == "file":
-            return Place("", os.path.abspath(urllib.parse.unquote(uri.path)))
-        if re.search(r"""['"\s]""", uri.netloc):
-            raise PlaceError(
-                f"the URI {uri.scheme}://… has a quote or a blank in a key or password: write %27 for ', %22 for \" and %20 for a "
-                "blank, or give it in the environment"
-            )
-        bare = text.partition("?")[0]
-        if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:
-            raise PlaceError(
-                f"the URI {uri.scheme}://… has a question mark in a key or password: write %3F, or give it in the environment"
-            )
-        if "@" not in uri.netloc and (public := without_credentials(bare)) != bare:
-            raise PlaceError(
-                f"{public} has a key or password with a slash in it: write %2F, or give it in the environment"
-            )
-        root = f"{uri.scheme}://{uri.netloc}" + (f"?{uri.query}" if uri.query else "")
-        bucket = _open(root)[1]
-        path = urllib.parse.unquote(uri.path).strip("/")
-        return Place(root, "/".join(part for part in (bucket, path) if part) or "/")
+        return Place(*parse_uri(text))
 
     def __truediv__(self, name: str) -> Place:
         return Place(self.root, f"{self.path.rstrip('/')}/{name}")
@@ -140,12 +105,7 @@ class Place:
     @property
     def text(self) -> str:
         """`Place.parse(place.text) == place`. May hold credentials: for programs, never for print."""
-        if self.is_local:
-            return self.path
-        uri = urllib.parse.urlsplit(self.root)
-        bucket = _open(self.root)[1]
-        path = self.path.removeprefix(bucket) if bucket else f"/{self.path.lstrip('/')}"
-        return f"{uri.scheme}://{uri.netloc}{urllib.parse.quote(path)}" + (f"?{uri.query}" if uri.query else "")
+        return self.path if self.is_local else uri_of(self.root, self.path)
 
     @property
     def recorded(self) -> str:
@@ -311,7 +271,7 @@ class Place:
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
         """The file system that `path` is in."""
-        return pyarrow.fs.LocalFileSystem() if self.is_local else _open(self.root)[0]
+        return pyarrow.fs.LocalFileSystem() if self.is_local else open_root(self.root)[0]
 
     @property
     def _is_object(self) -> bool:
@@ -352,10 +312,6 @@ class Place:
         return self.filesystem.get_file_info(self.path)
 
 
-def is_uri(text: str) -> bool:
-    return bool(_URI.match(text))
-
-
 def sync(path: str | Path) -> None:
     """Make a local file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -363,20 +319,6 @@ def sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@lru_cache(maxsize=64)
-def _open(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system of a root, opened once for each process, and the bucket or container with which its paths begin."""
-    try:
-        return pyarrow.fs.FileSystem.from_uri(root)
-    except (pa.ArrowException, OSError, ImportError) as error:
-        passing = isinstance(error, OSError) and _PASSING.search(str(error))
-        shown = without_credentials(root).partition("?")[0]
-        reason = without_credentials(str(error).split("\n")[0].replace(root, shown))
-        raise (ConnectionError if passing else PlaceError)(
-            f"{shown} cannot be opened ({reason}): give a folder, or a URI that pyarrow.fs knows, such as s3://bucket/folder"
-        ) from None
 
 
 def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:

@@ -27,7 +27,8 @@ import xxhash
 from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError, given_by_user, nearest
-from data_prep.places import Place, is_uri
+from data_prep.places import Place
+from data_prep.uris import is_uri
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
 from pipelines.terminal.starting import start

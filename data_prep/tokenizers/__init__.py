@@ -23,7 +23,7 @@ from pathlib import Path
 import xxhash
 
 from data_prep.manifest import seal, unseal
-from data_prep.places import Place, is_uri
+from data_prep.places import Place
 from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, folded, is_lossless, token_dtype
 from data_prep.tokenizers.byte import BytesTokenizer
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
@@ -31,6 +31,7 @@ from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
 from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
+from data_prep.uris import is_uri
 
 __all__ = [
     "SPECS",

@@ -16,7 +16,8 @@ import xxhash
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, given_by_user
-from data_prep.places import Place, is_uri
+from data_prep.places import Place
+from data_prep.uris import is_uri
 from pipelines.config.parts import (
     CheckpointConfig,
     DataConfig,

@@ -25,7 +25,8 @@ from typing import Any
 
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
-from data_prep.places import Place, is_uri
+from data_prep.places import Place
+from data_prep.uris import is_uri
 
 RECORD = "mlflow_run.json"
 KEY = "throughline.run_key"

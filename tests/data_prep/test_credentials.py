@@ -7,7 +7,8 @@ import pytest
 
 from data_prep.credentials import without_credentials
 from data_prep.errors import is_users
-from data_prep.places import Place, PlaceError
+from data_prep.places import Place
+from data_prep.uris import PlaceError
 
 
 @pytest.mark.parametrize(
