@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import xxhash
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user
+from data_prep.errors import UserError, given_by_user, nearest
 from data_prep.places import Place
 from data_prep.uris import is_uri
 from pipelines.config.parts import (
@@ -103,12 +103,14 @@ class TrainConfig:
     hang_seconds: float = 1800.0
     """Seconds without a step (or one of validation) after which the workers are ended and started again; 0 waits for ever."""
     allow_change: tuple[str, ...] = ()
-    """On resuming: dotted fields (or `store`) that may differ from what the run began with."""
+    """On resuming: dotted fields (or `store`) that may differ from what the run began with. MLflow notes each change in a tag, as
+    `changed.optim.lr`. Fields that shape the weights cannot change."""
 
     def __post_init__(self) -> None:
         check_fields(
             "", self, steps=1, log_every=1, validate_every=0, validate_tokens=0, max_failures=0, hang_seconds=0
         )
+        self._check_allow_change()
         if self.micro_lanes < 0:
             raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:
@@ -132,6 +134,16 @@ class TrainConfig:
                 f"{self.model.name} learns its recurrence across blocks, so choose at least "
                 f"{self.model.least_blocks * self.model.block}"
             )
+
+    def _check_allow_change(self) -> None:
+        if not self.allow_change:
+            return
+        values = dataclasses.asdict(self)
+        known = [*flatten(values), "model.name", "store"]
+        parts = [key for key, value in values.items() if isinstance(value, dict)]
+        for name in self.allow_change:
+            if name not in known and name not in parts:
+                raise UserError(f"allow_change has {name!r}, which is no field of a run: {nearest(name, known)}")
 
     def located(self) -> TrainConfig:
         """The same run with whole paths, and with what the environment says: workers have their own of both. Raises UserError for
