@@ -99,6 +99,11 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         return _load(self.folder / "model.safetensors")
 
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of the weights, of which none is read."""
+        with safe_open(self.folder / "model.safetensors", framework="pt") as file:
+            return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
+
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state_dict."""
         values = self.meta["optimizer"]

@@ -5,18 +5,65 @@ what they have read, and the generators.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import xxhash
 
-from data_prep.errors import given_by_user
+from data_prep.errors import UserError, given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import LATER, OptimConfig, TrainConfig, flatten
+from pipelines.config.run import LATER, OptimConfig, TrainConfig, as_now, flatten, to_json
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State
+
+
+def check_shapes(resume: Checkpoint, config: TrainConfig, place: object) -> None:
+    """Raise UserError naming the fields that --allow-change let through although the checkpoint's weights, or the optimizer's
+    moments, do not fit them.
+    """
+    model = as_now(resume.meta["config"]["model"], config)
+    before = {**LATER, **flatten({**resume.meta["config"], "model": model})}
+    now = flatten(to_json(config))
+    if before["optim.name"] != config.optim.name:
+        raise UserError(_does_not_fit(place, "the moments of its optimizer", ["optim.name"], before, now))
+    changed = [key for key in now if key.startswith("model.") and before.get(key) != now[key]]
+    if not changed or _fits(resume, config.model):
+        return
+    if "model.name" in changed:
+        at_fault = ["model.name"]
+    else:
+        begun = config.model.from_json(model)
+        at_fault = [key for key in changed if not _fits(resume, begun, **_field(config.model, key))] or changed
+    raise UserError(_does_not_fit(place, "its weights", at_fault, before, now))
+
+
+def _field(model: Any, key: str) -> dict[str, Any]:
+    name = key.removeprefix("model.")
+    return {name: getattr(model, name)}
+
+
+def _fits(resume: Checkpoint, model: Any, **fields: Any) -> bool:
+    """Whether a model of this config, with these fields set, takes the checkpoint's weights and trains as many of them."""
+    try:
+        with torch.device("meta"):
+            built = replace(model, **fields).build(resume.meta["vocab_size"])
+    except ValueError:  # the fields go together with others alone
+        return False
+    shapes = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
+    trained = sum(parameter.requires_grad for parameter in built.parameters())
+    moments = sum(len(group["params"]) for group in resume.meta["optimizer"]["groups"])
+    return shapes == resume.shapes() and trained == moments
+
+
+def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
+    begun, said = (", ".join(f"{key}={values.get(key)}" for key in fields) for values in (before, now))
+    return (
+        f"{place} was begun with {begun}, and {what} cannot be used with {said}: --allow-change does not help; return to {begun}, "
+        "or choose another --run, which begins anew"
+    )
 
 
 def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:

@@ -27,6 +27,7 @@ from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.loop import Run
+from pipelines.training.restoring import check_shapes
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
@@ -71,6 +72,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             config.model.check_new()
     else:
         check_resumable(resume.meta["config"], config, place.place)
+        check_shapes(resume, config, place.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     return Run(train_store, validation_store, resume, warnings)

@@ -406,12 +406,38 @@ class TestRefusals:
         train(*words, "store")
         assert "State begins anew" in capsys.readouterr().out
 
-    def test_another_optimizer_or_size_for_weights_that_do_not_fit(self, train: Train) -> None:
-        train("--steps", "10")
-        with pytest.raises(UserError, match="parameter group"):
-            train("--steps", "20", "--optim.name", "adafactor", "--allow-change", "optim.name", "steps")
-        with pytest.raises(UserError, match="state_dict"):
-            train("--steps", "20", "--model.layers", "3", "--allow-change", "model.layers", "steps")
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            (
+                ("optim.name", "--optim.name", "adafactor"),
+                r"with optim.name=adamw, and the moments .*=adafactor: .* --run, which",
+            ),
+            (("model", "--model.layers", "3"), r"begun with model.layers=2, and its weights .* with model.layers=3: "),
+            (
+                ("model.states", "--model.states", "8"),
+                r"begun with model.states=4, and its weights .*=8: .* --run, which",
+            ),
+            (
+                ("model.states", "model.window", "--model.states", "8", "--model.window", "4"),
+                r"begun with model.states=4, and its weights cannot be used with model.states=8: ",
+            ),
+            (
+                ("model", "--model.d-model", "24", "--model.mlp-dim", "48"),
+                r"with model.d_model=16, model.mlp_dim=32, .* with model.d_model=24, model.mlp_dim=48: ",
+            ),
+        ],
+    )
+    def test_another_optimizer_or_size_for_weights_that_do_not_fit(
+        self, train: Train, fields: tuple[str, ...], message: str
+    ) -> None:
+        folder = train("--steps", "1", "--validate-every", "0")
+        before = contents(folder)
+        words = ("--steps", "20", "--allow-change", "steps", *fields)
+        with pytest.raises(UserError, match=message) as caught:
+            train(*words)
+        assert "state_dict" not in str(caught.value) and "\n" not in str(caught.value)
+        assert contents(folder) == before
 
     def test_another_seed_begins_state_anew_though_each_lane_has_read_as_much(
         self, train: Train, tmp_path: Path, make_config: Callable[..., object], capsys: pytest.CaptureFixture[str]
