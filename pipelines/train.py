@@ -80,9 +80,8 @@ def main(argv: list[str]) -> int:
         with hold(place.folder, "another training run"):
             start(config, run)
     except Stopped as stopped:
-        print(
-            f"stopped after step {stopped.step:,} of {config.steps:,}, which is saved: the same command goes on there"
-        )
+        saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
+        print(f"stopped {saved if stopped.step else 'before any step was saved: the same command begins anew'}")
         return STOPPED_STATUS
     except RayLost as lost:
         from pipelines.cluster import elastic

@@ -43,7 +43,7 @@ PEER_SECONDS = 600.0
 
 
 class SaveError(Exception):
-    """A checkpoint could not be written. Those before it are intact."""
+    """A checkpoint could not be written. Those before it, if any, are intact."""
 
 
 class Unwritable(SaveError, UserError):
@@ -134,6 +134,12 @@ class Saver:
         self._settle()
         if self._error is not None:
             raise self._error
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, 0 where there is none; None where the bucket does not answer."""
+        with contextlib.suppress(OSError):
+            return self._run.newest_step()
+        return None
 
     def abandon(self) -> None:
         """The run has failed: the save that is under way may end if the other processes have written their files too."""
@@ -233,9 +239,10 @@ class Saver:
 
     def _failed(self, step: int, error: Exception, staged: Path, together: Place) -> None:
         told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
+        kept = "no other one was saved" if self.newest_step() == 0 else "those before it are intact"
         self._error = (Unwritable if is_users(error) else SaveError)(
-            f"the checkpoint of step {step} could not be written ({told}); those before it are intact: make room or mend the "
-            "cause, and repeat the command"
+            f"the checkpoint of step {step} could not be written ({told}); {kept}: make room or correct the cause, and repeat the "
+            "command"
         )
         if self._world.rank == 0:
             shutil.rmtree(staged, ignore_errors=True)

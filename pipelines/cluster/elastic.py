@@ -75,7 +75,8 @@ def train_on_ray(
                 final = cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
                 if final or (failures > config.max_failures and not stop.asked()):
                     raise final or error
-                then = "it was asked to stop" if stop.asked() else "starting again from the newest checkpoint"
+                again = f"starting again from {'the newest checkpoint' if newest else 'the first step'}"
+                then = "it was asked to stop" if stop.asked() else again
                 print(f"{why(run, error)}: {then}", file=sys.stderr, flush=True)
             elif newest >= config.steps or not resize.asked():
                 break
@@ -220,9 +221,11 @@ def why(run: RunPlace, error: BaseException) -> str:
 def end_without_ray(config: TrainConfig, lost: RayLost) -> NoReturn:
     """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
     run = RunPlace.of(config)
+    step = run.newest_step()
+    saved = f"is saved at least up to step {step:,}" if step else "has no checkpoint yet"
     print(
-        f"error: {lost}; {cli.shown(run.place.recorded)} is saved at least up to step {run.newest_step():,}: start Ray again where "
-        "it is a cluster's (`ray up`), and repeat the command, which goes on there",
+        f"error: {lost}; {cli.shown(run.place.recorded)} {saved}: start Ray again where it is a cluster's (`ray up`), and repeat "
+        f"the command, which {'resumes there' if step else 'begins anew'}",
         file=sys.stderr,
         flush=True,
     )

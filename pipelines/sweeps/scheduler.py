@@ -295,7 +295,8 @@ class SweepScheduler:
         if count > self.run_of(trial).max_failures:
             self._end(trial, "failed", said)
             return
-        print(f"trial {trial.id}: {said}: it goes on from its newest checkpoint", flush=True)
+        newest = "its newest checkpoint" if step else "the first step, as it has no checkpoint"
+        print(f"trial {trial.id}: {said}: it starts again from {newest}", flush=True)
         trial.status = "pending"
         self.sweep.save(trial)
 

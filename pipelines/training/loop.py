@@ -163,7 +163,7 @@ def train(
         if due:
             read = schedule.tokens_before(done) - schedule.tokens_before(logged)
             learned = training_figures(world.sum(sums).flatten().tolist(), read)
-            check_finite(learned.get("train/bits_per_token", 0.0), done)
+            check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
             rates = speed.figures((done - timed) * config.tokens_per_step)
             if tracker:
                 figures = {
@@ -198,7 +198,7 @@ def train(
         leaving = world.any(asked_to_stop()) and done < config.steps
         if leaving or done % config.checkpoint.every == 0 or done == config.steps:
             size = torch.stack(torch._foreach_norm(list(model.parameters()))).sum()  # of the weights after this step
-            check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done)
+            check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done, saver)
             with speed.paused():
                 gc.collect()
                 saver.save(
@@ -286,9 +286,12 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[s
     return {name: devices * rate / flops for name, rate in rates.items() if rate}
 
 
-def check_finite(value: float, step: int) -> None:
+def check_finite(value: float, step: int, saver: Saver) -> None:
     """Raise UserError when the loss, its gradient or a weight is no number any more: these are neither trained on nor saved."""
     if not math.isfinite(value):
-        raise UserError(
-            f"the loss became {value} by step {step}: lower optim.lr or optim.clip; the last checkpoint is intact"
-        )
+        saved = saver.newest_step()
+        then = "no checkpoint was saved, so the same --run begins anew"
+        if saved != 0:
+            newest = f"the checkpoint of step {saved}" if saved else "the newest checkpoint"
+            then = f"with --allow-change for that field, the run resumes from {newest}"
+        raise UserError(f"the loss became {value} by step {step}: lower optim.lr or optim.clip; {then}")

@@ -38,7 +38,7 @@ NOTICES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stopped(Exception):
-    """The run was asked to stop; its step is saved."""
+    """The run was asked to stop; its step is saved, unless that is 0."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)

@@ -552,8 +552,15 @@ class TestRefusals:
             train()
 
     def test_a_loss_that_is_no_number(self, train: Train) -> None:
-        with pytest.raises(ValueError, match="the loss became"):
-            train("--optim.lr", "1e30", "--optim.clip", "0")
+        wild = ("--optim.lr", "1e30", "--optim.clip", "0", "--validate-every", "0")
+        with pytest.raises(
+            UserError, match=r"the loss became .*optim.clip; no checkpoint was saved, so .* begins anew$"
+        ):
+            train(*wild)
+        train("--steps", "5", "--validate-every", "0", name="begun")
+        allowed = ("--allow-change", "steps", "optim.lr", "optim.clip")
+        with pytest.raises(UserError, match=r"the loss became .* resumes from the checkpoint of step 5$"):
+            train(*wild, *allowed, name="begun")
 
     def test_a_second_process_of_the_same_run(self, train: Train) -> None:
         from pipelines.checkpoints.lock import hold

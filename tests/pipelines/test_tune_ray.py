@@ -134,7 +134,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     assert tune.main(command("optim.lr=1e-3", *words, "--steps", "100")) == 0
     out = capsys.readouterr().out
     assert "at once 1 trial of 2 workers of 2 CPUs each: 4 CPUs hold 1" in out and free == [0]
-    assert "trial 000: a worker died" in out and "it goes on from its newest checkpoint" in out
+    assert "trial 000: a worker died" in out and "it starts again from its newest checkpoint" in out
     assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
     assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
 
