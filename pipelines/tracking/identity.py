@@ -11,6 +11,9 @@ own here before MLflow is asked, and then in MLflow (tags `throughline.start` an
 
 A copy becomes a run of its own, whose tags `origin` and `origin.run_id` name the other one; its curve begins with that of its own
 metrics.jsonl, so it is whole.
+
+MLflow's params never change, and a run's fields may (`--allow-change`). So the file keeps them as they are now (`params`), and what
+was changed at which step (`changes`), which MLflow gets as tags: `changed.optim.lr` is `step 10: 0.002 → 0.1`.
 """
 
 from __future__ import annotations
@@ -18,19 +21,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from data_prep.manifest import write_atomically
 from data_prep.places import Place
 from data_prep.uris import is_uri
 
 RECORD = "mlflow_run.json"
+PARAM_LENGTH, TAG_LENGTH = 6000, 5000
+"""MLflow's limits."""
 KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
+CHANGED = "changed."
+"""Beginning of the tags, one for each field, that say what was changed after the run had begun, as in `step 10: 0.002 → 0.1`."""
+WHERE = re.compile(r"run|root|allow_change|tracking\..*")
+"""Fields that say where a run is and how it is tracked: whoever changes them changes nothing of its training."""
 START, PLACE = "throughline.start", "throughline.place"
 """Tags of a run: which start of it was the last one to write to it, and where its folder was then."""
 
@@ -63,6 +74,7 @@ def begin_run(
     step: int,
     told: Mapping[str, Any] | None = None,
     publish: Callable[[], None] = lambda: None,
+    params: Mapping[str, Any] | None = None,
 ) -> str:
     """Note a start of the run. Whoever starts it again finds by its key the run that MLflow was too slow to name.
 
@@ -72,6 +84,7 @@ def begin_run(
         step: the step from which the run continues.
         told: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
         publish: copies mlflow_run.json to the place.
+        params: what the run is trained with from this step on; None: it is not trained.
 
     Returns a sentence where the folder is a copy of another run's, which is a run of its own from now on; empty otherwise.
     """
@@ -79,6 +92,8 @@ def begin_run(
     saved = saved_run(run_folder) or dict(told or {})
     saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
     saved["starts"] = [*saved.get("starts", []), start]
+    if params is not None:
+        saved |= with_changes(saved, params, step)
     save_run(run_folder, saved)
     publish()  # before the other place is looked at: if it is this one, it shows the new start
     before, said = str(saved["place"]), ""
@@ -120,7 +135,46 @@ def copied_from(run_folder: Path, place: Place) -> str:
 def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
     """The record of a new run that begins with another one's curve, up to a step."""
     origin = {"place": place, "step": step, "run_id": saved.get("run_id", "")}
-    return {"key": uuid.uuid4().hex, "starts": saved["starts"][-1:], "place": saved["place"], "origin": origin}
+    kept = {key: saved[key] for key in ("place", "params", "changes") if key in saved}
+    return {"key": uuid.uuid4().hex, "starts": saved["starts"][-1:], **kept, "origin": origin}
+
+
+def with_changes(saved: Mapping[str, Any], params: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """What the run is trained with from a step on, and the changes that led to it, for its record.
+
+    A start that was killed before its first checkpoint is repeated from the same step, and one whose checkpoints are damaged, from
+    an earlier one. So the changes from that step on are undone first, and each is there once.
+    """
+    now = {key: as_param(value) for key, value in params.items() if not WHERE.fullmatch(key)}
+    before = {key: as_param(value) for key, value in saved.get("params", {}).items()}
+    changes: list[dict[str, Any]] = saved.get("changes", [])
+    for change in reversed(changes):
+        if change["step"] >= step:
+            before[change["field"]] = change["before"]
+    changed = [key for key, value in now.items() if before.get(key, value) != value]
+    made = [{"step": step, "field": key, "before": before[key], "now": now[key]} for key in changed]
+    return {"params": now, "changes": [change for change in changes if change["step"] < step] + made}
+
+
+def as_param(value: object) -> str:
+    """A value as MLflow gets it."""
+    return without_credentials(value)[:PARAM_LENGTH]
+
+
+def changes_as_tags(changes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A tag for each field that was changed: `step 10: 0.002 → 0.1; step 20: 0.1 → 0.05`. A long one loses its beginning."""
+    told: dict[str, list[str]] = {}
+    for change in changes:
+        line = f"step {change['step']}: {change['before']} → {change['now']}"
+        told.setdefault(CHANGED + change["field"], []).append(line)
+    tags = {key: "; ".join(lines) for key, lines in told.items()}
+    return {key: tag if len(tag) <= TAG_LENGTH else f"…{tag[1 - TAG_LENGTH :]}" for key, tag in tags.items()}
+
+
+def changed_by_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """The newest value of each field that these tags of a run say was changed."""
+    changed = {key: tag for key, tag in tags.items() if key.startswith(CHANGED)}
+    return {key.removeprefix(CHANGED): tag.rpartition(" → ")[2] for key, tag in changed.items()}
 
 
 def is_a_copy(place: str, of: str) -> str:
@@ -135,11 +189,13 @@ def shown(place: str) -> str:
 
 
 def tags_of(saved: Mapping[str, Any]) -> dict[str, str]:
-    """The tags by which a run's folder and its run in MLflow are compared, and those that name the run that it is a copy of."""
+    """The tags by which a run's folder and its run in MLflow are compared, those that name the run that it is a copy of, and those
+    that say what was changed after it had begun.
+    """
     origin = saved.get("origin", {})
     named = (
         {"origin": f"{shown(origin['place'])}, step {origin['step']}", "origin.run_id": origin["run_id"]}
         if origin
         else {}
     )
-    return {START: saved["starts"][-1], PLACE: saved["place"], **named}
+    return {START: saved["starts"][-1], PLACE: saved["place"], **named, **changes_as_tags(saved.get("changes", []))}

@@ -15,12 +15,24 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
-from pipelines.tracking.identity import KEY, PLACE, START, forked, is_a_copy, save_run, saved_run, tags_of
+from pipelines.tracking.identity import (
+    CHANGED,
+    KEY,
+    PLACE,
+    START,
+    TAG_LENGTH,
+    as_param,
+    forked,
+    is_a_copy,
+    save_run,
+    saved_run,
+    tags_of,
+)
 from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import LoggedModels
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH, TAG_LENGTH, NAME_LENGTH = 1000, 100, 6000, 5000, 250
+BATCH_METRICS, BATCH_PARAMS, NAME_LENGTH = 1000, 100, 250
 """MLflow's limits."""
 
 
@@ -56,6 +68,7 @@ class MlflowRun:
     client: Any = None
     models: LoggedModels = field(init=False)
     _sent_params: Mapping[str, str] = field(default_factory=dict)
+    _sent_tags: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
     _searched: str = ""
     """Id of the experiment that the run is in."""
@@ -88,11 +101,14 @@ class MlflowRun:
             renamed = self.name[:NAME_LENGTH] if saved.get("name", self.name) != self.name else None
             self.client.update_run(self.run_id, status="RUNNING", name=renamed)
         lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
-        params = [Param(key, without_credentials(value)[:PARAM_LENGTH]) for key, value in lacking]
+        params = [Param(key, as_param(value)) for key, value in lacking]
         named = {**self.tags, **tags_of(saved)}
         tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in named.items()]
         for start in range(0, max(len(params), 1), BATCH_PARAMS):
             self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
+        for key in self._sent_tags:
+            if key.startswith(CHANGED) and key not in named:  # of a start that was undone
+                self.client.delete_tag(self.run_id, key)
         self._save(name=self.name, starts=saved["starts"][-1:])
         if (data := self.dataset) is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
@@ -162,7 +178,8 @@ class MlflowRun:
             tags = {KEY: key, START: saved["starts"][-1]}
             run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags=tags)
         self._save(key=run.data.tags.get(KEY, key), run_id=run.info.run_id)
-        self._sent_params, self._searched = run.data.params, run.info.experiment_id
+        self._sent_params, self._sent_tags = run.data.params, run.data.tags
+        self._searched = run.info.experiment_id
         return run.info.run_id
 
     def _leave(self, run: Any) -> None:

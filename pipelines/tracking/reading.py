@@ -15,6 +15,7 @@ from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import TrackingError, check_tracking, load_mlflow, tracking_uri
+from pipelines.tracking.identity import changed_by_tags
 from pipelines.tracking.metrics_file import Record
 
 MOST_CHILDREN = 50_000
@@ -28,6 +29,7 @@ class StoredRun:
     id: str
     name: str
     params: Mapping[str, str]
+    """As they are now: of those that were changed after the run had begun, the newest value."""
     tags: Mapping[str, str]
     records: tuple[Record, ...]
     """The figures asked for, in the order of their steps."""
@@ -69,7 +71,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     return StoredRun(
         id=run_id,
         name=run.info.run_name or run_id,
-        params=run.data.params,
+        params={**run.data.params, **changed_by_tags(run.data.tags)},
         tags=run.data.tags,
         records=tuple(
             Record(step, max(point.timestamp for point in points), {point.key: point.value for point in points})

@@ -26,9 +26,9 @@ from pipelines.tracking.client import (
     load_mlflow,
     tracking_uri,
 )
-from pipelines.tracking.identity import begin_run, copied_from, saved_run, shown
+from pipelines.tracking.identity import TAG_LENGTH, begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
-from pipelines.tracking.mlflow_run import TAG_LENGTH, DatasetInfo, MlflowRun, Status
+from pipelines.tracking.mlflow_run import DatasetInfo, MlflowRun, Status
 from pipelines.tracking.models import SLOWEST_UPLOAD
 
 START_SECONDS = {True: 10.0, False: 60.0}
@@ -108,7 +108,11 @@ class Tracker:
         if config.backend == "none":
             return cls(config, run_folder, None, [])
         step = resume_step if resume_step is not None else kept[-1].step if kept else 0
-        if said := begin_run(run_folder, place or Place.parse(run_folder), step, told, publish):
+        trained = {**params, **({"store": dataset.digest} if dataset else {})}
+        over = resume_step is None
+        if said := begin_run(
+            run_folder, place or Place.parse(run_folder), step, told, publish, None if over else trained
+        ):
             print(f"note: {said}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}
         with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user

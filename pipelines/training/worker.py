@@ -135,13 +135,15 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input. ``resume_step`` is None where the run is over."""
-    manifest, place = run.train_store.manifest, RunPlace.of(config)
+    manifest, place, values = run.train_store.manifest, RunPlace.of(config), to_json(config)
+    if run.resume and run.resume.step >= config.steps:  # nothing is trained with what the command says
+        values = run.resume.meta["config"]
     tracker = Tracker.start(
         config.tracking,
         root=root_of(place.folder, config.run),
         run_folder=place.folder,
         run_name=config.run,
-        params=flatten(to_json(config)),
+        params=flatten(values),
         tags={
             "model": config.model.name,
             "data_fingerprint": manifest.fingerprint,
@@ -171,13 +173,14 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tra
 
 
 def told_by(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
-    """What a checkpoint says of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was copied
-    to begin another run names the origin of that one.
+    """What a checkpoint records of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was
+    copied to begin another run names the origin of that one.
     """
     run_id, before = checkpoint.meta.get("mlflow_run"), checkpoint.meta["config"]
     if not run_id:
         return {}
     place = (Place.parse(before["root"]) / before["run"]).recorded
+    params = {**flatten(before), "store": checkpoint.meta["store"]}
     if before["run"] != run:
-        return {"origin": {"place": place, "step": checkpoint.step, "run_id": run_id}}
-    return {"run_id": run_id, "place": place, "starts": [checkpoint.meta["mlflow_start"]]}
+        return {"origin": {"place": place, "step": checkpoint.step, "run_id": run_id}, "params": params}
+    return {"run_id": run_id, "place": place, "starts": [checkpoint.meta["mlflow_start"]], "params": params}

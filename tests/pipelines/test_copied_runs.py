@@ -160,7 +160,11 @@ def test_a_copied_run_is_trained_evaluated_and_registered_by_itself(
         sent = {point["step"]: point["value"] for point in server.points(run_id, "train/bits_per_token")}
         assert sent == own and sorted(own) == list(range(1, 21))
         params = {param["key"]: param["value"] for param in of[run_id]["data"]["params"]}
-        assert params["optim.lr"] == {original: "0.002", copy: "0.01", elsewhere: "0.02"}[folder]
+        lr = {original: "0.002", copy: "0.01", elsewhere: "0.02"}[folder]
+        assert params["optim.lr"] == lr
+        noted = {key: value for key, value in tags(server, run_id).items() if key.startswith("changed.")}
+        changed = {} if folder == original else {"changed.optim.lr": f"step 10: 0.002 → {lr}"}
+        assert noted == {"changed.steps": "step 10: 10 → 20", **changed}
     found = server.call("registered-models/search", max_results="100")["registered_models"]
     versions = {}
     for name in (model["name"] for model in found):

@@ -84,6 +84,34 @@ def test_a_run_is_described(server: Server, config: TrackingConfig, tmp_path: Pa
     assert [(p["step"], p["value"]) for p in server.points(tracker.run_id, "train/bits_per_token")] == [(10, 5.25)]
 
 
+def test_what_is_changed_is_noted_once_with_its_step(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
+    """MLflow's params never change. A start that was killed is repeated from the same step; after damage, from an earlier one."""
+
+    def changed(step: int | None, lr: float, steps: int = 10, **options: Any) -> dict[str, str]:
+        params = {"optim.lr": lr, "steps": steps, "tracking.patience": lr, "list": [1, 2]}
+        tracker = start(config, tmp_path, resume_step=step, params=params, **options)
+        assert tracker.finish() and tracker.run_id
+        run = server.run(tracker.run_id)["data"]
+        logged = {param["key"]: param["value"] for param in run["params"]}
+        assert (logged["optim.lr"], logged["steps"]) == ("0.002", "10")
+        stored = read_run(config, tmp_path, tracker.run_id, []).params
+        if step is not None:
+            assert (stored["optim.lr"], stored["steps"], stored["list"]) == (str(lr), str(steps), "[1, 2]")
+        tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+        return {key.removeprefix("changed."): tag for key, tag in tags.items() if key.startswith("changed.")}
+
+    assert changed(0, 0.002) == changed(5, 0.002) == {}
+    first = {"optim.lr": "step 10: 0.002 → 0.1", "steps": "step 10: 10 → 20"}
+    assert changed(10, 0.1, 20) == changed(10, 0.1, 20) == changed(15, 0.1, 20) == first
+    second = {**first, "optim.lr": "step 10: 0.002 → 0.1; step 20: 0.1 → 0.05"}
+    assert changed(20, 0.05, 20) == changed(20, 0.05, 20) == changed(None, 0.9, 20) == second
+    assert changed(20, 0.1, 20) == first
+    assert changed(8, 0.1, 20) == {"optim.lr": "step 8: 0.002 → 0.1", "steps": "step 8: 10 → 20"}
+    assert changed(8, 0.1) == {"optim.lr": "step 8: 0.002 → 0.1"}
+    assert changed(9, 0.1, dataset=DATA) == {"optim.lr": "step 8: 0.002 → 0.1"}
+    assert changed(12, 0.1, dataset=replace(DATA, digest="f" * 32))["store"] == f"step 12: {DATA.digest} → {'f' * 32}"
+
+
 LOGS_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
