@@ -138,8 +138,12 @@ CHOSEN = (
 TABLES = {
     "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext", WIKITEXT), note=NOTE),
     "table-2": Table("Table 2: PG-19, windows of 300 tokens", COLUMNS, rows("pg19", PG19), note=NOTE),
-    "table-3": continuations("Table 3: continuations of PG-19 validation passages, which keep the topic", seed=0),
-    "table-4": continuations("Table 4: continuations of PG-19 validation passages, which keep the characters", seed=1),
+    "table-3": continuations(
+        "Table 3: continuations of PG-19 validation passages (the paper's keep the topic)", seed=0
+    ),
+    "table-4": continuations(
+        "Table 4: continuations of PG-19 validation passages (the paper's keep the characters)", seed=1
+    ),
     "figure-4": Table(
         "Figure 4: perplexity over the window's size, PG-19 validation",
         COLUMNS[:1],

@@ -178,7 +178,8 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     prepare(make_config(store=str(tmp_path / "stores/bytes")))
     fields = {**REC, "validate_every": 2, "validate_tokens": 200}
     row = replace(GPT2["table-3"].rows[0], runs={"tiny": {"": Run("small-rec", TEXT, fields, checkpoint="best")}})
-    monkeypatch.setitem(PAPERS, "mine", {"table-3": replace(GPT2["table-3"], rows=(row,))})
+    short = (*GPT2["table-3"].continued, "--new-tokens", "8")
+    monkeypatch.setitem(PAPERS, "mine", {"table-3": replace(GPT2["table-3"], rows=(row,), continued=short)})
     config = paper.PaperConfig("mine", "table-3", root=tmp_path / "runs", store=tmp_path / "stores")
     asked, folder = config.plan(), tmp_path / "runs/tables/mine-table-3-tiny"
     assert asked.continuing(folder) == [] and asked.pages(folder) == []
