@@ -55,12 +55,16 @@ def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def first_cause(error: BaseException, most: int = 200) -> str:
-    """An error on one line of so many characters: "[Errno 111] Connection refused" rather than the four errors that wrap it."""
+    """An error on one line of so many characters: "[Errno 111] Connection refused" rather than the four errors that wrap it. A
+    longer one loses its middle: the remedy often comes last.
+    """
     first = error
     while (cause := first.__cause__ or first.__context__) is not None:
         first = cause
     told = first if isinstance(first, OSError) else error
-    return without_credentials(" ".join(str(told).split()) or type(told).__name__)[:most]
+    line = without_credentials(" ".join(str(told).split()) or type(told).__name__)
+    half = (most - 3) // 2
+    return line if len(line) <= most else f"{line[:half]} … {line[-half:]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

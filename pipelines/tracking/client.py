@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import uuid
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _check_schema(uri: str) -> None:
     try:
         MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except Exception as error:  # whatever it is: what can pass is tried again by the tracker
-        if is_of_another_version(error):
+        if is_final(error):
             raise UserError(cannot_use(uri, error)) from None
 
 
@@ -138,13 +139,31 @@ def is_of_another_version(error: BaseException) -> bool:
 
 
 def cannot_use(uri: str, error: BaseException) -> str:
-    """A sentence on such a database, with MLflow's own remedy."""
+    """A sentence on a database of another version, with MLflow's own remedy, or on one that is damaged."""
     shown = without_credentials(uri)
+    damage = _damage(error)
+    if damage:
+        return (
+            f"MLflow cannot use the database {shown}: {damage}. Restore a copy of it, move it away to begin a new one, or name "
+            "another by --tracking.uri"
+        )
     cause = first_cause(error, most=LONGEST_CAUSE).replace("<database_uri>", shown)
     return (
         f"MLflow cannot use the database {shown}: {cause.rstrip('.')}. If `mlflow db upgrade` does not know that version, a newer "
         "MLflow has made the database: install that one, or name another database by --tracking.uri"
     )
+
+
+def _damage(error: BaseException) -> str:
+    """What sqlite reports of a file that is damaged; empty where it is not."""
+    from sqlalchemy.exc import DBAPIError
+
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, DBAPIError) and isinstance(found.orig, sqlite3.DatabaseError):
+            return str(found.orig)
+        found = found.__cause__ or found.__context__
+    return ""
 
 
 def make_database(path: Path) -> None:

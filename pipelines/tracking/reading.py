@@ -14,7 +14,14 @@ from typing import Any
 from data_prep.credentials import without_credentials
 from data_prep.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import TrackingError, check_tracking, load_mlflow, tracking_uri
+from pipelines.tracking.client import (
+    LONGEST_CAUSE,
+    TrackingError,
+    check_tracking,
+    is_final,
+    load_mlflow,
+    tracking_uri,
+)
 from pipelines.tracking.identity import changed_by_tags
 from pipelines.tracking.metrics_file import Record
 
@@ -41,7 +48,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     """The run with these of its figures.
 
     Raises:
-        UserError: MLflow has no such run, or there is no MLflow.
+        UserError: MLflow has no such run or refuses to show it, or there is no MLflow.
         TrackingError: it does not answer.
     """
     where = without_credentials(tracking_uri(config, root))
@@ -65,8 +72,11 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UserError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
+        cause = first_cause(error, most=LONGEST_CAUSE)
+        if is_final(error):
+            raise UserError(f"MLflow at {where} refuses to show the run {run_id} ({cause})") from None
         raise TrackingError(
-            f"MLflow at {where} does not answer ({first_cause(error)}): start it, or correct --tracking.uri"
+            f"MLflow at {where} does not answer ({cause}): start it, or correct --tracking.uri"
         ) from None
     return StoredRun(
         id=run_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, first_cause
 from pipelines import ui
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker, TrackingError, read_run
@@ -141,6 +141,37 @@ def test_a_database_of_another_version_is_refused_with_mlflows_remedy(
     monkeypatch.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     with pytest.raises(UserError, match=r"Can't locate revision identified by 'f00000000000'.*a newer MLflow has made"):
         check_tracking(config, other_version)
+
+
+@pytest.mark.parametrize("where", ["header", "pages"])
+def test_a_damaged_database_is_refused(server: Server, tmp_path: Path, where: str) -> None:
+    path = tmp_path / "mlflow.db"
+    with sqlite3.connect(server.folder / "mlflow.db") as source, sqlite3.connect(path) as copy:
+        source.backup(copy)
+        (page,) = copy.execute("SELECT rootpage FROM sqlite_master WHERE name = 'experiments'").fetchone()
+        (size,) = copy.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    begin = 100 if where == "header" else size * (page - 1)
+    data[begin : begin + 900] = bytes(range(90, 240)) * 6
+    path.write_bytes(data)
+    for ask in (lambda: check_tracking(TrackingConfig(), tmp_path), lambda: ui.main(["--root", str(tmp_path)])):
+        with pytest.raises(UserError, match=rf"{path}: database disk image is malformed\. Restore a copy") as caught:
+            ask()
+        assert "upgrade" not in str(caught.value) and "SELECT" not in str(caught.value)
+
+
+def test_a_long_cause_keeps_its_remedy() -> None:
+    error = RuntimeError("refused " + "x" * 1000 + " and so\nrun the migration")
+    told = first_cause(error, most=100)
+    assert told.startswith("refused x") and told.endswith("x and so run the migration") and len(told) == 99
+    assert first_cause(RuntimeError("y" * 100), most=100) == "y" * 100
+
+
+def test_a_run_that_mlflow_refuses_to_show_is_reported_as_that(server: Server, tmp_path: Path) -> None:
+    config = TrackingConfig(uri=server.uri)
+    with pytest.raises(UserError, match=r"refuses to show the run \.\./x \(.*[Ii]nvalid") as caught:
+        read_run(config, tmp_path, "../x", [])
+    assert not isinstance(caught.value, TrackingError)
 
 
 def test_what_mlflow_refuses_for_good_is_said_with_its_whole_remedy(
