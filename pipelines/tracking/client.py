@@ -160,8 +160,9 @@ def _damage(error: BaseException) -> str:
 
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, DBAPIError) and isinstance(found.orig, sqlite3.DatabaseError):
-            return str(found.orig)
+        origin = found.orig if isinstance(found, DBAPIError) else None
+        if isinstance(origin, sqlite3.DatabaseError) and not isinstance(origin, sqlite3.OperationalError):
+            return str(origin)
         found = found.__cause__ or found.__context__
     return ""
 
