@@ -74,7 +74,9 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
             raise UserError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
         cause = first_cause(error, most=LONGEST_CAUSE)
         if is_final(error):
-            raise UserError(f"MLflow at {where} refuses to show the run {run_id} ({cause})") from None
+            raise UserError(
+                f"MLflow at {where} refuses to show the run {run_id} ({cause}): correct it, or --tracking.uri"
+            ) from None
         raise TrackingError(
             f"MLflow at {where} does not answer ({cause}): start it, or correct --tracking.uri"
         ) from None
