@@ -132,10 +132,15 @@ class Task:
     """UTF-8 bytes of the texts."""
 
 
+def texts_in(source: Path) -> list[Path]:
+    """The files of texts below a folder in the layout of PG-19, in the order of their names."""
+    return sorted(path for split in SPLITS for path in (source / split).glob("*.txt"))
+
+
 def books(source: Path, copies: int, target: Path) -> Task:
     """The texts of a folder as they are, `copies` times over."""
     source = repeat(source, copies, target)
-    files = [path for split in SPLITS for path in (source / split).glob("*.txt")]
+    files = texts_in(source)
     return Task(Pg19(source=str(source)), source, SPLITS, files, len(files), sum(path.stat().st_size for path in files))
 
 
@@ -162,7 +167,7 @@ def pieces(source: Path) -> Iterator[str]:
     found = True
     while found:
         found = False
-        for path in sorted(path for split in SPLITS for path in (source / split).glob("*.txt")):
+        for path in texts_in(source):
             text = " ".join(path.read_text("utf-8").split())
             for start in range(0, len(text) - LINE + 1, LINE):
                 found = True
@@ -261,7 +266,7 @@ def main(argv: list[str]) -> None:
     source = Path(config.source).expanduser()
     if not config.source:
         raise UserError("--source is not given: name a folder in the layout of PG-19")
-    if not any(list((source / split).glob("*.txt")) for split in SPLITS):
+    if not texts_in(source):
         raise UserError(
             f"--source {config.source} has no .txt file in train, validation or test: name a folder in the layout of PG-19"
         )

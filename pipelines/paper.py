@@ -229,7 +229,8 @@ def main(argv: list[str]) -> int:
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
     for sentence in results.sentences():
         print(f"- {sentence}")
-    if passages := plan.passages(folder):
+    passages = plan.passages(folder)
+    if passages:
         Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
         print(summary(passages))
     for path in paths:

@@ -178,7 +178,8 @@ class MlflowRun:
             tags = {KEY: key, START: saved["starts"][-1]}
             run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags=tags)
         self._save(key=run.data.tags.get(KEY, key), run_id=run.info.run_id)
-        self._sent_params, self._sent_tags = run.data.params, run.data.tags
+        self._sent_params = run.data.params
+        self._sent_tags = run.data.tags
         self._searched = run.info.experiment_id
         return run.info.run_id
 

@@ -108,11 +108,11 @@ class Tracker:
         if config.backend == "none":
             return cls(config, run_folder, None, [])
         step = resume_step if resume_step is not None else kept[-1].step if kept else 0
-        trained = {**params, **({"store": dataset.digest} if dataset else {})}
-        over = resume_step is None
-        if said := begin_run(
-            run_folder, place or Place.parse(run_folder), step, told, publish, None if over else trained
-        ):
+        trained = None  # a run that is over is trained with nothing
+        if resume_step is not None:
+            trained = {**params, "store": dataset.digest} if dataset else params
+        said = begin_run(run_folder, place or Place.parse(run_folder), step, told, publish, trained)
+        if said:
             print(f"note: {said}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}
         with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user

@@ -135,7 +135,9 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
 
 def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input. ``resume_step`` is None where the run is over."""
-    manifest, place, values = run.train_store.manifest, RunPlace.of(config), to_json(config)
+    manifest = run.train_store.manifest
+    place = RunPlace.of(config)
+    values = to_json(config)
     if run.resume and run.resume.step >= config.steps:  # nothing is trained with what the command says
         values = run.resume.meta["config"]
     tracker = Tracker.start(
