@@ -17,6 +17,7 @@ it (sharding.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -26,7 +27,16 @@ from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming, re
 from data_prep.lanes import IGNORE
 from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry, seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, encode_labelled, folded, token_dtype
+from data_prep.tokenizers import (
+    BatchTokenizer,
+    SymbolsTokenizer,
+    Tokenizer,
+    TokenizerError,
+    concatenate,
+    encode_labelled,
+    folded,
+    token_dtype,
+)
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
@@ -248,14 +258,15 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 def _encode_all(documents: Sequence[Document], first: int, tokenizer: Tokenizer) -> Encoded:
     """Some documents, of which the first has this index in the split's manifest."""
+    if len(documents) > 1 and isinstance(tokenizer, BatchTokenizer):
+        # Where one cannot be encoded, all are encoded one by one below: the error is to name it.
+        with suppress(TokenizerError):
+            tokens, lengths_N = tokenizer.encode_batch([document.text for document in documents])
+            return Encoded(first, lengths_N, tokens)
     pairs = [_encode(document, tokenizer) for document in documents]
     targets = [targets for _, targets in pairs if targets is not None]
-    return Encoded(
-        first,
-        np.array([len(tokens) for tokens, _ in pairs], np.int64),
-        _joined([tokens for tokens, _ in pairs]),
-        _joined(targets) if targets else None,
-    )
+    tokens, lengths_N = concatenate([tokens for tokens, _ in pairs])
+    return Encoded(first, lengths_N, tokens, concatenate(targets)[0] if targets else None)
 
 
 def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray | None]:
@@ -264,11 +275,6 @@ def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
         return encode_labelled(document, tokenizer)
     with naming(document):
         return tokenizer.encode(document.text), None
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All of them, one after the other; one alone is not copied."""
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:

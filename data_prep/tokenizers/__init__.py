@@ -24,7 +24,16 @@ import xxhash
 
 from data_prep.manifest import seal, unseal
 from data_prep.places import Place
-from data_prep.tokenizers.base import Tokenizer, TokenizerError, bod_id, folded, is_lossless, token_dtype
+from data_prep.tokenizers.base import (
+    BatchTokenizer,
+    Tokenizer,
+    TokenizerError,
+    bod_id,
+    concatenate,
+    folded,
+    is_lossless,
+    token_dtype,
+)
 from data_prep.tokenizers.byte import BytesTokenizer
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
@@ -35,6 +44,7 @@ from data_prep.uris import is_uri
 
 __all__ = [
     "SPECS",
+    "BatchTokenizer",
     "BytesTokenizer",
     "GPT2Tokenizer",
     "HuggingFaceTokenizer",
@@ -44,6 +54,7 @@ __all__ = [
     "TokenizerError",
     "Training",
     "bod_id",
+    "concatenate",
     "encode_labelled",
     "folded",
     "is_lossless",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ class BytesTokenizer:
     fingerprint = digest({"kind": "bytes"})
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        data = text if isinstance(text, bytes) else text.encode()
-        return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
+        return _ids(_data(text))
+
+    def encode_batch(self, texts: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+        parts = [_data(text) for text in texts]
+        return _ids(b"".join(parts)), np.array([len(part) for part in parts], np.int64)
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         ids = np.asarray(ids, dtype=np.int64)
@@ -30,3 +34,11 @@ class BytesTokenizer:
 
     def files(self) -> dict[str, bytes]:
         return {}
+
+
+def _data(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _ids(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
 from data_prep.tokenizers.letters import LETTERS, members, ranges
@@ -94,6 +95,12 @@ class HuggingFaceTokenizer:
         for piece in self.cuts.pieces(text) if self.cuts else [text]:
             ids.append(self._ids(piece))
         return ids.take()
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if self._gpt2 is None:  # the library's own batches run in threads
+            return encode_each(self, texts)
+        ids, lengths_N = self._gpt2.encode_batch(texts)
+        return ids.astype(token_dtype(self.vocab_size), copy=False), lengths_N
 
     def _ids(self, piece: str) -> np.ndarray:
         try:

@@ -22,6 +22,7 @@ spaces that are cut into four and one or one and four, either may be taken.)
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -30,7 +31,7 @@ import numpy as np
 import xxhash
 
 from data_prep.manifest import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encoding_errors, token_dtype
+from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, concatenate, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 from data_prep.tokenizers.letters import OTHER_LETTERS, members, ranges
 
@@ -81,13 +82,20 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         with encoding_errors(self.name):
-            if self.cuts is None:
+            if self.cuts is None or len(text) <= self.cuts.characters:
                 return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))
             pieces, ids = self.cuts.pieces(text), Ids(self.vocab_size)
             while some := list(islice(pieces, PIECES_AT_ONCE)):
                 for part in self._processor.encode_as_numpy(some, num_threads=1):
                     ids.append(part)
             return ids.take()
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if self.cuts is None or max(map(len, texts)) > self.cuts.characters:
+            return encode_each(self, texts)
+        with encoding_errors(self.name):
+            ids, lengths_N = concatenate(self._processor.encode_as_numpy(list(texts), num_threads=1))
+        return ids.astype(token_dtype(self.vocab_size)), lengths_N
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         ids = np.asarray(ids, dtype=np.int64)

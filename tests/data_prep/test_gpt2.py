@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from data_prep import lanes
+from data_prep import lanes, segments
+from data_prep.documents import CorpusError, Document
 from data_prep.tokenizers import (
     GPT2Tokenizer,
     HuggingFaceTokenizer,
@@ -99,6 +100,54 @@ def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, folder: Path) 
     with pytest.raises(ValueError, match="backtracking"):
         ours._encoding.encode_to_numpy(text, disallowed_special=())
     assert ours.encode(text).tolist() == plain(theirs, text)
+
+
+BATCHES = st.lists(
+    st.one_of(
+        TEXTS,
+        st.sampled_from(["", " ", "\n\n  ", "  x \t", "<|endof", "<|endoftext|", "text|>", "|>", "<", "<|endoftext|>"]),
+        st.sampled_from(
+            ["'", "s", "e\u0301", "\u0308", "👩\u200d👩\u200d👧", "🙂", "\ufe0f", "नमस्कार", "\u3000x\u3000"]
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts=BATCHES)
+def test_ids_of_a_batch_are_those_of_each_text(theirs: RustTokenizer, folder: Path, texts: list[str]) -> None:
+    for tokenizer in (_cached(folder), _files(theirs)["gpt2"][0], _gpt2_file(theirs)):
+        ids, lengths = tokenizer.encode_batch(texts)
+        assert ids.dtype == np.uint16 and lengths.dtype == np.int64
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))] == [
+            *(plain(theirs, text) for text in texts),
+            [],
+        ]
+
+
+def _gpt2_file(theirs: RustTokenizer, cache: list[HuggingFaceTokenizer] = []) -> HuggingFaceTokenizer:  # noqa: B006
+    """A tokenizer.json that tiktoken runs."""
+    if not cache:
+        cache.append(HuggingFaceTokenizer(theirs.to_str().encode()))
+    assert cache[0].details()["engine"] == "tiktoken"
+    return cache[0]
+
+
+def test_a_batch_with_blanks_on_which_tiktoken_gives_up(folder: Path) -> None:
+    ours = _cached(folder)
+    texts = ["a b", " " * 1_100_000 + "x", "c"]
+    encoded = segments._encode_all([Document("", "", text) for text in texts], 5, ours)
+    first, blanks, last = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])
+    assert np.array_equal(first, ours.encode("a b")) and np.array_equal(last, ours.encode("c"))
+    assert ours.decode(blanks) == texts[1]
+
+
+def test_a_document_of_a_batch_that_cannot_be_encoded_is_named(folder: Path) -> None:
+    documents = [Document(id, "", text) for id, text in (("first", "a"), ("second", "\ud800"), ("third", "b"))]
+    with pytest.raises(CorpusError, match=r"document 'second': tokenizer .* cannot encode the text .*surrogates"):
+        segments._encode_all(documents, 0, _cached(folder))
 
 
 @pytest.mark.parametrize("blank", [" ", "\n\u3000\x85\t"])

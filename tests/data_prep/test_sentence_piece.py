@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.machine import resident
 from data_prep import lanes
 from data_prep.tokenizers import SentencePieceTokenizer, TokenizerError, Training, shortfall, train_sentencepiece
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
+from data_prep.tokenizers.sentence_piece import PIECE_CHARACTERS
 from tests.shared_data import need
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
@@ -125,6 +127,21 @@ def test_a_unigram_models_texts_are_cut_in_ascii_where_they_can_be(kind: str) ->
     text = "привет мир и Ёлка (a b) é à c\u00a0d " * 300
     assert list(cuts.pieces(text)) == list(replace(cuts, fallback="").pieces(text))
     assert max(map(len, cuts.pieces("привет мир и ёлка " * 9000))) < 66_000
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *UNPROVED, "bpe", "unigram"])
+@settings(deadline=None, max_examples=30)
+@given(texts=st.lists(SAMPLES, min_size=1))
+@example(texts=["a b", "", " ", "x " * 3000])
+def test_ids_of_a_batch_are_those_of_the_library(kind: str, texts: list[str]) -> None:
+    tokenizer = made(kind)
+    if tokenizer.cuts:
+        tokenizer = copy(tokenizer)
+        tokenizer.cuts = replace(tokenizer.cuts, characters=PIECE_CHARACTERS)  # type: ignore[type-var]
+    ids, lengths = tokenizer.encode_batch(texts)
+    expected = [tokenizer._processor.encode(text) for text in texts]
+    assert lengths.tolist() == [len(part) for part in expected]
+    assert ids.tolist() == [index for part in expected for index in part]
 
 
 @pytest.mark.parametrize("kind", UNPROVED)

@@ -16,6 +16,7 @@ from data_prep.documents import SPLITS, CorpusError, Document
 from data_prep.manifest import seal, unseal
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
+    BatchTokenizer,
     BytesTokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -81,6 +82,26 @@ def test_trained(trained: SentencePieceTokenizer) -> None:
         Training(trained.name, "bpe" if "bpe" in trained.name else "unigram", 400), "digest", SOURCE.split("\n")
     )
     assert again.fingerprint == trained.fingerprint
+
+
+@settings(deadline=None)
+@given(
+    texts=st.lists(
+        st.one_of(st.text(), st.sampled_from(["", " ", " \n", "def  f", "\u2581a ", "x" * 5000])), min_size=1
+    )
+)
+def test_ids_of_a_batch_are_those_of_each_text(texts: list[str]) -> None:
+    for tokenizer in (BytesTokenizer(), *_both()):
+        assert isinstance(tokenizer, BatchTokenizer)
+        ids, lengths = tokenizer.encode_batch(texts)
+        assert ids.dtype == np.uint16 and lengths.dtype == np.int64
+        assert lengths.tolist() == [len(tokenizer.encode(text)) for text in texts]
+        assert ids.tolist() == [index for text in texts for index in tokenizer.encode(text).tolist()]
+
+
+def test_bytes_and_text_in_one_batch() -> None:
+    ids, lengths = BytesTokenizer().encode_batch([b"\xff\0", "é"])
+    assert (ids.tolist(), lengths.tolist()) == ([0xFF, 0, 0xC3, 0xA9], [2, 2])
 
 
 @pytest.mark.parametrize("make", [BytesTokenizer, lambda: _both()[0], lambda: _both()[1]])
