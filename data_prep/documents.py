@@ -39,8 +39,8 @@ class Source(NamedTuple):
     split: str
     bytes: int
     """Size on the disk: about the size of the text."""
-    place: str = ""
-    """Where in the corpus it stands, in words of the corpus's own: a member of an archive, an offset. In no fingerprint."""
+    place: Any = ""
+    """Where in the corpus it stands, in the corpus's own terms: a member of an archive; a file and an offset. In no fingerprint."""
 
 
 class Document(NamedTuple):
@@ -88,7 +88,7 @@ class Scanned(NamedTuple):
     """Runs of non-whitespace, as `str.split` counts them."""
     xxh3: str
     """xxh3-64 (hex) of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
-    place: str = ""
+    place: Any = ""
     """That of its source."""
 
 
@@ -257,7 +257,7 @@ def read_utf8(file: Place) -> str:
     return decode_utf8(file.read_bytes(), file.shown)
 
 
-def scan(document: Document, place: str = "") -> Scanned | Skipped:
+def scan(document: Document, place: Any = "") -> Scanned | Skipped:
     """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
     size, words, checksum = tally(document.text, document.targets)
     if not words:

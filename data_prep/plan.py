@@ -90,9 +90,13 @@ class ScannedGroup:
 
 def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     """Read and scan some documents. Raises CorpusError for one that cannot be read."""
-    sources = list(sources)
-    numbers = {source.id: i for i, source in enumerate(sources)}
-    kept: list[tuple[int, int, int, int]] = []
+    source_titles = titles_of(sources)
+    numbers = {id: i for i, id in enumerate(ids_of(sources))}
+    # Lists of numbers: the garbage collector would visit every tuple again and again.
+    kept: list[int] = []
+    sizes: list[int] = []
+    words: list[int] = []
+    checksums: list[int] = []
     titles: dict[int, str] = {}
     skipped: Counter[str] = Counter()
     raw = False
@@ -109,18 +113,20 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
             skipped[found.reason] += found.count
             return
         number = numbers[found.id]
-        if found.title != sources[number].title:
+        if found.title != source_titles[number]:
             titles[len(kept)] = found.title
-        kept.append((number, found.bytes, found.words, int(found.xxh3, 16)))
+        kept.append(number)
+        sizes.append(found.bytes)
+        words.append(found.words)
+        checksums.append(int(found.xxh3, 16))
 
     # Not a loop with a name for the document: it would keep one while the next is read.
     deque(map(look_at, corpus.read(sources)), maxlen=0)
-    rows = list(zip(*kept, strict=True)) or [()] * 4
     return ScannedGroup(
-        kept=np.array(rows[0], np.int64),
-        bytes=np.array(rows[1], np.int64),
-        words=np.array(rows[2], np.int64),
-        xxh3=np.array(rows[3], np.uint64),
+        kept=np.array(kept, np.int64),
+        bytes=np.array(sizes, np.int64),
+        words=np.array(words, np.int64),
+        xxh3=np.array(checksums, np.uint64),
         titles=titles,
         skipped=dict(sorted(skipped.items())),
         raw=raw,

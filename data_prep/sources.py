@@ -1,7 +1,7 @@
 """The sources of a split with very many small documents, as arrays: a list of objects would take ten times their memory and time.
 
     sources = NumberedSources.join("train", [NumberedFile("a.jsonl", numbers, sizes, (offsets,))])
-    sources[3]                                  # Source("a.jsonl:4", "a.jsonl:4", "train", 160, "a.jsonl\\t640")
+    sources[3]                                  # Source("a.jsonl:4", "a.jsonl:4", "train", 160, ("a.jsonl", 640))
     ids_of(sources), sizes_of(sources)          # of these or of any other sequence of sources
 
 A corpus may list its documents in either way.
@@ -28,7 +28,7 @@ class NumberedFile:
     sizes: np.ndarray
     """int64 [documents]. Bytes of each, as `Source.bytes`."""
     places: tuple[np.ndarray, ...]
-    """int64 [documents] each. After the file's name they are a document's place, tabs between them."""
+    """int64 [documents] each. A document's place is a tuple of the file's name and its number in each of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class NumberedSources(Sequence[Source]):
         for file, number, size, place in zip(*columns, strict=True):
             name = self.files[file]
             id = f"{name}:{number}"
-            yield Source(id, id, self.split, size, "\t".join([name, *map(str, place)]))
+            yield Source(id, id, self.split, size, (name, *place))
         yield from self.others
 
     def take(self, indices: np.ndarray) -> NumberedSources:

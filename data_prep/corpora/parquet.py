@@ -81,14 +81,14 @@ class Parquet:
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
             opened, parquet = "", None
-            for (name, group), run in groupby(sources, key=lambda source: source.place.rsplit("\t", 2)[:2]):
+            for (name, group), run in groupby(sources, key=lambda source: source.place[:2]):
                 if name not in files:
                     raise CorpusError(f"{name} went away while it was being prepared: start again")
                 if name != opened or parquet is None:
                     stack.close()
                     stack.enter_context(reading(files[name].shown))
                     opened, parquet = name, stack.enter_context(open_parquet(files[name]))
-                yield from self._texts(parquet, int(group), list(run), files[name].shown)
+                yield from self._texts(parquet, group, list(run), files[name].shown)
 
     def _texts(
         self, parquet: pq.ParquetFile, group: int, sources: list[Source], where: str
@@ -99,7 +99,7 @@ class Parquet:
         source = next(waiting, None)
         start = 0
         for batch in parquet.iter_batches(min(size, 1024), row_groups=[group], columns=[self.text_column]):
-            while source is not None and (row := int(source.place.rsplit("\t", 2)[2]) - start) < batch.num_rows:
+            while source is not None and (row := source.place[2] - start) < batch.num_rows:
                 cell = batch.column(0)[row].as_py()
                 if cell is None:
                     yield Skipped(source.id, "without text")
@@ -154,7 +154,7 @@ class Parquet:
                         seen.add(id)
                     id = id or f"{file.name}:{number}"
                     if named or split_of(id) == split:
-                        yield Source(id, title or id, split, size, f"{file.name}\t{group}\t{row}")
+                        yield Source(id, title or id, split, size, (file.name, group, row))
 
     def _check(self, parquet: pq.ParquetFile, where: str) -> None:
         """Raises CorpusError where the columns that the options name are not there, or where rows are lines of documents."""

@@ -357,5 +357,6 @@ LEFT_OUT = "left out: "
 
 def skipped_of(source: Source) -> Skipped | None:
     """What a source of `LeftOut.sources` stands for; None for another."""
-    count = source.place.removeprefix(LEFT_OUT)
-    return None if count == source.place else Skipped(source.id, source.title, int(count))
+    if not isinstance(source.place, str) or not source.place.startswith(LEFT_OUT):
+        return None
+    return Skipped(source.id, source.title, int(source.place.removeprefix(LEFT_OUT)))

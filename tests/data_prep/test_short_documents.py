@@ -192,8 +192,8 @@ def test_numbered_sources_are_a_sequence_of_sources() -> None:
     other = Source("left out", "reason", "train", 0, "left out: 3")
     sources = NumberedSources.join("train", files, [other])
     every = [
-        *(Source(f"a.jsonl:{i}", f"a.jsonl:{i}", "train", 10 * i, f"a.jsonl\t{i + 5}\t{i}") for i in (1, 2, 5)),
-        Source("b\tc:3", "b\tc:3", "train", 30, "b\tc\t8\t3"),
+        *(Source(f"a.jsonl:{i}", f"a.jsonl:{i}", "train", 10 * i, ("a.jsonl", i + 5, i)) for i in (1, 2, 5)),
+        Source("b\tc:3", "b\tc:3", "train", 30, ("b\tc", 8, 3)),
         other,
     ]
     assert list(sources) == every and len(sources) == 5 and [sources[i] for i in range(-5, 5)] == every * 2
