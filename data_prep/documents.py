@@ -327,7 +327,6 @@ def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[str]) 
 
     Raises CorpusError where one is no longer what the scan saw.
     """
-    sources = list(sources)
     expected = zip(sources, checksums, strict=True)
     for item in corpus.read(sources):
         if isinstance(item, Skipped):
