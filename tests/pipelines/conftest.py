@@ -10,6 +10,7 @@ from benchmarks import killing
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
+from tests.small_corpus import words
 
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
@@ -18,6 +19,8 @@ TINY = shlex.split("""
     --tracking.backend none --num-workers 0 --use-gpu no
 """)
 """A run of seconds: the words of a command line."""
+SMALLEST = [*TINY, *shlex.split("--model.layers 1 --model.recurrent-layers 1 --model.window 16")]
+"""The same in less time, for tests of what surrounds the training."""
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One MLflow for all tests that need one."""
     with serve(tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture
+def short_documents(text_folder: Path) -> None:
+    """A tenth of the words of `text_folder`, for tests that read all of its train or test split several times."""
+    for i, size in enumerate((90, 30, 1, 40, 200, 6)):
+        (text_folder / "train" / f"doc{i}.txt").write_bytes(words(f"train{i}", size).encode())
+    (text_folder / "test" / "doc0.txt").write_bytes(words("test0", 20).encode())
 
 
 @pytest.fixture
@@ -39,8 +50,8 @@ def store(make_config: Callable[..., PrepareConfig]) -> Path:
 def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
     """Run the training command on the small store: TINY, then these words. Returns the run's folder."""
 
-    def run(*words: str, name: str = "run") -> Path:
-        main([*TINY, "--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name, *words])
+    def run(*options: str, name: str = "run") -> Path:
+        main([*TINY, "--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name, *options])
         return tmp_path / "runs" / name
 
     return run
@@ -50,10 +61,10 @@ def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
 def train_model(store: Path, tmp_path: Path) -> Callable[..., Path]:
     """The same of any model that the kill benchmark has, by its name there; 12 steps."""
 
-    def run(model: str, *words: str, name: str = "run") -> Path:
+    def run(model: str, *options: str, name: str = "run") -> Path:
         rest = shlex.split("--steps 12 --validate-every 6 --checkpoint.every 6 --tracking.backend none")
         where = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", name]
-        main([*killing.MODELS[model], *killing.TINY, *rest, *where, *words])
+        main([*killing.MODELS[model], *killing.TINY, *rest, *where, *options])
         return tmp_path / "runs" / name
 
     return run

@@ -253,6 +253,7 @@ def test_two_runs_are_compared_on_one_page(
     assert json.loads((folder / "first.json").read_text())["xxh3"]
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_so_many_documents_are_drawn_with_the_top_tokens_of_each(
     train: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +308,7 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +371,7 @@ def test_no_pass_is_taken_for_another_or_for_a_column(train: Callable[..., Path]
     )
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_what_is_cleared_at_segments_is_so_whatever_the_lanes(
     train: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,6 +260,7 @@ def test_the_recurrences_rate_may_change_and_every_moment_stays_with_its_paramet
             torch.testing.assert_close(after[key], decayed, rtol=1e-3, atol=1e-3 * float(tensor.abs().max()), msg=key)
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
     model = load(train("--optim.lr", "1e-2", "--steps", "40")).eval()
     train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
@@ -312,6 +313,7 @@ def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train:
     np.testing.assert_allclose(losses(once), losses(twice), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) -> None:
     model = load(train())
     split = SegmentStore.open(store, "text", "train")
