@@ -74,7 +74,8 @@ class PrepareConfig:
     part_bytes: int = 16 << 20
     """A part is closed when it holds so many bytes of text, or a 32nd of a small split; each part is one Ray task."""
     num_workers: int | None = None
-    """Ray tasks at a time: the CPUs of this machine, or of the whole cluster, by default; 0 works in this process, without Ray."""
+    """Ray tasks at a time; 0 works in this process, without Ray. By default the CPUs of this machine, or of the whole cluster; on
+    one machine 0 for less than 4 MB, which take less time than Ray takes to start."""
     overwrite: bool = False
     """Replace splits that were prepared from something else, or that are damaged."""
 
@@ -103,9 +104,11 @@ class PrepareConfig:
         """The corpus's folder in a local store."""
         return Path(self.place.path)
 
-    @property
-    def workers(self) -> int:
-        return ray_session.cpus() if self.num_workers is None else self.num_workers
+    def workers(self, size: int) -> int:
+        """Ray tasks at a time for so many bytes of text; 0 for none."""
+        if self.num_workers is not None:
+            return self.num_workers
+        return ray_session.cpus() if size >= 4e6 or ray_session.cluster_address() else 0
 
 
 def commands() -> dict[str, PrepareConfig]:
@@ -157,12 +160,12 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
         f"tokenizer {shown}; to {config.place}"
     )
-    if config.workers:
-        ray_session.start(num_cpus=config.workers)
-
-    listed = sum(len(some) for some in sources.values())
-    with _progress(console, "scanned", listed, sum(int(sizes_of(some).sum()) for some in sources.values())) as done:
-        scans = scan_splits(corpus, sources, config.workers, done)
+    total = sum(int(sizes_of(some).sum()) for some in sources.values())
+    workers = config.workers(total)
+    if workers:
+        ray_session.start(num_cpus=workers)
+    with _progress(console, "scanned", sum(map(len, sources.values())), total) as done:
+        scans = scan_splits(corpus, sources, workers, done)
     empty = [split for split in splits if not scans[split].documents]
     splits = [split for split in splits if split not in empty]
     check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
@@ -185,7 +188,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     if missing := {split: planned for split, planned in plans.items() if split not in manifests}:
         count = sum(len(planned.scan.documents) for planned in missing.values())
         with _progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
-            for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", config.workers, done):
+            for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", workers, done):
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")
     manifests = {split: manifests[split] for split in splits}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,15 @@ def test_wrong_words(words: list[str], sentence: str, capsys: pytest.CaptureFixt
     captured = capsys.readouterr()
     assert exit.value.code == 2
     assert captured.err.startswith(f"error: {sentence}") and captured.err.count("\n") == 1
+
+
+def test_ray_is_started_for_what_takes_longer_than_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = commands()["text"]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert config.workers(3_999_999) == 0 < config.workers(4_000_000)
+    assert replace(config, num_workers=2).workers(1) == 2
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert config.workers(1) > 0
 
 
 def test_exit_status_and_debug_of_the_real_command(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def words(text_folder: Path, root: Path, *more: str, steps: int = 4) -> list[str
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 def test_done_stages_are_skipped_and_changed_ones_done_again(
     text_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
