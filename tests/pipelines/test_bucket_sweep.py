@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
+from benchmarks.killing import make_store
 from data_prep.places import Place
 from pipelines import compare, train, tune
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.cluster import ray_session as session
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.sweep import Sweep
-from tests.pipelines.conftest import TINY
+from tests.pipelines.conftest import SMALLEST
 from tests.pipelines.test_sweep import ASHA, PBT, Here, Killed
 from tests.s3_server import publish
 
@@ -26,7 +32,7 @@ Bucket = Callable[[str], str]
 
 @pytest.fixture
 def words(store: Path, bucket: Bucket) -> list[str]:
-    return [*TINY[1:], "--data.store", publish(store, bucket("store")), "--root", bucket("runs"), "--run", "sweep"]
+    return [*SMALLEST[1:], "--data.store", publish(store, bucket("store")), "--root", bucket("runs"), "--run", "sweep"]
 
 
 def told(sweep: Sweep) -> list[object]:
@@ -38,7 +44,7 @@ def test_killed_and_gone_on_from_elsewhere_it_ends_as_in_a_folder(
     kind: tuple[str, ...], words: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "sweep"]
-    calm = Here([*kind, *TINY[1:], *local]).run()
+    calm = Here([*kind, *SMALLEST[1:], *local]).run()
     rng, kills = random.Random(2), 0
     while True:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine-{kills}"))
@@ -60,21 +66,43 @@ def test_mlflows_own_file_cannot_be_there(words: list[str]) -> None:
         tune.main(["optim.lr=1e-3", *words, "--tracking.backend", "mlflow"])
 
 
+@dataclass(frozen=True)
+class Swept:
+    """A sweep on Ray whose command and environment hold secrets, and what it printed."""
+
+    done: Any
+    printed: str
+    uri: Callable[[str], str]
+    """Of something in its folder of the bucket."""
+
+
+TOKEN, KEY, PASSWORD = "a-token-that-no-log-has", "a-key-of-the-bucket", "a-password-of-mlflow"
+
+
+@pytest.fixture(scope="module")
+def swept(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    def uri(name: str) -> str:
+        return f"s3://books/swept/{name}?endpoint_override={endpoint}&scheme=http"
+
+    publish(make_store(tmp_path_factory.mktemp("store"), documents=6, words=600), uri("store"))
+    where = ["--data.store", uri("store"), "--root", uri("runs"), "--run", "sweep"]
+    words = [*SMALLEST[1:], *(word.replace("s3://", f"s3://me:{KEY}@") for word in where)]
+    words += ["--tracking.uri", f"http://me:{PASSWORD}@127.0.0.1:1"]  # nobody asks there: the backend is none
+    words += ["--search", "grid", "--num-workers", "1", "--num-cpus", "2"]
+    session.start(num_cpus=4)  # that of `ray_session`, which both tests use
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        # Which nothing of ours reads, and Ray Tune passes on as it does the others.
+        patch.setenv("AWS_SECURITY_TOKEN", TOKEN)
+        done = run_sweep(["optim.lr=1e-7,3e-3", *words])
+    return Swept(done, printed.getvalue(), uri)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_best_report_and_results_are_there(
-    words: list[str],
-    bucket: Bucket,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    secret = "a-token-that-no-log-has"
-    # Which nothing of ours reads, and Ray Tune passes on as it does the others.
-    monkeypatch.setenv("AWS_SECURITY_TOKEN", secret)
-    done = run_sweep(["optim.lr=1e-7,3e-3", "--search", "grid", *words, "--num-workers", "1", "--num-cpus", "2"])
-    place = Place.parse(bucket("runs/sweep"))
+def test_best_report_and_results_are_there(swept: Swept, tmp_path: Path) -> None:
+    done, place = swept.done, Place.parse(swept.uri("runs/sweep"))
     best = json.loads((place / "best.json").read_bytes())
     grid = done.results
     found = grid.get_best_result(scope="all")
@@ -84,7 +112,7 @@ def test_best_report_and_results_are_there(
         f"{place.path}/trials/{best['trial']}/checkpoints/step-"
     )
     assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
-    assert (place / "best.json").recorded in capsys.readouterr().out
+    assert (place / "best.json").recorded in swept.printed
     assert all(trial.model for trial in read_sweep(done.sweep.folder).trials)  # which the frontier is drawn by
     compare.main([place.recorded, "--output", str(tmp_path / "compared"), "--tracking.backend", "none"])
     table = (tmp_path / "compared" / "comparison.csv").read_text()
@@ -94,26 +122,22 @@ def test_best_report_and_results_are_there(
     assert RunPlace.parse(folder / "again").newest_step() == 20
     logs = list(Path(ray._private.worker._global_node.get_logs_dir_path()).glob("*.log"))  # pyrefly: ignore
     assert any(b"Creating runtime env" in log.read_bytes() for log in logs)
-    assert not [log for log in logs if secret.encode() in log.read_bytes()]
+    assert not [log for log in logs if TOKEN.encode() in log.read_bytes()]
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_passwords_and_keys_are_in_no_file(words: list[str], bucket: Bucket) -> None:
+def test_passwords_and_keys_are_in_no_file(swept: Swept) -> None:
     """Neither of the sweep's, nor of Ray's; Tune writes what it pickles as hexadecimal digits."""
-    secrets = [b"a-key-of-the-bucket", b"a-password-of-mlflow"]
-    own = [word.replace("s3://", f"s3://me:{secrets[0].decode()}@") for word in words]
-    own += ["--tracking.uri", f"http://me:{secrets[1].decode()}@127.0.0.1:1"]  # nobody asks there: the backend is none
-    done = run_sweep(["optim.lr=1e-3", "--search", "grid", *own, "--num-workers", "1", "--num-cpus", "2"])
-    assert done.status == 0 and done.sweep.config.train.tracking.uri.find(secrets[1].decode()) > 0
+    assert swept.done.status == 0 and swept.done.sweep.config.train.tracking.uri.find(PASSWORD) > 0
     folders = (
-        bucket("runs"),
-        done.sweep.folder,
+        swept.uri("runs"),
+        swept.done.sweep.folder,
         ray._private.worker._global_node.get_session_dir_path(),  # pyrefly: ignore
     )
     files = [file.place for folder in folders for file in Place.parse(folder).list(recursive=True)]
     read = {file.shown: file.read_bytes() for file in files if file.is_file()}
     assert {"trial.json", "results.jsonl"} < {name.rpartition("/")[2] for name in read}
-    spelt = [form for secret in secrets for form in (secret, secret.hex().encode())]
+    spelt = [form for secret in (KEY.encode(), PASSWORD.encode()) for form in (secret, secret.hex().encode())]
     assert not [name for name, data in read.items() if any(form in data for form in spelt)]
