@@ -200,25 +200,38 @@ def test_the_best_trial_is_that_of_the_sweeps_own_metric(server: Server, tmp_pat
 
 MANY = """
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker
-root, name, uri = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", uri)]
-trackers = [Tracker.start(place, root, root / f"{name}-{i}", f"{name}-{i}", {}, {}) for i, place in enumerate(places)]
-for step in range(1, 201):
-    for tracker in trackers:
-        tracker.log({"a": step / 2, name: -step}, step)
-assert all(tracker.finish() for tracker in trackers)
+from pipelines.tracking.client import load_mlflow
+root, server, *names = sys.argv[1:]
+places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", server)]
+
+def track(name):
+    folders = [Path(root, f"{name}-{number}") for number in range(len(places))]
+    trackers = [Tracker.start(place, Path(root), to, to.name, {}, {}) for place, to in zip(places, folders)]
+    for step in range(1, 201):
+        for tracker in trackers:
+            tracker.log({"a": step / 2, name: -step}, step)
+    assert all(tracker.finish() for tracker in trackers)
+
+load_mlflow()  # once for all of them
+crowd = [get_context("fork").Process(target=track, args=(name,)) for name in names]
+for process in crowd:
+    process.start()
+for process in crowd:
+    process.join()
+print([process.exitcode for process in crowd])
 """
 
 
 def test_many_runs_at_once_lose_no_figure(server: Server, tmp_path: Path) -> None:
     """Into one sqlite file, which none of them finds there, and into one server."""
-    words = [sys.executable, "-c", MANY, str(tmp_path)]
     names = [f"run-{number}" for number in range(3)]
-    crowd = [subprocess.Popen([*words, name, server.uri], stderr=subprocess.PIPE) for name in names]
-    assert [(process.communicate()[1], process.returncode) for process in crowd] == [(b"", 0)] * 3
+    words = [sys.executable, "-c", MANY, str(tmp_path), server.uri, *names]
+    crowd = subprocess.run(words, capture_output=True, text=True)
+    assert (crowd.stdout, crowd.stderr) == ("[0, 0, 0]\n", "")
     database = sqlite3.connect(tmp_path / "mlflow.db")
     for name in names:
         local, remote = (json.loads((tmp_path / f"{name}-{i}/mlflow_run.json").read_text())["run_id"] for i in range(2))
