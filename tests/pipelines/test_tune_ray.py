@@ -131,11 +131,11 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
 
     threading.Thread(target=kill_one_worker, daemon=True).start()
     words += ["--num-cpus", "4", "--placement.cpus", "2"]
-    assert tune.main(command("optim.lr=1e-3", *words, "--steps", "100")) == 0
+    assert tune.main(command("optim.lr=1e-3", *words, "--steps", "60")) == 0
     out = capsys.readouterr().out
     assert "at once 1 trial of 2 workers of 2 CPUs each: 4 CPUs hold 1" in out and free == [0]
     assert "trial 000: a worker died" in out and "it starts again from its newest checkpoint" in out
-    assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
+    assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 60)] * 2
     assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
 
 
@@ -175,7 +175,7 @@ def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
 def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp_path: Path) -> None:
     """The sweep says why it ends, and goes on when that is mended: to what it would have been."""
     words = ["--scheduler", "pbt", "--samples", "2", "--num-cpus", "2", "--baseline", "no"]
-    words += ["--checkpoint.every", "100", "--steps", "200", "--validate-every", "100"]
+    words += ["--checkpoint.every", "50", "--steps", "100", "--validate-every", "50"]
     assert tune.main(command("optim.lr=1e-7..1e-2", *words, name="free")) == 0
     obstacle = tmp_path / "runs" / "sweep" / "trials" / "001" / "checkpoints"
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp
 
     threading.Thread(target=obstruct, daemon=True).start()
     argv = command("optim.lr=1e-7..1e-2", *words)
-    with pytest.raises(UserError, match=r"^trial 001: the checkpoint of step 100 could not be written"):
+    with pytest.raises(UserError, match=r"^trial 001: the checkpoint of step 50 could not be written"):
         tune.main(argv)
     assert trials(tmp_path)[1]["status"] == "pending"
     obstacle.unlink()
@@ -212,7 +212,7 @@ def test_asked_to_stop_by_a_signal_all_that_run_save(
 
     threading.Thread(target=signalled, daemon=True).start()
     words = ["--search", "grid", "--scheduler", "none", "--baseline", "no", "--num-cpus", "2", "--steps", "20000"]
-    assert tune.main(command("optim.lr=1e-3,3e-3", *words, "--checkpoint.every", "500")) == 75
+    assert tune.main(command("optim.lr=1e-3,3e-3", *words, "--checkpoint.every", "100")) == 75
     assert "asked to stop: saving first" in capsys.readouterr().err
     for trial in trials(tmp_path):
         newest = max((sweep / "trials" / trial["id"] / "checkpoints").glob("step-*"))
