@@ -89,22 +89,14 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     store, root = str(tmp_path / "store"), tmp_path / "runs"
     quiet = ["--tracking.system-metrics", "off", "--tracking.models", "none"]
     places = ["--data.store", store, "--root", str(root), "--use-gpu", "no", *quiet]
-    prepare.main(["counting", "--documents", "6", "--store", store, "--segment-length", "32", "--num-workers", "2"])
+    prepare.main(["counting", "--documents", "6", "--store", store, "--segment-length", "32", "--num-workers", "1"])
     assert "counting: 18 documents" in capsys.readouterr().out
 
-    launcher = [
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "--",
-        "pipelines.train",
-    ]  # starts sooner than Ray
     words = ("gru-counting", *places, "--run", "calm", "--num-workers", "0")
-    calmly = python(*launcher, *words, THROUGHLINE_PLUGINS="tests.plugin")
+    calmly = python("pipelines.train", *words, THROUGHLINE_PLUGINS="tests.plugin")
     assert calmly.returncode == 0 and "perplexity " in calmly.stdout, calmly.stderr  # the console
     killer = Meanwhile(root / "killed", lambda workers: workers[0].kill())
-    train.main(["gru-counting", *places, "--run", "killed"])
+    train.main(["gru-counting", *places, "--run", "killed", "--num-workers", "1"])
     killer.thread.join()
     assert "a worker died" in capsys.readouterr().err
     calm, killed = (root / name / "checkpoints" / "step-00000030" for name in ("calm", "killed"))
