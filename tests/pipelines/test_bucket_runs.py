@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +38,9 @@ from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
+from tests.waiting import wait_until
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
-ROOT = Path(__file__).parents[2]
 Bucket = Callable[[str], str]
 WORDS = [*MODELS["rec fixed:skip"], *TINY, "--steps", "12", "--tracking.backend", "none", "--run", "mine"]
 
@@ -278,16 +276,16 @@ def test_credentials_of_a_root_are_in_no_record(
 def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
     words: list[str], made: Path, bucket: Bucket, tmp_path: Path
 ) -> None:
-    two = [*words, "--steps", "30"]
+    two = [*words, "--steps", "18"]
     with Group(
-        [*WORDS, "--steps", "30", "--data.store", str(made), "--root", str(tmp_path)], 2, tmp_path / "log"
+        [*WORDS, "--steps", "18", "--data.store", str(made), "--root", str(tmp_path)], 2, tmp_path / "log"
     ) as group:
         assert group.wait() == [0, 0], group.said()
     run, log = RunPlace.parse(bucket("runs/mine")), tmp_path / "bucket.log"
     machines = [{**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("one", "two", "three")]
     traps: list[tuple[str, int, int]] = [
-        ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 9), ("commit", 0, 14),
-        ("pruning", 0, 19), ("backward and all-reduce", 1, 24),
+        ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 7), ("commit", 0, 10),
+        ("pruning", 0, 13), ("backward and all-reduce", 1, 16),
     ]  # fmt: skip
     for turn, (moment, rank, step) in enumerate(traps):
         where = [machines[turn % 3], machines[(turn + 1) % 3]]  # ranks move from machine to machine
@@ -295,30 +293,29 @@ def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
             group.wait_until_killed([rank])
     with Group(two, 2, log, environments=machines[:2]) as group:
         assert group.wait() == [0, 0], group.said()
-    found = local_copy(run, tmp_path / "copy", 30)
-    assert final_tensors(found, 30) == final_tensors(tmp_path / "mine", 30) and curve(found) == curve(tmp_path / "mine")
+    found = local_copy(run, tmp_path / "copy", 18)
+    assert final_tensors(found, 18) == final_tensors(tmp_path / "mine", 18) and curve(found) == curve(tmp_path / "mine")
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ray_workers_train_into_a_bucket(words: list[str], bucket: Bucket, tmp_path: Path) -> None:
-    """The command with a Ray session of its own, asked to stop by a signal on the way."""
-    environment = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "driver")}
-    command = [sys.executable, "-m", "pipelines.train", *words, "--num-workers", "2", "--steps", "4000"]
+@pytest.mark.usefixtures("ray_session")
+def test_ray_workers_train_into_a_bucket(
+    words: list[str], bucket: Bucket, machine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command, asked to stop by a signal on the way."""
+    machine("driver")
     run = RunPlace.parse(bucket("runs/mine"))
-    log = tmp_path / "said.txt"
-    with (
-        open(log, "w") as file,
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
-    ):
-        deadline = time.monotonic() + 300
-        while run.newest_step() < 3:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        process.wait(300)
-    said = log.read_text()
-    assert process.returncode == STOPPED_STATUS and "MLflow" not in said, said
+
+    def ask() -> None:
+        wait_until(lambda: run.newest_step() >= 3, every=0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, daemon=True).start()
+    status = train([*words, "--num-workers", "2", "--steps", "4000"])
+    streams = capfd.readouterr()
+    said = streams.out + streams.err
+    assert status == STOPPED_STATUS and "MLflow" not in said, said
     found, complaints = run.newest()
     assert found and found.step >= 3 and found.meta["world"] == 2 and not complaints
     assert f"step {found.step}/4000" in said, said  # what rank 0 has published was shown
