@@ -151,7 +151,17 @@ def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["benchmarks.killing", "pipelines.train", "mlflow", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(
+    [
+        "benchmarks.killing",
+        "pipelines.train",
+        "pipelines.inference.to_transformers",  # what registers the best checkpoint at the end of a tracked run
+        "typeguard",  # the command line's
+        "mlflow",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "sqlalchemy.dialects.sqlite",
+    ]
+)
 
 
 class Group:
