@@ -150,7 +150,7 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
             break
         if moment == "renaming" and count(ledger) >= seen + parts % 8 and list(ledger.glob("*.tmp")):
             break
-        if moment != "renaming":
+        if moment != "renaming" or not ledger.exists():
             time.sleep(0.001)
     else:
         return None
