@@ -43,7 +43,7 @@ class StackConfig(ModelConfig):
     dropout_places: Literal["meliad", "usual"] = "meliad"
     """meliad: where the authors' code drops, since the paper gives a rate and no places: the normed input of attention, the weights
     of the window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden
-    layer and output, as runs had it that were begun before this field was."""
+    layer and output."""
 
     def __post_init__(self) -> None:
         check_sizes(self)

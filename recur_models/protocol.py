@@ -98,11 +98,8 @@ class ModelConfig(ABC):
         """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
 
     def to_json(self) -> dict[str, Any]:
-        """The config as JSON values, its registered name under ``name``. Where nothing is dropped, nothing is said of where."""
-        values = {"name": self.name, **json.loads(json.dumps(dataclasses.asdict(self)))}
-        if not values.get("dropout"):
-            values.pop("dropout_places", None)
-        return values
+        """The config as JSON values, its registered name under ``name``."""
+        return {"name": self.name, **json.loads(json.dumps(dataclasses.asdict(self)))}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -111,8 +108,6 @@ class ModelConfig(ABC):
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "name"
         }
         known = {field.name for field in dataclasses.fields(cls)}
-        if given.get("dropout") and "dropout_places" in known:
-            given.setdefault("dropout_places", "usual")  # written before there was a choice
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
         return cls(**given)

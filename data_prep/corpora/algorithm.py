@@ -37,7 +37,7 @@ class Algorithm(Task):
     """Programs of assignments, ++, --, if and print; what is printed is to be predicted."""
 
     name: ClassVar[str] = "algorithm"
-    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
+    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     statements: int = 100
     """Statements of a program."""
@@ -57,7 +57,7 @@ class Algorithm(Task):
             )
 
     def options(self) -> dict[str, Any]:
-        """With the bound of values, which programs of earlier versions did not have: a store of theirs is not of this corpus."""
+        """With the bound of values, on which every program depends."""
         return {**super().options(), "most": MOST}
 
     def symbols(self) -> list[str]:

@@ -34,7 +34,7 @@ class Mqar(Task):
     """Pairs of keys and values; where a key comes back its value is to be predicted."""
 
     name: ClassVar[str] = "mqar"
-    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
+    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     train: int = 100_000
     """Documents to train on."""

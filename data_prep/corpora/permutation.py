@@ -31,7 +31,7 @@ class Permutation(Task):
     """Elements of a group; after each the product so far is to be predicted."""
 
     name: ClassVar[str] = "permutation"
-    later: ClassVar[dict[str, Any]] = {"curriculum": ()}
+    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     group: Group = "S5"
     """S5, all 120 permutations of five; A5, the 60 even ones; or S3, the 6 of three."""

@@ -38,7 +38,7 @@ class RandomWalk(Task):
     """Walks on a grid; after each action the cell is to be predicted."""
 
     name: ClassVar[str] = "random-walk"
-    later: ClassVar[dict[str, Any]] = {"actions": "turns"}
+    unrecorded: ClassVar[dict[str, Any]] = {"actions": "turns"}
 
     grid: int = 8
     """Cells on each side of the grid."""

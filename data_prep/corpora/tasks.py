@@ -67,8 +67,8 @@ class Task(ABC):
     """A corpus that is drawn; see the module's docstring."""
 
     name: ClassVar[str]
-    later: ClassVar[dict[str, Any]] = {}
-    """Fields that earlier versions did not have, and what they did: with it, a store of theirs is of this corpus."""
+    unrecorded: ClassVar[dict[str, Any]] = {}
+    """Options that a store's fingerprint leaves out while they have these values."""
 
     train: int = 10_000
     """Documents to train on."""
@@ -130,7 +130,7 @@ class Task(ABC):
         """
 
     def options(self) -> dict[str, Any]:
-        said = {name: value for name, value in asdict(self).items() if (name, value) not in self.later.items()}
+        said = {name: value for name, value in asdict(self).items() if (name, value) not in self.unrecorded.items()}
         # As JSON gives them back: a manifest's are compared with them.
         return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 

@@ -32,7 +32,7 @@ from data_prep.store import SegmentStore
 if TYPE_CHECKING:  # commands look for a run before they need torch, which takes seconds to import
     from torch import Tensor
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = re.compile(r"step-(\d+)(\.[0-9a-f]+)?")
 """Name of a checkpoint's folder; in a bucket with the token of the start that made it."""
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
@@ -165,8 +165,10 @@ def read_meta(folder: Place) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA or meta.get("digest") != digest_json(meta):
-        raise CheckpointError(f"{path} is damaged, or was written by another version (its own checksum does not fit)")
+    if not isinstance(meta, dict) or meta.get("digest") != digest_json(meta):
+        raise CheckpointError(f"{path} is damaged: its own checksum does not fit")
+    if meta["schema"] != SCHEMA:
+        raise CheckpointError(f"{path} was written by another version of Throughline: train under another --run")
     return meta
 
 

@@ -40,8 +40,7 @@ def best(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     for found in checkpoints:
         validation = found.meta.get("validation") or {}
         if validation.get("step") == found.step:
-            score = validation.get("best_by", validation["bits_per_token"])  # what older ones have
-            scored.append((score, found.step, found))
+            scored.append((validation["best_by"], found.step, found))
     return [found for *_, found in sorted(scored, key=lambda each: each[:2])]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import xxhash
 
 from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user, nearest
+from data_prep.errors import UserError, nearest
 from data_prep.places import Place
 from data_prep.uris import is_uri
 from pipelines.config.parts import (
@@ -215,14 +215,8 @@ def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
 def but_for_seed(values: dict[str, Any]) -> str:
     """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
     named = flatten(values)
-    if named.get("optim.recurrent_lr_scale") == 1:  # marks are kept in reports, and older ones do not have it
-        del named["optim.recurrent_lr_scale"]
     kept = {name: value for name, value in named.items() if name != "seed" and not may_change(name)}
     return xxhash.xxh3_64_hexdigest(json.dumps(kept, sort_keys=True).encode())
-
-
-LATER = {"data.order": "shuffled", "optim.recurrent_lr_scale": 1.0}
-"""What older runs were begun with in fields that they do not name."""
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
@@ -248,17 +242,10 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def as_now(model: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """A model's JSON as this version writes what an earlier one wrote, where it is of the config's kind. Raises UserError."""
-    if model.get("name") != config.model.name:
-        return model
-    with given_by_user(ValueError):
-        return config.model.from_json(model).to_json()
-
-
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
-    """Raise ValueError naming the first field that differs from what the run began with, unless it may differ."""
-    old, new = {**LATER, **flatten({**before, "model": as_now(before["model"], config)})}, flatten(to_json(config))
+    """Raise UserError naming the first field that differs from what the run began with, unless it may differ."""
+    old = flatten(before)
+    new = flatten(to_json(config))
     for key in sorted(old.keys() | new.keys()):
         if may_change(key, config.allow_change):
             continue

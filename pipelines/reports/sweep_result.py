@@ -164,19 +164,14 @@ def _trial(folder: Path, metric: str) -> TrialResult:
         id=str(values["id"]),
         values=values["values"],
         status=values["status"],
-        best=value_of(best, metric),
+        best=best.get(metric),
         best_step=best.get("step"),
-        last=value_of(last, metric),
+        last=last.get(metric),
         points=points_of(records, metric),
         spans=spans([record.time / 1e3 for record in records if TOKENS in record.metrics]),
         model=config.get("model", {}),
         **{name: values[name] for name in further if name in values},
     )
-
-
-def value_of(figure: Mapping[str, Any], metric: str) -> float | None:
-    """Of a best or last figure in trial.json. Sweeps of earlier versions call each metric bits_per_token."""
-    return figure.get(metric, figure.get("bits_per_token"))
 
 
 def longest_gap(times: list[float]) -> float:

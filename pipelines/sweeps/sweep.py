@@ -28,13 +28,15 @@ from data_prep.manifest import write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import LATER, TrainConfig, as_now, flatten, to_json
-from pipelines.reports.sweep_result import fetch_sweep, value_of
+from pipelines.config.run import TrainConfig, flatten, to_json
+from pipelines.reports.sweep_result import fetch_sweep
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import opened_at_end
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
+SCHEMA = 1
+"""Of sweep.json; raised by any change that an older tune would not understand."""
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
@@ -138,9 +140,10 @@ class Sweep:
             return False
         try:
             saved = json.loads(path.read_text("utf-8"))
-            theirs = {**LATER, "stop": "none", **saved["identity"]}
-            model = {key.removeprefix("model."): value for key, value in theirs.items() if key.startswith("model.")}
-            theirs |= flatten({"model": as_now(model, self.config.train)})
+            if saved["schema"] != SCHEMA:
+                raise UserError(f"{path} was written by another version of Throughline: choose another --run")
+            theirs = saved["identity"]
+            plan = saved["plan"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()
@@ -150,8 +153,8 @@ class Sweep:
                     f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
                     f"{ours.get(key)}: choose another --run"
                 )
-        self._load_trials(saved.get("plan"))
-        return "plan" in saved or bool(self.trials)
+        self._load_trials(plan)
+        return True
 
     def _identity(self) -> dict[str, Any]:
         """What makes another sweep of it where it differs."""
@@ -170,7 +173,11 @@ class Sweep:
 
     def _write_plan(self, command: str) -> None:
         names = ("space", "preset", "samples", "search", "scheduler", "metric")
-        values = {"name": self.config.train.run, **{name: getattr(self.config, name) for name in names}}
+        values = {
+            "schema": SCHEMA,
+            "name": self.config.train.run,
+            **{name: getattr(self.config, name) for name in names},
+        }
         values |= {"seed": self.config.train.seed, "mode": "min", "fields": self.fields, "command": command}
         plan = [{"id": t.id, "values": t.values, "baseline": t.baseline} for t in self.trials.values()]
         baseline = next((trial.values for trial in self.trials.values() if trial.baseline), {})
@@ -234,11 +241,11 @@ class Sweep:
                 if isinstance(event := json.loads(line), dict) and "event" in event:
                     yield event
 
-    def _load_trials(self, plan: list[dict[str, Any]] | None) -> None:
+    def _load_trials(self, plan: list[dict[str, Any]]) -> None:
         """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl, but
-        for where a population's trial stands: then, and without a plan, as earlier versions left a sweep, UserError.
+        for where a population's trial stands: then UserError.
         """
-        events, known = list(self.events()), {each["id"]: Trial(**each) for each in plan or ()}
+        events, known = list(self.events()), {each["id"]: Trial(**each) for each in plan}
         drawn = [event for event in events if event["event"] == "draw" and event["trial"]]
         known |= {event["trial"]: Trial(event["trial"], event["values"]) for event in drawn}
         lost = set(known)
@@ -262,8 +269,7 @@ class Sweep:
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
     def _figure(self, saved: Any) -> Figure | None:
-        value = value_of(saved or {}, self.config.metric)
-        return None if value is None else Figure(saved["step"], value)
+        return Figure(saved["step"], saved[self.config.metric]) if saved else None
 
     def best(self) -> Trial | None:
         """The trial with the lowest figure; the earliest of equals."""
@@ -297,6 +303,5 @@ def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any
     """What trials that have gone on from others began with."""
     found: dict[str, dict[str, Any]] = {}
     for each in (each for event in events for each in event.get("exploits", ())):
-        if each.get("before"):  # earlier versions did not write it
-            found.setdefault(each["trial"], each["before"])
+        found.setdefault(each["trial"], each["before"])
     return found

@@ -101,7 +101,7 @@ class Evaluation:
     characters: int = 0
     """Of the documents' text; 0 where the tokenizer does not keep them all, and as `Score.bytes`."""
     seed: int | None = None
-    """Of the training; None of a report that an earlier version wrote."""
+    """Of the training."""
     thing: str = ""
     """The same of trainings and readings that differ in the seed alone."""
 

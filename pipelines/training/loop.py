@@ -42,10 +42,6 @@ from recur_models.compiling import compile_model
 from recur_models.health import PATIENCE, Health, watch
 from recur_models.protocol import of_all_lanes, of_lanes
 
-FIGURES = 2
-"""Of a checkpoint, by which rules its run's curve was made; those without it are older. Then train/epoch counted documents begun,
-train/mfu was by a measured rate, and a limited validation read the beginnings of all documents."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -108,15 +104,7 @@ def train(
     # Restore
     if resume is not None:
         first_step, logged = resume.step, resume.meta["logged"]
-        validated, warned = resume.meta.get("validation"), resume.meta.get("warned", False)
-        if resume.meta.get("figures") == FIGURES:
-            worths = resume.meta.get("worths", [])
-        elif world.rank == 0:
-            print(
-                "begun by an older version: from here on train/epoch counts tokens, train/mfu is by the GPU's data sheet, and "
-                "a limited validation reads fewer documents, each further: these figures do not compare with earlier ones",
-                flush=True,
-            )
+        validated, warned, worths = resume.meta["validation"], resume.meta["warned"], resume.meta["worths"]
         restore_optimizer(optimizer, model, config.optim, resume)
         there = reads_on(resume, config, schedule, train_store)
         if there and (restored := restore_lanes(resume, config, world, state, sums)):
@@ -209,7 +197,6 @@ def train(
                     per_process={"nats": sums, **random_state(world)},
                     meta={
                         "config": to_json(config),
-                        "figures": FIGURES,
                         "logged": logged,
                         "worths": worths,
                         "warned": warned,

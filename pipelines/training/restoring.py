@@ -14,7 +14,7 @@ from data_prep.errors import UserError, given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import LATER, OptimConfig, TrainConfig, as_now, flatten, to_json
+from pipelines.config.run import OptimConfig, TrainConfig, flatten, to_json
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State
@@ -24,8 +24,7 @@ def check_shapes(resume: Checkpoint, config: TrainConfig, place: object) -> None
     """Raise UserError naming the fields that --allow-change let through although the checkpoint's weights, or the optimizer's
     moments, do not fit them.
     """
-    model = as_now(resume.meta["config"]["model"], config)
-    before = {**LATER, **flatten({**resume.meta["config"], "model": model})}
+    before = flatten(resume.meta["config"])
     now = flatten(to_json(config))
     if before["optim.name"] != config.optim.name:
         raise UserError(_does_not_fit(place, "the moments of its optimizer", ["optim.name"], before, now))
@@ -35,7 +34,7 @@ def check_shapes(resume: Checkpoint, config: TrainConfig, place: object) -> None
     if "model.name" in changed:
         at_fault = ["model.name"]
     else:
-        begun = config.model.from_json(model)
+        begun = config.model.from_json(resume.meta["config"]["model"])
         at_fault = [key for key in changed if not _fits(resume, begun, **_field(config.model, key))] or changed
     raise UserError(_does_not_fit(place, "its weights", at_fault, before, now))
 
@@ -71,8 +70,8 @@ def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, s
     """Whether each lane goes on where it stood in its document. A change that --allow-change let through may have put it elsewhere,
     and then it may have read as much as before by chance.
     """
-    before = {**LATER, **flatten(resume.meta["config"])}
-    ordered = (before["seed"], before["data.order"], resume.meta["store"])
+    before = resume.meta["config"]
+    ordered = (before["seed"], before["data"]["order"], resume.meta["store"])
     same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
     return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
 
@@ -81,7 +80,7 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
 ) -> None:
     """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
-    scale = float({**LATER, **flatten(resume.meta["config"])}["optim.recurrent_lr_scale"])
+    scale = float(resume.meta["config"]["optim"]["recurrent_lr_scale"])
     as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
     with given_by_user(ValueError):  # those of another optimizer
         as_begun.load_state_dict(resume.optimizer())

@@ -262,7 +262,7 @@ def test_a_group(group: Any, order: int) -> None:
 def test_a_document_follows_from_its_number_alone(kind: type[Task]) -> None:
     task = kind(train=20, validation=20, test=20, seed=7)
     assert isinstance(task, Labelled)
-    assert {*task.options()} - {"most"} == {field.name for field in fields(task)} - {*kind.later}
+    assert {*task.options()} - {"most"} == {field.name for field in fields(task)} - {*kind.unrecorded}
     sources = {split: task.sources(split) for split in SPLITS}
     read = {split: list(task.read(sources[split])) for split in SPLITS}
     assert len({document.text for split in SPLITS for document in read[split]}) == 60

@@ -35,8 +35,6 @@ def test_a_run_may_go_on_elsewhere() -> None:
     config = PRESETS["small-rec"]
     moved = replace(config, placement=PlacementConfig(strategy="strict-spread", cpus=4), num_workers="1:4")
     check_resumable(to_json(config), moved, Path("runs/mine"))
-    before = {name: value for name, value in to_json(config).items() if name != "placement"}  # of an earlier version
-    check_resumable(before, moved, Path("runs/mine"))
 
 
 def test_how_many_trials_machines_hold() -> None:

@@ -147,9 +147,6 @@ def test_each_metric_has_its_own_name_and_old_files_are_read(here: Make, capsys:
     found = read_sweep(sweep.folder)
     assert found.scored[0].best == best.best.value == found.scored[0].points[-1].value
 
-    for path in files:  # as earlier versions wrote them
-        path.write_text(path.read_text().replace('"validation/bits_per_byte": ', '"bits_per_token": '))
-    assert read_sweep(sweep.folder).scored == found.scored
     again = here(*words).run()
     assert finished(again) == finished(sweep) and again.best() == best and conclude(again) == 0
     assert f"best: trial {best.id}, {best.best.value:.4f} at step {best.best.step}" in capsys.readouterr().out
@@ -805,4 +802,8 @@ def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> No
     (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="other holds something else than a sweep"):
         here("lr", name="other")
+    path = tmp_path / "runs" / "sweep" / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
+    with pytest.raises(UserError, match=r"sweep\.json was written by another version of Throughline: choose another --run"):
+        here("lr")
     assert Trial("000", {}).told() == "the preset"
