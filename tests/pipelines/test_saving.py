@@ -56,9 +56,13 @@ class Trained:
             optimizer=self.optimizer,
             per_lane={"digest": torch.tensor([step, -step])},
             per_process={"nats": torch.tensor(0.5)},
-            meta={"validation": {"step": step, "bits_per_token": self.bits[step]} if step in self.bits else None},
+            meta={"validation": self.validation(step)},
         )
         return self.run.folder / "checkpoints" / name_of(step)
+
+    def validation(self, step: int) -> dict[str, float] | None:
+        bits = self.bits.get(step)
+        return None if bits is None else {"step": step, "bits_per_token": bits, "best_by": bits}
 
     def obstruct(self, step: int) -> Path:
         """A file where the folder of this step's checkpoint would be made."""
@@ -111,7 +115,7 @@ class TestPolicy:
         kinds = [
             {"bits_per_token": 2.0, "best_by": 0.1},
             {"bits_per_token": 1.0, "best_by": 0.2},
-            {"bits_per_token": 0.15},
+            {"bits_per_token": 0.05, "best_by": 0.15},
         ]
         made = [Checkpoint(folder, {"step": n, "validation": {"step": n, **kind}}) for n, kind in enumerate(kinds)]
         assert [found.step for found in best(made)] == [0, 2, 1]

@@ -804,6 +804,8 @@ def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> No
         here("lr", name="other")
     path = tmp_path / "runs" / "sweep" / "sweep.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
-    with pytest.raises(UserError, match=r"sweep\.json was written by another version of Throughline: choose another --run"):
+    with pytest.raises(
+        UserError, match=r"sweep\.json was written by another version of Throughline: choose another --run"
+    ):
         here("lr")
     assert Trial("000", {}).told() == "the preset"
