@@ -35,13 +35,13 @@ from rich.table import Table
 from benchmarks import machine
 from data_prep.errors import UserError, nearest
 from data_prep.manifest import write_atomically
-from pipelines.papers.jobs import run
-from pipelines.papers.staircase import TINY_DATA
-from pipelines.papers.tables import Data, Run
-from pipelines.papers.trainings import Place, Training
 from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table
+from studies.papers.jobs import run
+from studies.papers.staircase import TINY_DATA
+from studies.papers.tables import Data, Run
+from studies.papers.trainings import Place, Training
 
 SMALL = "--validation 500 --test 500 --segment-length 64"
 PAIRS = "--vocabulary 64 --pairs 4 --length 32 --train 200000"

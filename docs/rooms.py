@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("data_prep", "recur_models", "tune_spaces")
+PACKAGES = ("data_prep", "recur_models", "tune_spaces", "studies")
 SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
 WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9
 COLUMNS = {
-    **{SCRIPTS: 0, "sweeps": 0, "papers": 1.4},
+    **{SCRIPTS: 0, "sweeps": 0, "studies": 1},
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
     **{
         "terminal": -2,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines")
+PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines", "studies")
 MOST_LINES = 330
 OURS = {*PACKAGES, "benchmarks", "tests"}
 
@@ -71,10 +71,9 @@ ROOMS = {
     "training": {"checkpoints", "tracking", "config", "terminal"},
     "inference": {"checkpoints", "tracking", "config", "terminal"},
     "reports": {"checkpoints", "tracking", "config", "terminal"},
-    "papers": {"presets", "reports", "training", "checkpoints", "tracking", "config", "terminal"},
     "cluster": {"training", "checkpoints", "tracking", "config", "terminal"},
 }
-"""The rooms of pipelines/, and which others each may import; sweeps/ all of them but papers/, and a script whatever it needs."""
+"""The rooms of pipelines/, and which others each may import; sweeps/ all of them, and a script whatever it needs."""
 ROOMS["sweeps"] = {"presets", "inference", "reports", "cluster", *ROOMS["cluster"]}
 
 
@@ -92,15 +91,34 @@ def test_rooms_import_one_way() -> None:
             assert others <= ROOMS[room], f"{name} imports {', '.join(sorted(others - ROOMS[room]))}"
 
 
+DOORS = {f"pipelines.{name}" for name in ("paper", "tokens", "continuations", "vocabulary")}
+"""The scripts that start a study."""
+
+
+def test_only_doors_import_studies_and_hold_nothing_else() -> None:
+    for package in ("data_prep", "recur_models", "tune_spaces", "pipelines"):
+        for name, path in modules(package):
+            assert name in DOORS or "studies" not in top(imported(path)), name
+    for name, path in modules("pipelines"):
+        if name in DOORS:
+            assert imported(path) >= {"pipelines.terminal", f"studies.{name.partition('.')[2]}"}, name
+            assert len(path.read_text("utf-8").splitlines()) < 10, name
+
+
 def test_no_module_is_longer_than_a_newcomer_reads_at_once() -> None:
-    lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules("pipelines")}
+    lengths = {
+        name: len(path.read_text("utf-8").splitlines())
+        for package in ("pipelines", "studies")
+        for name, path in modules(package)
+    }
     assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     imports = {
-        name.removesuffix(".__init__"): {n for n in imported(path) if n.startswith("pipelines.")}
-        for name, path in modules("pipelines")
+        name.removesuffix(".__init__"): {n for n in imported(path) if n.startswith(("pipelines.", "studies."))}
+        for package in ("pipelines", "studies")
+        for name, path in modules(package)
     }
     packages = {name for name in imports if any(other.startswith(f"{name}.") for other in imports)}
     left = {name: {n for n in names if n in imports and n not in packages} for name, names in imports.items()}
@@ -114,7 +132,7 @@ def test_no_room_bears_a_scripts_name() -> None:
 
 
 def test_only_sharding_the_cluster_and_sweeps_import_ray() -> None:
-    for package in ("data_prep", "recur_models", "pipelines"):
+    for package in ("data_prep", "recur_models", "pipelines", "studies"):
         for name, path in modules(package):
             allowed = name == "data_prep.sharding" or name in entries() or room_of(name) in ("cluster", "sweeps")
             assert allowed or "ray" not in top(imported(path)), name

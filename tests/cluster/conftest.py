@@ -19,7 +19,16 @@ from tests.shared_data import SHARED
 
 PROJECT = Path(__file__).parents[2]
 ASKED = "THROUGHLINE_TEST_CLUSTER"
-COPIED = ("data_prep", "recur_models", "tune_spaces", "pipelines", "clusters", "pyproject.toml", "constraints.txt")
+COPIED = (
+    "data_prep",
+    "recur_models",
+    "tune_spaces",
+    "pipelines",
+    "studies",
+    "clusters",
+    "pyproject.toml",
+    "constraints.txt",
+)
 CHATTER = re.compile(r"INFO|WARN|VERBOSE|please use a directory|Permanently added|^sending |^sent |^total size |^\s*$")
 PORT = 18265
 

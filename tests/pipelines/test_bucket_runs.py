@@ -23,7 +23,6 @@ from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.checkpoints.retention import remove
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import CheckpointConfig
-from pipelines.continuations import main as continuations
 from pipelines.doctor import main as doctor
 from pipelines.embed import main as embed
 from pipelines.evaluate import main as evaluate
@@ -36,6 +35,7 @@ from pipelines.train import main as train
 from pipelines.training.stopping import STOPPED_STATUS
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
+from studies.continuations import main as continuations
 from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
 from tests.waiting import wait_until

@@ -17,12 +17,12 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import continuations
-from pipelines.continuations import ContinuationsConfig, choose_places
 from pipelines.inference.trained import load
 from pipelines.inference.writing import continued, without_window
-from pipelines.reports.continuations import Passage, continuations_table
 from recur_models import GPT2RecConfig, RecurrentModel, clear
+from studies import continuations
+from studies.continuations import ContinuationsConfig, choose_places
+from studies.continuations_report import Passage, continuations_table
 from tests.mlflow_server import Server
 
 Train = Callable[..., Path]

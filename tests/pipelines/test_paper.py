@@ -21,15 +21,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from data_prep.errors import UserError
-from pipelines import paper
-from pipelines.papers import PAPERS, jobs, plan, trainings
-from pipelines.papers.jobs import Job
-from pipelines.papers.results import Results
-from pipelines.papers.tables import BY_WORD, PARAMETERS, Column, Data, Row, Run, Table
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
+from studies import paper
+from studies.papers import PAPERS, jobs, plan, trainings
+from studies.papers.jobs import Job
+from studies.papers.results import Results
+from studies.papers.tables import BY_WORD, PARAMETERS, Column, Data, Row, Run, Table
 from tests.shared_data import need
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
@@ -474,7 +474,7 @@ def test_commands_fail_by_themselves_and_stop_together(tmp_path: Path, capfd: py
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_training_behind(tmp_path: Path) -> None:
     words = ("random-walk", "--train", "5000000", "--num-workers", "0", "--store", str(tmp_path / "store"))  # minutes
-    code = f"""from pathlib import Path; from pipelines.papers.jobs import Job, run
+    code = f"""from pathlib import Path; from studies.papers.jobs import Job, run
 run([Job("walks", "prepare", {words!r}, Path({str(tmp_path / "walks.log")!r}))], 1)"""
     for number, status in ((signal.SIGTERM, 75), (signal.SIGKILL, -9)):
         process = subprocess.Popen([sys.executable, "-c", code])

@@ -14,17 +14,17 @@ import pytest
 from data_prep.documents import SPLITS
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines import paper
 from pipelines import prepare as prepare_command
-from pipelines import tokens as tokens_command
-from pipelines.papers import PAPERS
-from pipelines.papers.plan import figure_of
-from pipelines.papers.tables import Data, Figure
-from pipelines.papers.trainings import Place
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import SCALES
 from pipelines.terminal import cli
 from pipelines.tracking.score import Evaluation, Score
+from studies import paper
+from studies import tokens as tokens_command
+from studies.papers import PAPERS
+from studies.papers.plan import figure_of
+from studies.papers.tables import Data, Figure
+from studies.papers.trainings import Place
 from tests.shared_data import need
 from tests.small_archives import put
 

@@ -16,17 +16,18 @@ import tyro
 
 from data_prep.corpora import CORPORA
 from data_prep.errors import UserError
-from pipelines import continuations, evaluate, paper
+from pipelines import evaluate
 from pipelines.inference.subjects import subjects_of
-from pipelines.papers import PAPERS, plan, trainings
-from pipelines.papers.jobs import Job
-from pipelines.papers.tables import Run
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.gpt2 import EPOCHS, LANES, OVERLAPS, WINDOWS
 from pipelines.terminal import cli
 from pipelines.train import main as train
 from pipelines.tune import main as tune
+from studies import continuations, paper
+from studies.papers import PAPERS, plan, trainings
+from studies.papers.jobs import Job
+from studies.papers.tables import Run
 from tests.pipelines.test_paper import REC, TEXT
 
 GPT2 = PAPERS["gpt2"]

@@ -22,10 +22,11 @@ from data_prep.manifest import StoreError
 from data_prep.places import Place
 from data_prep.store import SegmentStore
 from data_prep.verification import find_splits, verify_split
-from pipelines import inspect, verify, vocabulary
+from pipelines import inspect, verify
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
 from pipelines.terminal.output import printable
+from studies import vocabulary
 from tests.shared_data import need
 
 

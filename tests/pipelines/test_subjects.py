@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from data_prep.errors import UserError
-from pipelines import compare, continuations, evaluate, tokens
+from pipelines import compare, evaluate
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker
+from studies import continuations, tokens
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]

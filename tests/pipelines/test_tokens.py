@@ -20,13 +20,13 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import config_of, find_checkpoint
-from pipelines.reports.token_comparison import TokenComparison
-from pipelines.reports.token_losses import WORKING, TokenLosses
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of, writing_of
-from pipelines.tokens import main
 from pipelines.training import shares
 from pipelines.training.scoring import SEGMENTS
 from pipelines.training.shares import Reading
+from studies.token_comparison import TokenComparison
+from studies.token_losses import WORKING, TokenLosses
+from studies.tokens import main
 from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.mlflow_server import Server
 

@@ -32,13 +32,13 @@ from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import TrainConfig, check_resumable, may_change
-from pipelines.papers.jobs import Job
-from pipelines.papers.tables import Data, Run
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
+from studies.papers.jobs import Job
+from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
 """FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""

@@ -21,9 +21,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.manifest import write_atomically
-from pipelines.papers.tables import COSTS, LOWER, Column, Row, Table
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal.tables import short
+from studies.papers.tables import COSTS, LOWER, Column, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,14 +19,14 @@ from statistics import mean
 from data_prep.corpora import CODE
 from data_prep.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.papers.jobs import Job, run
-from pipelines.papers.results import Results
-from pipelines.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
-from pipelines.papers.trainings import Place, Training
-from pipelines.reports.continuations import Passage, read_continuations
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
 from recur_models.pretrained_config import UNTRAINED
+from studies.continuations_report import Passage, read_continuations
+from studies.papers.jobs import Job, run
+from studies.papers.results import Results
+from studies.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
+from studies.papers.trainings import Place, Training
 
 
 @dataclass(frozen=True)

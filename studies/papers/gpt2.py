@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
 from pipelines.presets.gpt2 import TINY_TOKENS, VALIDATED_TOKENS, WINDOWS, two_epochs
+from studies.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
 
 RAW = ("--form", "raw")
 """Section 5: the WikiText-103 whose rare words are not replaced."""

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pipelines.reports.files import COLOURS, brief, briefly, save_figure
-from pipelines.reports.token_comparison import TokenComparison
 from pipelines.terminal.tables import short
+from studies.token_comparison import TokenComparison
 
 PANELS = 12
 """Documents in the picture of several, the longest."""

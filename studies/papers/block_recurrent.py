@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
+from studies.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
 
 NORMALIZED = ("--newline", "normalize")
 MATHEMATICS = ("--subject", "math")

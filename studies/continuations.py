@@ -1,0 +1,169 @@
+"""Continue passages of a split where a model knows their context through its recurrence alone (GPT-2 paper, Tables 3 and 4).
+
+    python -m pipelines.continuations runs/mine
+    python -m pipelines.continuations runs/gpt2-rec --split validation --places 8 --blocks 1
+
+At a block's start the window is emptied: what the model then writes, always the likeliest token, it can know from its recurrent
+State alone. Beside it stand the text's own continuation, and what the model writes without any State. The table goes to the
+terminal, and as Markdown and JSON into a folder and into MLflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import Tokenizer
+from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import TrackingConfig
+from pipelines.inference.subjects import output_for, run_of, tracking_of
+from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
+from pipelines.reports.index import write_index
+from pipelines.terminal import cli
+from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
+from studies.continuations_report import Passage, continuations_table, summary, write_continuations
+
+
+@dataclass(frozen=True)
+class ContinuationsConfig:
+    """What is continued, and by which model."""
+
+    run: tyro.conf.Positional[str]
+    """Folder or URI of a run or of a checkpoint."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Of a run: the newest, or the best of those that were validated."""
+    places: int = 4
+    """Places that are continued, of as many documents as there are."""
+    new_tokens: int = 80
+    """Tokens to write at each."""
+    blocks: int = 0
+    """The model's blocks (of a GPT-2, windows) that are read before a place; 0 reads its document from the first token on."""
+    split: str = "test"
+    """Split to read."""
+    store: str = ""
+    """Store to read; by default the one that the run was trained on."""
+    seed: int = 0
+    """Of the choice of places."""
+    output: str = ""
+    """Folder or URI of the report; by default `reports/continuations-<name>` (of another split than test with `-<split>` behind it)
+    beside the run, or in `runs` where nothing can be written there."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in (("places", 1), ("new_tokens", 2), ("blocks", 0), ("seed", 0)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be at least {least}")
+
+
+def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) -> list[tuple[int, int]]:
+    """Documents, and the block's start in each where it is continued; begin-of-document is its token 0. Raises UserError."""
+    least = max(config.blocks, 1)
+    most = (lengths + 1 - config.new_tokens) // block  # blocks before the last place
+    documents = np.flatnonzero(most >= least)
+    if not len(documents):
+        needed = least * block + config.new_tokens - 1
+        raise UserError(
+            f"no document of the split has {needed:,} tokens, for {least} blocks of {block} and a continuation of "
+            f"{config.new_tokens}: the longest has {lengths.max(initial=0):,}; ask for less with --blocks or --new-tokens"
+        )
+    drawn = np.random.default_rng(config.seed)
+    there_are = {int(i): int(most[i]) - least + 1 for i in drawn.permutation(documents)}
+    wanted, chosen = min(config.places, sum(there_are.values())), set[tuple[int, int]]()
+    for document in cycle(there_are):
+        if len(chosen) == wanted:
+            break
+        if not there_are[document]:
+            continue
+        there_are[document] -= 1
+        before = len(chosen)
+        while len(chosen) == before:
+            chosen.add((document, int(drawn.integers(least, most[document], endpoint=True)) * block))
+    return sorted(chosen)
+
+
+def passages_of(
+    checkpoint: Checkpoint, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
+) -> list[Passage]:
+    """Raises UserError where the model has no recurrent State, or no document is long enough."""
+    import torch  # seconds, and not before there is something to continue
+
+    from pipelines.inference.writing import continued
+    from pipelines.training.scoring import has_states
+
+    where = device()
+    model = model_of(checkpoint).to(where)
+    if not has_states(model):
+        raise UserError(
+            f"{checkpoint.folder} is of a model without a recurrent State: behind an empty window it knows nothing of a context; "
+            "name a run of one that has a State, such as rec or gpt2-rec"
+        )
+    passages = []
+    for document, start in choose_places(store.lengths, model.block, config):
+        ids = store.tokens(document, 0, start - 1 + config.new_tokens).astype(np.int64)
+        text_N = torch.from_numpy(np.concatenate([[store.bod_id], ids])).to(where)
+        seen, unseen = continued(model, text_N, start, config.blocks, config.new_tokens)
+        read_from = max(start - 1 - config.blocks * model.block, 0) if config.blocks else 0
+        described = store.manifest.documents[document]
+        passages.append(
+            Passage(
+                document=described.title or described.id,
+                token=start - 1,
+                context=tokenizer.decode(ids[read_from : start - 1]),
+                true=tokenizer.decode(ids[start - 1 :]),
+                seen=tokenizer.decode(seen.ids),
+                unseen=tokenizer.decode(unseen.ids),
+                bits_seen=seen.bits_per_token,
+                bits_unseen=unseen.bits_per_token,
+            )
+        )
+    return passages
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    checkpoint, run = find_checkpoint(config.run, config.checkpoint == "best"), run_of(config.run)
+    data, name = checkpoint.meta["config"]["data"], checkpoint.meta["config"]["run"]
+    place, cache = config.store or data["store"], data.get("cache", "")
+    store = SegmentStore.open(place, data["corpus"], config.split, cache=cache)
+    check_fits(checkpoint, store, "")
+    if store.labelled:
+        raise UserError(
+            f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
+            "pipelines.evaluate"
+        )
+    target = RunPlace(output_for(config.output, run, f"continuations-{name}", config.split))
+    check_tracking(*tracking_of(checkpoint, run, config.tracking))
+    passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
+    title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
+    Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
+    print(f"{title}\n{summary(passages)}")
+    paths = write_continuations(passages, title, target.folder)
+    target.publish(*(path.name for path in paths))
+    track(config, checkpoint, run, paths)
+    print(f"  report    {cli.shown(target.folder / 'continuations.md')}")
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
+
+
+def track(config: ContinuationsConfig, checkpoint: Checkpoint, run: RunPlace | None, paths: list[Path]) -> None:
+    """The report's files in a run of their own in MLflow, by default where the run itself is."""
+    tracker = Tracker.start(
+        *tracking_of(checkpoint, run, config.tracking),
+        run_folder=paths[0].parent,
+        run_name=f"continuations {checkpoint.meta['config']['run']}",
+        params={"checkpoint": str(checkpoint.folder), "blocks": config.blocks, "seed": config.seed},
+        tags={"stage": "continuations"},
+    )
+    for path in paths:
+        tracker.log_artifact(path)
+    tracker.finish()

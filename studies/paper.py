@@ -1,0 +1,242 @@
+"""A paper's table or figure as one command: train what is not trained yet, evaluate it, and print the paper's figures beside ours.
+
+    python -m pipelines.paper block-recurrent table-1 --source pg19=FOLDER arxiv=FOLDER
+    python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2
+    python -m pipelines.paper gpt2 table-2 --scale paper --dry-run                  # what it would train, and what that costs
+
+block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1 to table-4, figure-4 and figure-5;
+staircase table-1 to table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
+
+Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them: stopped or killed at any moment, the
+same command goes on, and what is done is not done again. `<root>/tables/…` has the table as markdown, JSON and a picture, with the
+orderings of the paper's rows that hold and those that do not.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from data_prep.corpora import CORPORA
+from data_prep.credentials import without_credentials
+from data_prep.documents import SPLITS
+from data_prep.errors import UserError, nearest
+from pipelines.reports.index import write_index
+from pipelines.terminal import cli
+from pipelines.terminal.tables import plain_table, short
+from studies.continuations_report import continuations_table, summary
+from studies.papers import PAPERS
+from studies.papers.jobs import Job, run
+from studies.papers.plan import Plan, part_of
+from studies.papers.tables import Scale
+from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, Place, value_of
+
+METADATA = (
+    "the paper has the papers on Mathematics alone: give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of "
+    "all subjects"
+)
+OWN = ("run", "root", "seed", "data.store", "data.corpus")
+"""Fields that a training has from the table, and from options of their own."""
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """Which table, and how much of it."""
+
+    paper: tyro.conf.Positional[str]
+    """block-recurrent, gpt2 or staircase."""
+    table: tyro.conf.Positional[str]
+    """Such as table-1 or figure-3."""
+    scale: Scale = "tiny"
+    """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
+    seeds: tuple[int, ...] = (0,)
+    """A training of each row for each; error bars are over them."""
+    only: tuple[str, ...] = ()
+    """Rows whose label has one of these words in it; by default all."""
+    columns: tuple[str, ...] = ()
+    """The same of the columns; those of a picture's x and of its circles' size are always there."""
+    root: Path = Path("runs/paper")
+    """Folder of stores, runs and tables."""
+    store: Path | None = None
+    """Folder of stores, one for each tokenizer and way of reading, as `bytes` or `sentencepiece-4000-newline-normalize`; by default
+    `stores` below the root."""
+    source: tuple[str, ...] = ()
+    """Where corpora are, as pg19=FOLDER: what is not prepared yet is prepared from there."""
+    options: tuple[str, ...] = ()
+    """Options of a corpus, as `prepare CORPUS --help` lists them: arxiv.metadata=FILE says which papers are of Mathematics, as the
+    block-recurrent paper's are. They replace those of the table; arxiv.subject= with no value reads the papers of all subjects."""
+    corpus: str = ""
+    """Read instead of the paper's text in every column, as python-source, which every machine has."""
+    split: str = ""
+    """What is read in place of every column's own split, as validation, where the test split is long beside the training."""
+    set: tuple[str, ...] = ()
+    """Fields of every training, as steps=500 model.pretrained=FOLDER."""
+    at_once: int = 2
+    """Trainings side by side; at scale paper 1."""
+    train: bool = True
+    """Whether to train what is not there; else what is there is shown."""
+    dry_run: bool = False
+    """Say what would be run and what it costs, and end."""
+    flop_rate: float = 0.0
+    """FLOP/s that costs are reckoned with; 0 times two steps of each training that is small, and takes 1.25e14 for the others."""
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
+            if value not in known:
+                raise UserError(f"there is no {value!r}: {nearest(value, known)}")
+        for option, pairs, example in (("source", self.source, "pg19=FOLDER"), ("set", self.set, "steps=500")):
+            if wrong := [pair for pair in pairs if not all(pair.partition("="))]:
+                raise UserError(f"--{option} {wrong[0]}: write a name and its value, as in {example}")
+        if own := [pair for pair in self.set if pair.partition("=")[0] in OWN]:
+            raise UserError(f"--set {own[0]}: that is each training's own; see --root, --seeds, --store and --corpus")
+        for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
+            if name not in CORPORA:
+                raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+        for option in self.options:
+            self.check_option(option)
+        if self.split not in ("", *SPLITS):
+            raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
+        if not 0 <= self.flop_rate < math.inf:
+            raise UserError(f"--flop-rate is {self.flop_rate}: give FLOP/s, or 0")
+        if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
+
+    def check_option(self, given: str) -> None:
+        """Raises UserError where ``given`` is no option of a corpus with its value."""
+        corpus, name, value = option_of(given)
+        if "=" not in given or not corpus or not name:
+            raise UserError(f"--options {given}: write a corpus, its option and a value, as in arxiv.subject=math")
+        if corpus not in CORPORA:
+            raise UserError(f"there is no corpus {corpus!r}: {nearest(corpus, CORPORA)}")
+        if name == "source":
+            raise UserError(f"--options {given}: give --source {corpus}={value}")
+        known = sorted({each.name for each in fields(CORPORA[corpus])} - {"source"})
+        if name not in known:
+            raise UserError(f"--options {given}: {corpus} has no option {name!r}: {nearest(name, known)}")
+
+    def plan(self) -> Plan:
+        sources = dict(pair.split("=", 1) for pair in self.source)
+        values = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
+        stores = self.store.absolute() if self.store else None
+        options = dict[str, dict[str, str]]()
+        for corpus, name, value in map(option_of, self.options):
+            options.setdefault(corpus, {})[name] = value
+        place = Place(self.root.absolute(), stores, sources, options, self.corpus, values)
+        name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
+        columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
+        table = replace(table, columns=columns)
+        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place)
+
+    def command(self) -> str:
+        """What repeats it, without the places of one machine, and without credentials."""
+        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
+        for name in ("only", "columns", "corpus", "split", "set"):
+            if given := getattr(self, name):
+                words += [f"--{name}", *([given] if isinstance(given, str) else given)]
+        if options := [option for option in self.options if option_of(option)[1] not in FILES]:
+            words += ["--options", *options]
+        return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
+
+
+def option_of(given: str) -> tuple[str, str, str]:
+    """Corpus, name and value of an option that is given as arxiv.subject=math."""
+    option, _, value = given.partition("=")
+    corpus, _, name = option.partition(".")
+    return corpus, name.replace("-", "_"), value
+
+
+def check_weights(plan: Plan, dry_run: bool) -> None:
+    """Raises UserError where trainings are to begin with pretrained weights and none are named; a dry run says so."""
+    remedy = "--set model.pretrained=FOLDER names them, and model.pretrained=none trains untrained ones"
+    for training in plan.trainings(prepared=False):
+        try:
+            training.config.model.check_new()
+        except ValueError:
+            needs = f"{plan.name} at scale {plan.scale} begins with pretrained weights"
+            if not dry_run:
+                raise UserError(f"{needs}: {remedy}") from None
+            print(f"note: {needs}: {remedy}", flush=True)
+            return
+
+
+def prepare(plan: Plan, train: bool) -> None:
+    """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
+    missing = {training.data: None for training in plan.trainings(prepared=False)}
+    jobs = {data: plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)}
+    told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
+    if train:
+        asked = {data: job for data, job in jobs.items() if job not in told}
+        if failed := run(list(asked.values()), 1):
+            raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+        if empty := [job for data, job in asked.items() if not plan.place.is_prepared(data)]:
+            raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
+    commands = [f"python -m pipelines.prepare {shlex.join(map(without_credentials, job.words))}" for job in told]
+    if not plan.trainings():
+        ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
+        ways = ways if train else [*commands, "leave out --no-train"]
+        raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(ways)}")
+    for job, command in zip(told, commands, strict=True):
+        print(f"note: not prepared, and left out: {command}", flush=True)
+        if "FILE" in job.words:
+            print(f"      {METADATA}", flush=True)
+
+
+def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
+    """What is still to be trained, and what it costs."""
+    costs: dict[object, Cost] = {}
+    rows, seconds, flops = list[list[str]](), 0.0, 0.0
+    for training in plan.trainings(prepared):
+        key = (training.preset, training.data, training.config.model, training.config.steps)
+        cost = costs[key] if key in costs else training.cost(rate)  # seeds cost the same
+        costs[key], done = cost, training.is_done()
+        if not done:
+            seconds, flops = seconds + cost.seconds / at_once, flops + cost.flops
+        sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
+        rows.append([training.name, *sizes, "done" if done else cli.duration(cost.seconds)])
+    headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
+    Console(width=200, markup=False).print(plain_table(headings, rows))
+    left = sum(row[-1] != "done" for row in rows)
+    how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
+    total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
+    done = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
+    print(f"{done}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    plan, at_once = config.plan(), config.at_once if config.scale == "tiny" else 1
+    check_weights(plan, config.dry_run)
+    if config.dry_run:
+        show_costs(plan, False, config.flop_rate, at_once)
+        return 0
+    prepare(plan, config.train)
+    folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
+    failed: list[Job] = []
+    if config.train:
+        show_costs(plan, True, config.flop_rate, at_once)
+        failed = plan.make(at_once, folder)
+    results = plan.results(config.command())
+    if not results.facts:  # nothing that it could be of
+        logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
+        raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
+    paths = [*results.write(folder), *plan.pages(folder)]
+    print(results.title())
+    Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
+    for sentence in results.sentences():
+        print(f"- {sentence}")
+    passages = plan.passages(folder)
+    if passages:
+        Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
+        print(summary(passages))
+    for path in paths:
+        print(f"  {cli.shown(path)}")
+    if page := write_index(folder):
+        print(f"  index {cli.shown(page)}")
+    for job in failed:
+        print(f"failed: {job.name}, see {cli.shown(job.log)}; the same command tries it again")
+    return 1 if failed else 0

@@ -1,0 +1,310 @@
+"""Compare trained models, or one with and without its State, token by token on a held-out split.
+
+    python -m pipelines.tokens runs/demo-slide runs/demo-rec             what rec predicts better than slide, and where
+    python -m pipelines.tokens runs/demo-rec                             one model: its recurrent states cleared, against carried
+    python -m pipelines.tokens runs/demo-slide runs/demo-rec --clear states      both: in the study of distances there are three
+
+The block-recurrent paper's section 4.6 and Appendix G: what each token of each document costs (Arrow files, made once), over
+position; the words with the most gain, the text around them and how far back they stood last; and what rare words cost over that
+distance. On one page that needs nothing beside it, tokens.html. `--clear` says what of the State is cleared, and where does
+`--segment-length`, `--clear-every` or `--clear-at`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from data_prep.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.lock import hold
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.config.run import TrackingConfig
+from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of
+from pipelines.reports.index import write_index
+from pipelines.reports.words import Words, words_of, writing_of
+from pipelines.terminal import cli
+from pipelines.terminal.output import pass_progress, printable
+from pipelines.terminal.tables import table
+from pipelines.tracking import Tracker
+from pipelines.tracking.client import check_tracking
+from studies.token_comparison import COLUMNS, TokenComparison
+from studies.token_losses import WORKING, TokenLosses
+from studies.token_page import write_pages
+
+
+@dataclass(frozen=True)
+class TokensConfig(SubjectsConfig):
+    """What is compared, on what: runs or checkpoints, what is compared with first and what is looked at last, those between for the
+    study of distances; or one, which is compared with itself cleared."""
+
+    clear: Literal["auto", "states", "everything"] = "auto"
+    """Read the last one cleared too: its recurrent states or the whole State; auto: its states, where it is the only one."""
+    document: int = -1
+    """The document whose text is on the page, as numbered in the manifest; -1 takes the longest."""
+    page_tokens: int = 100_000
+    """Tokens of its text on the page, at most."""
+    words: int = 40
+    """Words in the table of the largest gains, of the whole split."""
+    per_document: int = 0
+    """Words of each document in that table, in place of --words (the paper has four of each of five books); 0 for those."""
+    by: Literal["word", "token"] = "word"
+    """What that table has: words, or the tokens of words one by one, as the paper."""
+    documents: int = 0
+    """Report on so many documents, drawn at random, of a split always the same ones (the paper has five books); 0 for all."""
+    common: int = 1000
+    """The most frequent words of the split, which the study of distances leaves out."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
+            raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
+        for name, least in (
+            ("page_tokens", 1),
+            ("words", 1),
+            ("per_document", 0),
+            ("documents", 0),
+            ("common", 0),
+            ("document", -1),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One reading of the split by one model."""
+
+    name: str
+    subject: Subject
+    clearing: Literal["nothing", "states", "everything"]
+    every: int = 0
+    """Blocks, and"""
+    at: int = 0
+    """a token: where State is cleared, if not at each segment."""
+
+    def key(self) -> dict[str, Any]:
+        """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
+        where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
+        where = where if self.every or self.at else {"segment": self.subject.segment_length, "aligned": True}
+        cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
+        weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
+        model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
+        return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
+
+    def losses(self, folder: Path, workers: int | None) -> TokenLosses:
+        """Those that are there, or made now, by so many processes; by default as many as it is worth."""
+        path = folder / f"{cli.file_name(self.name)}.arrow"
+        if found := TokenLosses.open(path, self.key()):
+            print(f"{self.name}: {path.name} is there already", flush=True)
+            return found
+        # With torch, which takes seconds: not before there is something to score.
+        from pipelines.training.scoring import Clearing
+        from pipelines.training.shares import Reading, workers_for
+
+        subject = self.subject
+        flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
+        workers = workers_for(workers, flops * int(subject.store.lengths.sum()))
+        with TokenLosses.make(path, subject.store, self.key()) as nats:
+            reading = Reading(
+                subject.checkpoint,
+                subject.model,
+                subject.store,
+                (self.clearing,),
+                where=Clearing(self.every, self.at),
+                lanes=subject.lanes,
+                segment_length=subject.segment_length,
+                shares=max(workers, 1),
+                folder=nats.parent,
+                losses=nats,
+            )
+            with pass_progress(self.name, reading.tokens) as update:
+                reading.read(workers, lambda tokens: update(advance=tokens))
+        made = TokenLosses.open(path, self.key())
+        assert made is not None, f"{path} is not what was written"
+        return made
+
+
+def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
+    """Raises UserError where they cannot be compared."""
+    last = subjects[-1]
+    for subject in subjects:
+        if subject.store.labelled:
+            raise UserError(
+                f"{subject.store.folder} labels its tokens, and has no words: see `pipelines.evaluate` for its errors"
+            )
+    if len({subject.store.manifest.fingerprint for subject in subjects}) > 1:
+        raise UserError(
+            f"{' and '.join(subject.name for subject in subjects)} were trained on different stores: name one with --store and "
+            "--corpus that has the tokens of all"
+        )
+
+    def reading(subject: Subject) -> Pass:
+        return Pass(subject.name, subject, "nothing", config.clear_every, config.clear_at)
+
+    *others, carried = map(reading, subjects)
+    if config.clear == "auto" and others:
+        return apart([*others, carried])
+    clearing = "states" if config.clear == "auto" else config.clear
+    if clearing == "states":
+        check_has_states(last)
+    return apart(
+        [*others, replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing), carried]
+    )
+
+
+def check_has_states(subject: Subject) -> None:
+    """Raises UserError where there are none to clear."""
+    from pipelines.training.scoring import carries_states  # imports torch: seconds
+
+    if not carries_states(subject.model, subject.checkpoint.meta["vocab_size"]):
+        raise UserError(f"{subject.name} has no recurrent states: give --clear everything")
+
+
+def apart(passes: list[Pass]) -> list[Pass]:
+    """The same, with a number where a name is another one's or that of a column, as files and tables are called by them."""
+    taken, found = set(COLUMNS), list[Pass]()
+    for reading in passes:
+        names = itertools.chain([reading.name], (f"{reading.name}.{number}" for number in itertools.count(2)))
+        name = next(name for name in names if not {cli.file_name(name), f"{name}_error"} & taken)
+        taken |= {cli.file_name(name), f"{name}_error"}
+        found.append(replace(reading, name=name))
+    return found
+
+
+def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
+    """The numbers of the documents to report on, in their order: all, or so many of those with tokens.
+
+    Raises UserError where the document to show is none of them.
+    """
+    numbers = list(range(len(store.lengths)))
+    shown = config.document
+    if shown >= len(numbers):
+        raise UserError(f"--document is {shown}, and {store.folder} has documents 0 to {len(numbers) - 1}")
+    if not config.documents:
+        return numbers
+    filled = np.flatnonzero(store.lengths)
+    count = min(config.documents, len(filled))
+    numbers = sorted(np.random.default_rng(0).choice(filled, count, replace=False).tolist())
+    if shown >= 0 and shown not in numbers:
+        named = ", ".join(map(str, numbers))
+        raise UserError(f"--document is {shown}, which is none of the {count} that --documents draws: {named}")
+    return numbers
+
+
+def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
+    """The passes over the split, and its words."""
+    last = passes[-1]
+    store, model = last.subject.store, last.subject.model
+    if not store.lengths.any():
+        raise UserError(f"{store.folder} has no document with any token: choose another --split")
+    numbers = documents_of(config, store)
+    lengths = store.lengths[numbers]
+    shown = int(lengths.argmax()) if config.document < 0 else numbers.index(config.document)
+    write = writing_of(store.tokenizer())
+    losses = [reading.losses(folder, config.num_workers) for reading in passes]
+    for left in folder.glob(f"{WORKING}*"):  # of passes that were killed
+        shutil.rmtree(left, ignore_errors=True)
+
+    def tokens(document: int) -> Any:
+        return store.tokens(numbers[document], 0, int(lengths[document]))
+
+    def nats(document: int) -> list[Any]:
+        return [made.column("nats", numbers[document]) for made in losses]
+
+    titles = store.documents.texts("title")
+    ids = store.documents.texts("id")
+    drawn = f", drawn at random from its {len(ids)} documents" if len(numbers) < len(ids) else ""
+    parts = [words_of(write, tokens(document), nats(document), document) for document in range(len(numbers))]
+    return TokenComparison(
+        names=tuple(reading.name for reading in passes),
+        split=f"{store.manifest.corpus}/{store.manifest.split}{drawn}",
+        titles=[titles[number] or ids[number] for number in numbers],
+        lengths=lengths.tolist(),
+        tokens=tokens,
+        nats=nats,
+        write=write,
+        words=Words.join(parts),
+        window=int(getattr(model, "window", 0) or model.block),
+        segment=config.clear_every * model.block or last.subject.segment_length,
+        cut=config.clear_at,
+        shown=shown,
+        shown_tokens=config.page_tokens,
+        count=config.words,
+        of_each=config.per_document,
+        by=config.by,
+        common=config.common,
+    )
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(TokensConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    subjects = subjects_of(config)
+    passes = passes_of(config, subjects)
+    name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
+    target = RunPlace(output_for(config.output, subjects[0].run, name, config.split))
+    check_tracking(*tracking_of(subjects[-1].checkpoint, subjects[-1].run, config.tracking))
+    totals = subjects[-1].store.manifest.totals
+    counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
+    others = ", ".join(reading.name for reading in passes[:-1])
+    print(f"comparing {passes[-1].name} with {others} on {cli.shown(subjects[-1].store.folder)}: {counts}", flush=True)
+    with hold(target.folder, "another pipelines.tokens"):
+        comparison = compared(config, passes, target.folder)
+        paths = write_pages(comparison, target.folder)
+    target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
+    console, facts = Console(width=max(Console().width, 120), markup=False), comparison.facts
+    base, better = comparison.pair
+    columns = {
+        "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
+        "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
+    }  # fmt: skip
+    console.print(
+        table(
+            [
+                {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
+                for row in comparison.rows[:10]
+            ],
+            columns,
+            {},
+        )
+    )
+    bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
+    told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
+    print(f"bits per token: {told} ({comparison.difference()})")
+    print(comparison.said_of_names())
+    track(config, subjects, comparison, target.folder, paths)
+    print(
+        f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
+    )
+    if page := write_index(target.folder):
+        print(f"  index     {cli.shown(page)}")
+
+
+def track(
+    config: TokensConfig, subjects: list[Subject], comparison: TokenComparison, folder: Path, paths: list[Path]
+) -> None:
+    """A run of its own in MLflow, with the page and the pictures."""
+    last, facts = subjects[-1], comparison.facts
+    tracker = Tracker.start(
+        *tracking_of(last.checkpoint, last.run, config.tracking),
+        run_folder=folder,
+        run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}",
+        params={f"compared.{number}": str(subject.checkpoint.folder) for number, subject in enumerate(subjects)},
+        tags={"stage": "tokens", "data_fingerprint": last.store.manifest.fingerprint},
+    )
+    figures = {
+        "tokens/bits_per_token_difference": facts["bits_per_token"][-1] - facts["bits_per_token"][0],
+        "tokens/names_among_top": facts["names_among_top"],
+    }
+    tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, last.checkpoint.step)
+    for path in paths:
+        tracker.log_artifact(path)
+    tracker.finish()
