@@ -28,7 +28,7 @@ from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
 from studies.papers.jobs import Job
 from studies.papers.tables import Run
-from tests.pipelines.test_paper import REC, TEXT
+from tests.studies.test_paper import REC, TEXT
 
 GPT2 = PAPERS["gpt2"]
 FINE_TUNED = [
