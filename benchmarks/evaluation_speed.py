@@ -29,8 +29,9 @@ from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer
-from pipelines.training.scoring import SEGMENTS, predict, read_segments, tensors
+from pipelines.training.scoring import SEGMENTS, read_segments
 from pipelines.training.shares import Share
 from recur_models import RecurrentModel, detach
 

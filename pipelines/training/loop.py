@@ -21,9 +21,10 @@ from data_prep.lanes import IGNORE, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.saving import Saver
-from pipelines.config.run import TrainConfig, to_json
+from pipelines.config.run import TrainConfig
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_figures, validation_figures
+from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.restoring import (
     digest_lanes,
@@ -32,14 +33,15 @@ from pipelines.training.restoring import (
     restore_lanes,
     restore_optimizer,
 )
-from pipelines.training.scoring import has_states, predict, score_split, tensors
+from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
+from pipelines.training.train_state import TrainState
 from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
-from recur_models import RecurrentModel, detach
+from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
-from recur_models.health import PATIENCE, Health, watch
+from recur_models.health import Health, watch
 from recur_models.protocol import of_all_lanes, of_lanes
 
 
@@ -69,92 +71,107 @@ def train(
     ``tracker`` is rank 0's, which sends its figures; the other ranks have none. ``asked_to_stop`` says whether this process was:
     all then save the same step, and raise Stopped.
     """
-    train_store, resume = run.train_store, run.resume
-    start, stop = world.lanes(config.data.lanes)
+    # Data
+    store = run.train_store
+    labelled = store.labelled
+    first_lane, end_lane = world.lanes(config.data.lanes)
+    lanes = end_lane - first_lane
     schedule = TrainingLanes(
-        train_store.lengths,
+        store.lengths,
         lanes=config.data.lanes,
         segment_length=config.data.segment_length,
         block=config.model.block,
         seed=config.seed,
-        fingerprint=train_store.manifest.fingerprint,
+        fingerprint=store.manifest.fingerprint,
         order=config.data.order,
     )
-    labelled = train_store.labelled
 
-    # Build: the same seed, and so the same weights, on every process; then dropout of its own for each.
+    # Model: the same seed, and so the same weights, on every process; then dropout of its own for each
+    resume = run.resume
     torch.manual_seed(config.seed)
-    vocab_size = train_store.manifest.tokenizer.vocab_size
+    vocab_size = store.manifest.tokenizer.vocab_size
     with given_by_user(ValueError, RuntimeError):  # weights that a run is to begin with, say, or that fit no more
         built = config.model.restore(vocab_size, resume.weights()) if resume else config.model.build(vocab_size)
     model: RecurrentModel = built.to(world.device)
     model.recompute = config.recompute
     compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)
-    state = model.initial_state(stop - start)
     torch.manual_seed((config.seed * 1_000_003 + world.rank + 1) % (1 << 64))
+
+    # Lanes and progress: as the checkpoint has them
+    state = model.initial_state(lanes)
+    read_B = torch.zeros(lanes, dtype=torch.int64)  # a digest of all that each lane has read
     # Summed since the last log, own lanes: nats; of a labelled store nats, wrong ones and labels.
     sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
-    read_B = torch.zeros(stop - start, dtype=torch.int64)  # a digest of all that each lane has read
-    first_step = logged = 0
-    validated = None  # the newest validation
-    warned = False  # that the model ignores its recurrent State
-    worths = list[float]()  # of that State, in bits per token: from the newest validations
-
-    # Restore
+    first_step = resume.step if resume else 0
+    progress = TrainState.of(resume)
     if resume is not None:
-        first_step, logged = resume.step, resume.meta["logged"]
-        validated, warned, worths = resume.meta["validation"], resume.meta["warned"], resume.meta["worths"]
         restore_optimizer(optimizer, model, config.optim, resume)
-        there = reads_on(resume, config, schedule, train_store)
-        if there and (restored := restore_lanes(resume, config, world, state, sums)):
+        there = reads_on(resume, config, schedule, store)
+        restored = restore_lanes(resume, config, world, state, sums) if there else None
+        if restored is not None:
             state, read_B, sums = restored
         else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State, or it is other
             what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
-            logged = first_step
+            progress.logged = first_step
             if world.rank == 0:
                 print(f"{what} than before: State begins anew on each of them", flush=True)
-    wrapped, dtype = world.wrap(model), precision(config, world)
+
+    # Machine
+    wrapped = world.wrap(model)
+    dtype = precision(config, world)
     autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-    speed, timed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {}), first_step
+    speed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {})
+    timed = first_step  # up to which `speed` was asked
     model.train()
 
     for step in range(first_step, config.steps):
         saver.check()
         heart.beat(step)
-        # One step. Own lanes' nats over the *global* number of targets, or 1; DDP averages, hence times the number of processes.
-        batch = read_batch(train_store, schedule, step, start, stop)
+        done = step + 1
+        last = done == config.steps
+        logging = last or done % config.log_every == 0
+
+        # Batch: own lanes of the global one
+        batch = read_batch(store, schedule, step, first_lane, end_lane)
         read_B = digest_lanes(read_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule) * group.get("lr_scale", 1.0)
-        due = (step + 1) % config.log_every == 0 or step + 1 == config.steps
         labels_B = np.count_nonzero(batch.targets_BT != IGNORE, axis=1)
         targets = max(world.count(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
-        health, after = Health(), []
-        for rows in groups_of(stop - start, config.micro_lanes):
+
+        # Forward and backward: nats over the *global* number of targets; DDP averages, hence times the number of processes
+        health = Health()
+        states_after: list[State] = []
+        for rows in groups_of(lanes, config.micro_lanes):
             given = tokens_BT[rows], of_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
-            with world.averaging(wrapped, rows.stop == stop - start):  # with the last rows' gradients all are summed up
-                with autocast(), watch(model if tracker and due else None, *given, health=health):
+            with world.averaging(wrapped, rows.stop == lanes):  # with the last rows' gradients all are summed up
+                with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
                 loss.backward()
-            after.append(detach(state_after))  # truncated BPTT: gradients end here, State goes on
-            nats, labels = nats_BT.detach().sum(), int(labels_B[rows].sum())
-            sums += nats if wrong_BT is None else torch.stack([nats, wrong_BT.sum(), torch.full_like(nats, labels)])
-        state = of_all_lanes(after)
+            states_after.append(detach(state_after))  # truncated BPTT: gradients end here, State goes on
+            nats = nats_BT.detach().sum()
+            if wrong_BT is None:
+                sums += nats
+            else:
+                sums += torch.stack([nats, wrong_BT.sum(), torch.full_like(nats, int(labels_B[rows].sum()))])
+        state = of_all_lanes(states_after)
+
+        # Update
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule) * group.get("lr_scale", 1.0)
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        done = step + 1
 
-        if due:
-            read = schedule.tokens_before(done) - schedule.tokens_before(logged)
+        # Log
+        if logging:
+            read = schedule.tokens_before(done) - schedule.tokens_before(progress.logged)
             learned = training_figures(world.sum(sums).flatten().tolist(), read)
             check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
             rates = speed.figures((done - timed) * config.tokens_per_step)
             if tracker:
-                figures = {
+                metrics = {
                     **learned,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
@@ -163,28 +180,24 @@ def train(
                     **{f"train/{name}": value for name, value in rates.items()},
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
-                tracker.log(figures, done)
-                warning = health.warning(worths) if done > config.schedule.warmup else None
-                if (warning is None) == warned:  # it has begun to be ignored, or to be used again
-                    warned = warning is not None
-                    tracker.set_tag("recurrence", warning or "in use again")
-                    print(f"step {done}: {warning or 'the recurrent State is in use again'}", flush=True)
-            sums, timed, logged = torch.zeros_like(sums), done, done
+                tracker.log(metrics, done)
+                if done > config.schedule.warmup:
+                    progress.warn_of_unused_state(health, tracker, done)
+            sums = torch.zeros_like(sums)
+            progress.logged = timed = done
             gc.collect(1)  # what came since, in a millisecond; what has lasted longer, at checkpoints
 
-        if run.validation_store and (done % config.validate_every == 0 or done == config.steps):
+        # Validate
+        if run.validation_store and (last or done % config.validate_every == 0):
             with speed.paused():
-                figures = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
-            if done > config.schedule.warmup and "validation/worth_of_states_bits" in figures:
-                worths = [*worths, figures["validation/worth_of_states_bits"]][-PATIENCE:]
-            if (bits := figures.get("validation/bits_per_token")) is not None:  # none where nothing is to be predicted
-                best_by = figures.get(config.checkpoint.best_by, bits)
-                validated = {"step": done, "bits_per_token": bits, "best_by": best_by}
+                metrics = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
+            progress.note_validation(metrics, done, config)
             if tracker:
-                tracker.log({**figures, "train/tokens": float(schedule.tokens_before(done))}, done)
+                tracker.log({**metrics, "train/tokens": float(schedule.tokens_before(done))}, done)
 
-        leaving = world.any(asked_to_stop()) and done < config.steps
-        if leaving or done % config.checkpoint.every == 0 or done == config.steps:
+        # Save
+        leaving = world.any(asked_to_stop()) and not last
+        if leaving or last or done % config.checkpoint.every == 0:
             size = torch.stack(torch._foreach_norm(list(model.parameters()))).sum()  # of the weights after this step
             check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done, saver)
             with speed.paused():
@@ -195,20 +208,7 @@ def train(
                     optimizer=optimizer,
                     per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
                     per_process={"nats": sums, **random_state(world)},
-                    meta={
-                        "config": to_json(config),
-                        "logged": logged,
-                        "worths": worths,
-                        "warned": warned,
-                        "validation": validated,
-                        "mlflow_run": tracker.run_id if tracker else None,
-                        "mlflow_start": tracker.start_id if tracker else None,
-                        "cursor": schedule.cursor(done).tolist(),
-                        "tokens": schedule.tokens_before(done),
-                        "vocab_size": model.vocab_size,
-                        "tokenizer": train_store.manifest.tokenizer.fingerprint,
-                        "store": train_store.manifest.fingerprint,
-                    },
+                    meta=progress.meta(done, config, schedule, store, tracker),
                 )
         if leaving:
             saver.close()

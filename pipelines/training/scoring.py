@@ -26,9 +26,9 @@ from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from data_prep.store import SegmentStore
 from pipelines.config.run import ModelSettings
 from pipelines.tracking.score import Score
+from pipelines.training.forward import predict, tensors
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, State, clear, detach
-from recur_models.losses import labelled_cross_entropy
 from recur_models.protocol import kind_of
 
 Clear = Literal["nothing", "states", "everything"]
@@ -77,33 +77,6 @@ def carries_states(config: ModelSettings, vocab_size: int) -> bool:
     """The same of a model that is not built."""
     with torch.device("meta"):
         return has_states(config.build(vocab_size))
-
-
-def tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens [B, T], targets [B, T] and fresh [B, K] on the device."""
-    read = [torch.from_numpy(array) for array in (batch.tokens_BT, batch.targets_BT, batch.fresh_BK)]
-    if (
-        device.type == "cuda"
-    ):  # from memory that the system may move, a copy waits for all that the GPU was given before
-        read = [tensor.pin_memory() for tensor in read]
-    tokens_BT, targets_BT, fresh_BK = (tensor.to(device, non_blocking=True) for tensor in read)
-    return tokens_BT, targets_BT, fresh_BK
-
-
-def predict(
-    model: Callable[..., tuple[Tensor, State]],
-    tokens_BT: Tensor,
-    state: State,
-    fresh_BK: Tensor,
-    targets_BT: Tensor,
-    labelled: bool,
-) -> tuple[Tensor, Tensor | None, State]:
-    """Nats [B, T] of the targets, and the State after them; of labels, which are few, also which of them were wrong [B, T]."""
-    if not labelled:
-        nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
-        return nats_BT, None, state
-    logits_BTV, state = model(tokens_BT, state, fresh_BK)
-    return *labelled_cross_entropy(logits_BTV, targets_BT), state
 
 
 class Segment(NamedTuple):

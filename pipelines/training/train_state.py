@@ -1,0 +1,74 @@
+"""What a run knows beside its weights, its optimizer and its lanes: part of the JSON of each checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from data_prep.lanes import TrainingLanes
+from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.config.run import TrainConfig, to_json
+from pipelines.tracking import Tracker
+from recur_models.health import PATIENCE, Health
+
+
+@dataclass
+class TrainState:
+    """Updated as training proceeds; a resumed run continues with that of its checkpoint."""
+
+    logged: int = 0
+    """The step of the curve's newest point."""
+    worths: list[float] = field(default_factory=list[float])
+    """Bits per token that clearing the recurrent State cost in the newest validations."""
+    warned: bool = False
+    """Whether the newest warning says that the model ignores its recurrent State."""
+    validation: dict[str, float] | None = None
+    """The newest validation: its step, its bits per token, and the metric by which checkpoints are compared."""
+
+    @classmethod
+    def of(cls, resume: Checkpoint | None) -> TrainState:
+        if resume is None:
+            return cls()
+        return cls(**{each.name: resume.meta[each.name] for each in fields(cls)})
+
+    def note_validation(self, metrics: Mapping[str, float], step: int, config: TrainConfig) -> None:
+        """Keep what later steps ask of a validation."""
+        worth = metrics.get("validation/worth_of_states_bits")
+        if worth is not None and step > config.schedule.warmup:
+            self.worths = [*self.worths, worth][-PATIENCE:]
+        bits = metrics.get("validation/bits_per_token")
+        if bits is not None:  # none where nothing is to be predicted
+            best_by = metrics.get(config.checkpoint.best_by, bits)
+            self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by}
+
+    def warn_of_unused_state(self, health: Health, tracker: Tracker, step: int) -> None:
+        """Print once that the model has begun to ignore its recurrent State, or to use it again, and tag the run with it."""
+        warning = health.warning(self.worths)
+        if (warning is not None) == self.warned:
+            return
+        self.warned = warning is not None
+        tracker.set_tag("recurrence", warning or "in use again")
+        print(f"step {step}: {warning or 'the recurrent State is in use again'}", flush=True)
+
+    def meta(
+        self,
+        step: int,
+        config: TrainConfig,
+        schedule: TrainingLanes,
+        store: SegmentStore,
+        tracker: Tracker | None,
+    ) -> dict[str, Any]:
+        """What the JSON of a checkpoint says of its run."""
+        return {
+            **asdict(self),
+            "config": to_json(config),
+            "mlflow_run": tracker.run_id if tracker else None,
+            "mlflow_start": tracker.start_id if tracker else None,
+            "cursor": schedule.cursor(step).tolist(),
+            "tokens": schedule.tokens_before(step),
+            "vocab_size": store.manifest.tokenizer.vocab_size,
+            "tokenizer": store.manifest.tokenizer.fingerprint,
+            "store": store.manifest.fingerprint,
+        }
