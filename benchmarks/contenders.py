@@ -18,8 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from common.choices import Compile
 from recur_models import MemorizingConfig, ModelConfig, RecConfig, Recompute, SlideConfig, State, XLConfig, detach
-from recur_models.compiling import Compile, compile_model
+from recur_models.compiling import compile_model
 
 Size = Literal["small", "medium"]
 SIZES: dict[str, dict[str, int]] = {

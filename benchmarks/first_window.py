@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.terminal import cli

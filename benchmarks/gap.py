@@ -15,7 +15,7 @@ import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 

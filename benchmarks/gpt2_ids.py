@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.tokenizers import GPT2Tokenizer
 from pipelines.terminal import cli
 

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from benchmarks import machine
 from benchmarks.contenders import LANES, Contender
 from benchmarks.kept import kept_bytes
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 from recur_models import GPT2RecConfig, Recompute
 

@@ -37,9 +37,9 @@ import torch
 from benchmarks import bare, gpu_checks, machine
 from benchmarks.contenders import PEER, peer_version
 from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
-from data_prep.errors import UserError
+from common.choices import Compile
+from common.errors import UserError
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
-from recur_models.compiling import Compile
 
 ROUNDS = 5
 """Times that the steps are timed; the figure is the median."""

@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from benchmarks.contenders import fill_memory, peer_model
-from data_prep.errors import UserError
+from common.choices import Compile
+from common.errors import UserError
 from pipelines.config.run import ModelSettings
 from pipelines.presets.block_recurrent import TABLE_1
 from pipelines.training.optim import build_optimizer
@@ -31,7 +32,7 @@ from recur_models import (
     VanillaConfig,
     detach,
 )
-from recur_models.compiling import Compile, compile_model
+from recur_models.compiling import compile_model
 
 Ours = Literal[
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing",

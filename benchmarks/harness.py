@@ -31,7 +31,7 @@ import torch
 import tyro
 from torch.nn import functional as F
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.to_transformers import export
 from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of

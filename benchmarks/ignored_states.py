@@ -20,7 +20,7 @@ from statistics import mean
 
 import tyro
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from recur_models.health import LEAST_WORTH, PATIENCE, is_ignored

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.generate import GenerateConfig, generate
 from pipelines.inference.trained import Trained
 from pipelines.terminal import cli

@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 def describe() -> str:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
+from common.errors import UserError
+from common.files import write_atomically
 
 LINE = 16
 """Bytes of a line, with its newline: the window of both models."""

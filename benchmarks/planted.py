@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.named_lines import LINE, NAMES, QUESTION, STATEMENT, call, line, write_files
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 
 TAUGHT = 12

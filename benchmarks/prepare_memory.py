@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.machine import resident
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 
 ROOT = Path(__file__).parents[1]

@@ -40,10 +40,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.machine import describe
+from common.errors import UserError
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
 from data_prep.documents import SPLITS, Corpus
-from data_prep.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.named_lines import ANSWER, CONSONANTS, LINE, NAMES, QUESTION, STATEMENT, VOWELS, call, line, write_files
-from data_prep.errors import UserError, nearest
+from common.errors import UserError, nearest
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS

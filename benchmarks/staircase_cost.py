@@ -27,7 +27,7 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import LANES, VOCAB, Contender
 from benchmarks.kept import kept_bytes
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.training.utilisation import matrix_rate
 from recur_models import (

@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from data_prep.errors import UserError, nearest
-from data_prep.manifest import write_atomically
+from common.errors import UserError, nearest
+from common.files import write_atomically
 from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table

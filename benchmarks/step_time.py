@@ -18,9 +18,9 @@ import torch
 
 from benchmarks import machine
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
+from common.choices import Compile
 from pipelines.terminal import cli
 from pipelines.training.utilisation import matrix_rate
-from recur_models.compiling import Compile
 
 
 @dataclass(frozen=True)

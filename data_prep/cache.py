@@ -19,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.places import TEMPORARY, Place
 from data_prep.manifest import PartEntry
-from data_prep.places import TEMPORARY, Place
 
 MOST_BYTES = 64 << 30
 CHUNK = 4 << 20

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from common.places import Place
 from data_prep.manifest import REMEDY, ChecksummedSink, DocumentEntry, StoreError, TableEntry
-from data_prep.places import Place
 
 NAME = "documents.arrow"
 

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import xxhash
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.places import Place
+from common.uris import is_uri
 from data_prep.packing import HEAD, packing_of
-from data_prep.places import Place
-from data_prep.uris import is_uri
 
 SPLITS = ("train", "validation", "test")
 

@@ -36,7 +36,7 @@ from typing import Literal, Protocol
 import numpy as np
 import xxhash
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.timeline import Span, Timeline
 
 IGNORE = -1

@@ -13,15 +13,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.files import seal, unseal
 
 SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
@@ -183,44 +182,6 @@ class Manifest:
         content["table"] = TableEntry(**content["table"])
         content["parts"] = tuple(PartEntry.from_dict(part) for part in content["parts"])
         return Manifest(**content)
-
-
-def digest(value: Any) -> str:
-    """xxh3-128 (hex) of the canonical JSON of a value."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def seal(content: dict[str, Any]) -> bytes:
-    """JSON with one line per item of a list, whose first line is a checksum of all that follows."""
-    lines = []
-    for key, value in content.items():
-        if isinstance(value, (list, tuple)):
-            text = "[\n" + ",\n".join("  " + json.dumps(item, ensure_ascii=False) for item in value) + "\n ]"
-        else:
-            text = json.dumps(value, ensure_ascii=False, indent=1).replace("\n", "\n ")
-        lines.append(f" {json.dumps(key)}: {text}")
-    body = (",\n".join(lines) + "\n}\n").encode()
-    return _seal_of(body) + body
-
-
-def unseal(data: bytes) -> dict[str, Any]:
-    """The content of a sealed file. Raises ValueError saying what is wrong where a byte of it changed."""
-    head, newline, body = data.partition(b",\n")
-    if head + newline != _seal_of(body):
-        raise ValueError("its checksum does not match")
-    content = json.loads(data)
-    del content["checksum"]
-    return content
-
-
-def _seal_of(body: bytes) -> bytes:
-    return f'{{\n "checksum": "{xxhash.xxh3_128_hexdigest(body)}",\n'.encode()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file such that it is either there, whole and on the disk, or not there at all."""
-    Place.parse(path).write_atomically(data)
 
 
 class ChecksummedSink:

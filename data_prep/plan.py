@@ -18,8 +18,9 @@ from typing import Any, overload
 import numpy as np
 import xxhash
 
+from common.files import digest
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, reread, scan
-from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals, digest
+from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
 from data_prep.sources import ids_of, take, titles_of
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from common.errors import is_users
+from common.places import TEMPORARY, Place
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
-from data_prep.errors import is_users
 from data_prep.manifest import Manifest, PartEntry, StoreError
-from data_prep.places import TEMPORARY, Place
 from data_prep.plan import ScannedDocuments, ScannedGroup, SplitPlan, SplitScan, group_by_bytes, scan_group
 from data_prep.segments import PartPlan, PartResult, part_name, write_part
 from data_prep.sources import sizes_of

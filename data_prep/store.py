@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from common.places import WITHOUT_LOCKS, Place
 from data_prep.cache import SegmentCache
 from data_prep.document_table import Documents, read_table
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
-from data_prep.places import WITHOUT_LOCKS, Place
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 PLACED = 1 << 14
 """Documents that are placed one by one, before arrays are made of them."""

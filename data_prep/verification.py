@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from common.files import digest
+from common.places import TEMPORARY, Place
 from data_prep.document_table import Documents, read_table
 from data_prep.lanes import IGNORE
-from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError, digest
-from data_prep.places import TEMPORARY, Place
+from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import TokenizerError, load_tokenizer
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("data_prep", "recur_models", "tune_spaces", "studies")
+PACKAGES = ("common", "data_prep", "recur_models", "tune_spaces", "studies")
 SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
 WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9
@@ -30,17 +30,18 @@ COLUMNS = {
     **{SCRIPTS: 0, "sweeps": 0, "studies": 1},
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
     **{
-        "terminal": -2,
+        "terminal": -1.2,
         "training": 2,
         "checkpoints": 0.8,
         "tracking": 1.75,
-        "config": -0.05,
-        "data_prep": -1,
-        "recur_models": 1.1,
+        "config": 0.2,
+        "data_prep": -1.7,
+        "recur_models": 1.25,
+        "common": 0,
     },
 }
 """Where a room stands in its row, so that few arrows pass behind others' boxes. Rows, arrows and texts follow from the files."""
-BOTTOM = ("data_prep", "recur_models")
+BOTTOM = ("common",)
 
 
 @dataclass

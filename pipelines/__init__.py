@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parent
 """The folder of the commands. Beside it are the other packages that run with it."""
-PACKAGES = ("data_prep", "recur_models", "tune_spaces", "pipelines", "studies")
+PACKAGES = ("common", "data_prep", "recur_models", "tune_spaces", "pipelines", "studies")
 """All of ours, which are sent to machines and compared on them together."""
 
 

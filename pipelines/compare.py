@@ -20,8 +20,8 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import HOME, first_writable, writable

@@ -16,8 +16,8 @@ from typing import Literal
 
 import tyro
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import check_fits
 from pipelines.inference.trained import Trained, device, load, read_text

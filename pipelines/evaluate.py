@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from rich.console import Console
 
+from common.lock import hold
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable

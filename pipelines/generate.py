@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.inference.trained import TextTokenizer, Trained, device, load, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import discard, printable

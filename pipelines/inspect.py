@@ -18,7 +18,7 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.segments import rows_of
 from data_prep.store import SegmentStore

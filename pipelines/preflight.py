@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.cluster import ray_session, readiness
 from pipelines.presets import PRESETS

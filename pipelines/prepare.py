@@ -23,13 +23,14 @@ import tyro
 from rich.console import Console
 from rich.progress import TextColumn
 
+from common.credentials import without_credentials
+from common.errors import UserError, nearest
+from common.lock import hold
+from common.places import Place
 from data_prep.corpora import CORPORA
-from data_prep.credentials import without_credentials
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
-from data_prep.errors import UserError, nearest
 from data_prep.manifest import Manifest, StoreError
-from data_prep.places import Place
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
@@ -47,7 +48,6 @@ from data_prep.tokenizers import (
     tokenizer_from_spec,
     train_sentencepiece,
 )
-from pipelines.checkpoints.lock import hold
 from pipelines.cluster import ray_session
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, lines

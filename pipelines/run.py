@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 import tyro
 import xxhash
 
-from data_prep.credentials import without_credentials
+from common.credentials import without_credentials
+from common.errors import UserError, given_by_user, nearest
+from common.places import Place
+from common.uris import is_uri
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError, given_by_user, nearest
-from data_prep.places import Place
-from data_prep.uris import is_uri
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
 from pipelines.terminal.starting import start

@@ -18,9 +18,9 @@ import shlex
 
 import torch
 
-from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
-from pipelines.checkpoints.lock import hold
+from common.errors import UserError
+from common.files import write_atomically
+from common.lock import hold
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrainConfig, to_json

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from common.choices import Recompute
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
@@ -15,17 +16,7 @@ from recur_models.importing import when_imported
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
-from recur_models.protocol import (
-    IGNORED,
-    RECURRENT,
-    ModelConfig,
-    Recompute,
-    RecurrentModel,
-    State,
-    clear,
-    detach,
-    reset,
-)
+from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
 from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
 from recur_models.transformer_xl import TransformerXLConfig, UniversalTransformerConfig

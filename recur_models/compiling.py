@@ -16,13 +16,13 @@ segment is compiled once, and once more for the State that the first one has lef
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
+from common.choices import Compile
 from recur_models.protocol import RecurrentModel
 
-Compile = Literal["no", "layer", "model"]
 VERSIONS = 64
 """Of a layer's code, at the most: one for each kind of layer, with gradients and without, and for each length of segment. Beyond
 torch's own limit of 8 a layer would silently run uncompiled."""

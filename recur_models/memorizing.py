@@ -23,9 +23,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from common.choices import Recompute
 from recur_models.costs import Costs, attention
 from recur_models.layers import MASKED, Projections
-from recur_models.protocol import Recompute, State, Watched
+from recur_models.protocol import State, Watched
 from recur_models.sliding_window import (
     Layer,
     Part,

@@ -115,7 +115,22 @@ class DecoderConfig(ModelConfig):
         """Of a layer over so many tokens, attention's pairs left out."""
 
     def build(self, vocab_size: int) -> Decoder:
-        return begun(Decoder(self, vocab_size))
+        return self.begun(Decoder(self, vocab_size))
+
+    def begun(self, model: Decoder) -> Decoder:
+        """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it.
+
+        Raises ValueError where the weights have other sizes than the model.
+        """
+        if not self.has_weights or model.embedding.weight.is_meta:
+            return model
+        folder = folder_of(self.pretrained)
+        sizes = sizes_of(self.family, folder)
+        odd = [f"--model.{key.replace('_', '-')} {size}" for key, size in sizes.items() if getattr(self, key) != size]
+        if odd:
+            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
+        model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
+        return model
 
     def costs(self, vocab_size: int) -> Costs:
         """Every token of a window passes through all layers, the overlap's again; its own alone through the output layer."""
@@ -166,7 +181,7 @@ class RecurrentDecoderConfig(DecoderConfig):
     def build(self, vocab_size: int) -> Decoder:
         sizes = self.sized()
         recurrence = Recurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
-        model = begun(Decoder(self, vocab_size, recurrence, self.inserted))
+        model = self.begun(Decoder(self, vocab_size, recurrence, self.inserted))
         self.freeze(model)
         return model
 
@@ -187,15 +202,3 @@ class RecurrentDecoderConfig(DecoderConfig):
         """The feed-forward's sizes, from z to h_prev."""
         d = self.sized().d_model
         return (d, *self.hidden, self.embeddings * d)
-
-
-def begun(model: Decoder) -> Decoder:
-    """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it."""
-    config, own = model.config, model.state_dict()
-    if config.has_weights and not model.embedding.weight.is_meta:
-        folder = folder_of(config.pretrained)
-        sizes = sizes_of(config.family, folder).items()
-        if odd := [f"--model.{name.replace('_', '-')} {size}" for name, size in sizes if getattr(config, name) != size]:
-            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
-        model.load_state_dict(weights_of(config.family, folder, model.vocab_size, own))
-    return model

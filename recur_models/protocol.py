@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from common.checks import check_fields, kinds
+from common.choices import Recompute
+from common.errors import UserError
 from recur_models.costs import Costs
 
 State = dict[str, Tensor]
@@ -36,15 +36,6 @@ State = dict[str, Tensor]
 RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
 block's keys and values. These are what the study of section 4.6 clears."""
-
-Recompute = Literal["nothing", "layer", "block"]
-"""What the backward pass computes a second time instead of keeping it (activation checkpointing).
-
-- ``nothing``: every activation of the segment is kept.
-- ``layer``: a layer's input is kept, for the whole segment; its inside is made again. A third more FLOPs.
-- ``block``: the stack runs block by block, and only what passes from one block to the next is kept: State and the block's output.
-  The least memory for long segments; the vertical direction then no longer runs over all blocks at once.
-"""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
@@ -113,35 +104,15 @@ class ModelConfig(ABC):
         return cls(**given)
 
 
-def is_not(value: Any, kind: Any) -> str:
-    """What a field of this kind needs where the value is none; empty where it is one, and of kinds that are not looked at."""
-    if get_origin(kind) is Literal:
-        return "" if value in get_args(kind) else " or ".join(map(str, get_args(kind)))
-    if get_origin(kind) is UnionType:  # with None
-        return "" if value is None else is_not(value, get_args(kind)[0])
-    if kind is int:
-        return "" if isinstance(value, Integral) and not isinstance(value, bool) else "a whole number"
-    if kind is float:
-        return "" if isinstance(value, Real) and math.isfinite(value) else "a number"
-    if get_origin(kind) is tuple:
-        whole = isinstance(value, tuple) and not any(is_not(each, get_args(kind)[0]) for each in value)
-        return "" if whole else "a list, such as [1, 2]"
-    return ""
-
-
 def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
-    """Raises ValueError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
+    """Raises UserError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
     ``from_0`` at least 0, and its ``dropout`` is below 1.
     """
-    kinds = get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        value, kind, least = getattr(config, field.name), kinds[field.name], 0 if field.name in from_0 else 1
-        if needed := is_not(value, kind):
-            raise ValueError(f"model.{field.name} is {value!r}: it must be {needed}")
-        if kind is int and value < least:
-            raise ValueError(f"model.{field.name} is {value}: it must be at least {least}")
-    if not 0 <= (rate := vars(config)["dropout"]) < 1:
-        raise ValueError(f"model.dropout is {rate}: it must be at least 0 and below 1")
+    integers = [field.name for field in dataclasses.fields(config) if kinds(type(config))[field.name] is int]
+    check_fields("model", config, **{name: 0 if name in from_0 else 1 for name in integers})
+    rate = vars(config)["dropout"]
+    if not 0 <= rate < 1:
+        raise UserError(f"model.dropout is {rate}: it must be at least 0 and below 1")
 
 
 class RecurrentModel(nn.Module, ABC):

@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits

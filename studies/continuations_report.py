@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.reports.files import save
 from pipelines.terminal.output import printable
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
+from common.credentials import without_credentials
+from common.errors import UserError, nearest
 from data_prep.corpora import CORPORA
-from data_prep.credentials import without_credentials
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError, nearest
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.manifest import digest, write_atomically
-from data_prep.places import Place
+from common.files import digest, write_atomically
+from common.places import Place
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 from pipelines.reports.files import write_csv
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
 from pipelines.reports.words import pieces_of

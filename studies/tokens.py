@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.lock import hold
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of

@@ -18,12 +18,12 @@ import tyro
 from rich.console import Console
 from rich.progress import DownloadColumn
 
+from common.errors import UserError, nearest
+from common.files import digest
+from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import CutsByTokens
 from data_prep.documents import SPLITS, Skipped, sources_of
-from data_prep.errors import UserError, nearest
-from data_prep.manifest import digest
-from data_prep.places import Place
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of

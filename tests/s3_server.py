@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.fs
 
-from data_prep.places import Place
+from common.places import Place
 from tests.small_corpus import contents
 
 SERVER = """

@@ -23,7 +23,7 @@ import ray
 import transformers
 
 from benchmarks.killing import CORE, SIZE, WINDOWS
-from data_prep.places import Place
+from common.places import Place
 from recur_models import GPT2Config, LlamaConfig
 from tests.mlflow_server import serve
 from tests.pipelines.conftest import TINY as SMALL_REC

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from common.places import Listed, Place
 from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
@@ -46,7 +47,6 @@ from data_prep.corpora.streams import (
 from data_prep.corpora.tars import tar_members
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, decode_utf8, refuse_packed, split_of
 from data_prep.packing import HEAD, packing_of
-from data_prep.places import Listed, Place
 
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)
 PACKED_BULK = re.compile(r"arXiv_src_\w+\.(tar\.\w+|tgz)", re.IGNORECASE)

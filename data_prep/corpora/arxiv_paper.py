@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.places import Listed, Place
 from data_prep.corpora import latex
 from data_prep.corpora.arxiv_readme import MAX_BYTES as MAX_README
 from data_prep.corpora.arxiv_readme import Directives, is_readme
@@ -33,7 +34,6 @@ from data_prep.corpora.streams import (
 from data_prep.corpora.tars import is_tar, tar_members
 from data_prep.corpora.tex_encoding import decoded, text_bytes
 from data_prep.packing import HEAD, READ, packing_of, unpacked
-from data_prep.places import Listed, Place
 
 TEX = (".tex", ".ltx", ".latex")
 MAX_FILES = 10_000

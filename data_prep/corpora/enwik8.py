@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from common.places import Place
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
@@ -27,7 +28,6 @@ from data_prep.corpora.streams import (
 )
 from data_prep.documents import CorpusError, Document, Source, refuse_packed
 from data_prep.packing import HEAD, packing_of
-from data_prep.places import Place
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
 """Percent of the bytes."""

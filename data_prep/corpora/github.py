@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from common.places import Listed, Place
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     LeftOut,
@@ -28,7 +29,6 @@ from data_prep.corpora.streams import (
     printable,
 )
 from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, folder_of, split_of
-from data_prep.places import Listed, Place
 
 ENDINGS = (
     ".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".clj", ".dart", ".el", ".erl", ".ex", ".exs",

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from common.places import Listed
 from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import (
     BOM,
@@ -40,7 +41,6 @@ from data_prep.corpora.streams import (
 )
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
-from data_prep.places import Listed
 from data_prep.sources import NumberedFile, NumberedSources
 
 ENDINGS = tuple(

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.places import Listed, Place
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading, shards, split_named, text_of_cell
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, refuse_packed, split_of
 from data_prep.packing import HEAD
-from data_prep.places import Listed, Place
 from data_prep.sources import NumberedFile, NumberedSources
 
 BATCH_BYTES = 1 << 20

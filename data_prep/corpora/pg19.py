@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from common.places import Place
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in, is_hidden, split_folders
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8
-from data_prep.places import Place
 
 
 @dataclass(frozen=True)

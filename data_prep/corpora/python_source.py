@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from common.places import Place
 from data_prep.corpora.streams import check_name, is_hidden
 from data_prep.documents import CorpusError, Document, Source, refuse_packed, split_of
-from data_prep.places import Place
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 

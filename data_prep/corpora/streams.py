@@ -21,9 +21,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.places import Listed, Place
 from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, refuse_packed
 from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
-from data_prep.places import Listed, Place
 
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""

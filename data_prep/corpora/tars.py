@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from common.places import Place
 from data_prep.corpora.streams import CHUNK, Forward, open_seekable, printable
 from data_prep.documents import CorpusError
 from data_prep.packing import HEAD, READ, packing_of, unpacked
-from data_prep.places import Place
 
 HEADER = 64 << 10
 """A tar header that wants more than this at once is not one."""

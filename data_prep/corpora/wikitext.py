@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from common.places import Place
 from data_prep.corpora.parquet import open_parquet
 from data_prep.corpora.streams import (
     BOM,
@@ -46,7 +47,6 @@ from data_prep.corpora.tars import open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
 from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8
 from data_prep.packing import HEAD, READ, packing_of
-from data_prep.places import Place
 
 FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
 PUBLISHED = {

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import xxhash
 
-from data_prep.manifest import seal, unseal
-from data_prep.places import Place
+from common.files import seal, unseal
+from common.places import Place
+from common.uris import is_uri
 from data_prep.tokenizers.base import (
     BatchTokenizer,
     Tokenizer,
@@ -40,7 +41,6 @@ from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
 from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
-from data_prep.uris import is_uri
 
 __all__ = [
     "SPECS",

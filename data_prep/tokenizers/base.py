@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 class TokenizerError(UserError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.manifest import digest
+from common.files import digest
 
 
 class BytesTokenizer:

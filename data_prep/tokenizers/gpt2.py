@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from data_prep.manifest import digest
-from data_prep.places import Place
+from common.files import digest
+from common.places import Place
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 
 if TYPE_CHECKING:

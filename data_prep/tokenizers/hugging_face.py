@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.manifest import digest
+from common.files import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer

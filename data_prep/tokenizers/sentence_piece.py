@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from data_prep.manifest import digest
+from common.files import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, concatenate, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 from data_prep.tokenizers.letters import OTHER_LETTERS, members, ranges

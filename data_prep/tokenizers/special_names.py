@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_prep.manifest import digest
+from common.files import digest
 
 
 def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:

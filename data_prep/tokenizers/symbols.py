@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from common.files import digest
 from data_prep.documents import NOTHING, CorpusError, Document, naming
 from data_prep.lanes import IGNORE
-from data_prep.manifest import digest
 from data_prep.tokenizers.base import TokenizerError, token_dtype
 
 

@@ -1,1 +1,1 @@
-"""A run's bytes, on disk or in a bucket: format, writer, lock. Which checkpoints stay is decided here too."""
+"""A run's bytes, on disk or in a bucket: their format, their writer, and which checkpoints are kept."""

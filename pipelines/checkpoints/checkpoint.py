@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from data_prep.store import SegmentStore
 
 if TYPE_CHECKING:  # commands look for a run before they need torch, which takes seconds to import

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable
 
-from data_prep.places import Place, sync
+from common.places import Place, sync
 from pipelines.checkpoints.checkpoint import Checkpoint, step_of
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import CheckpointConfig

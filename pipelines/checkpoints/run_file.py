@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_prep.errors import UserError, given_by_user
-from data_prep.places import Place
+from common.errors import UserError, given_by_user
+from common.places import Place
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
 

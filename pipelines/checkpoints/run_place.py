@@ -31,10 +31,10 @@ from pathlib import Path
 
 import xxhash
 
+from common.lock import hold
+from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
-from data_prep.places import TEMPORARY, Place
 from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
-from pipelines.checkpoints.lock import hold
 from pipelines.config.run import TrainConfig
 
 RECORDS = ("metrics.jsonl", "mlflow_run.json")

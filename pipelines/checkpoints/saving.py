@@ -31,8 +31,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data_prep.errors import UserError, first_cause, is_users
-from data_prep.places import Place, sync
+from common.errors import UserError, first_cause, is_users
+from common.places import Place, sync
 from pipelines.checkpoints.checkpoint import SCHEMA, digest_json, flatten_optimizer, lanes_file, name_of
 from pipelines.checkpoints.retention import give_name, prune, remove
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload

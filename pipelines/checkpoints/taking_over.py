@@ -13,7 +13,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from data_prep.places import TEMPORARY, Place
+from common.places import TEMPORARY, Place
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, name_of, step_of
 from pipelines.checkpoints.retention import give_name, remove
 from pipelines.checkpoints.run_place import RunPlace, copy

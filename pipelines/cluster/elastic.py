@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import ray_session, readiness

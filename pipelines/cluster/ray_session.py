@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost

@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-    from data_prep.places import Place
+    from common.places import Place
     from pipelines.config.run import PlacementConfig
 
 

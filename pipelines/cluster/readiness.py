@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import xxhash
 
+from common.places import Place
 from data_prep.manifest import StoreError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines import PACKAGES
 from pipelines.checkpoints.run_place import RunPlace

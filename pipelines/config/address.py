@@ -13,8 +13,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, nearest
+from common.credentials import without_credentials
+from common.errors import UserError, nearest
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 CATALOGS = ("databricks-uc", "uc")

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user, nearest
+from common.credentials import without_credentials
+from common.errors import UserError, given_by_user, nearest
 from pipelines.config.run import TrainConfig, flatten, to_json
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import xxhash
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, nearest
-from data_prep.places import Place
-from data_prep.uris import is_uri
+from common.checks import check_fields
+from common.choices import Compile, Recompute
+from common.credentials import without_credentials
+from common.errors import UserError, nearest
+from common.places import Place
+from common.uris import is_uri
 from pipelines.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -25,12 +27,7 @@ from pipelines.config.parts import (
     PlacementConfig,
     ScheduleConfig,
     TrackingConfig,
-    check_fields,
 )
-
-Recompute = Literal["nothing", "layer", "block"]
-Compile = Literal["no", "layer", "model"]
-
 
 if TYPE_CHECKING:
 

@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.files import digest
+from common.lock import LOCK, hold
+from common.places import TEMPORARY, Place
 from data_prep.lanes import EvaluationLanes, read_batch
-from data_prep.manifest import digest
-from data_prep.places import TEMPORARY, Place
 from data_prep.plan import group_by_bytes
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.lock import LOCK, hold
 from recur_models import RecurrentModel
 from recur_models.losses import hidden_states
 

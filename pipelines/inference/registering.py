@@ -17,7 +17,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_place import RunPlace

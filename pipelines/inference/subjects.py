@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.places import Place
 from data_prep.manifest import StoreError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, check_fits

@@ -19,7 +19,8 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.lock import hold
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -32,7 +33,6 @@ from data_prep.tokenizers import (
     bod_id,
 )
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.lock import hold
 from pipelines.inference.trained import config_of, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM

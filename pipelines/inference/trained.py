@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from safetensors import SafetensorError
 
-from data_prep.errors import UserError, given_by_user
-from data_prep.places import Place
+from common.errors import UserError, given_by_user
+from common.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError

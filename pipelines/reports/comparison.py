@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import COLOURS, briefly, save_figure, write_csv

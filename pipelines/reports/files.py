@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # a second to import

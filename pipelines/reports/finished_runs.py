@@ -19,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError, given_by_user
-from data_prep.places import Place
+from common.errors import UserError, given_by_user
+from common.places import Place
+from common.uris import is_uri
 from data_prep.store import SegmentStore
-from data_prep.uris import is_uri
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep

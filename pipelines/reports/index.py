@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
 from pipelines.terminal.tables import counted
 

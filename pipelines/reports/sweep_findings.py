@@ -10,7 +10,7 @@ import sys
 
 from rich.console import Console
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.reports.sweep_report import column_of, trial_rows
 from pipelines.reports.sweep_result import SweepResult, TrialResult
 from pipelines.terminal import cli

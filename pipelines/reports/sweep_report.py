@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.sweep_result import SweepResult, read_sweep
 from pipelines.tracking.score import windows_of

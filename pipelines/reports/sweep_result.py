@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records

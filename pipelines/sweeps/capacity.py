@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.config.parts import times
 from pipelines.sweeps.command import SweepConfig

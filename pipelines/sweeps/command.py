@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user, nearest
-from data_prep.places import Place
+from common.credentials import without_credentials
+from common.errors import UserError, given_by_user, nearest
+from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.errors import UserError, given_by_user
+from common.errors import UserError, given_by_user
 from pipelines.sweeps.sweep import Sweep, Trial
 from tune_spaces.drawing import Searcher, draw, grid
 

@@ -16,7 +16,7 @@ from ray import tune
 from ray.tune import ExperimentAnalysis, TuneError
 from ray.tune.experiment import Trial as TuneTrial
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.reports.sweep_result import TrialResult, read_sweep
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ray import tune
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
-from pipelines.checkpoints.lock import hold
+from common.credentials import without_credentials
+from common.errors import UserError
+from common.lock import hold
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
 from pipelines.config.run import to_json

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Literal
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.population import Population

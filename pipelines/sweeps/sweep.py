@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
+from common.errors import UserError
+from common.files import write_atomically
+from common.lock import LOCK
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.lock import LOCK
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.reports.sweep_result import fetch_sweep

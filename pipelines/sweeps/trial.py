@@ -32,9 +32,9 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from data_prep.errors import UserError
-from data_prep.places import Place
-from pipelines.checkpoints.lock import Locked
+from common.errors import UserError
+from common.lock import Locked
+from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig

@@ -28,7 +28,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
 from pipelines.config.run import TrainConfig, to_json

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice, product
 from typing import Any
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli

@@ -49,8 +49,8 @@ from tyro._errors import (
     on_parse_error,
 )
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, is_users, listed, nearest
+from common.credentials import without_credentials
+from common.errors import UserError, is_users, listed, nearest
 from pipelines.terminal import home, plugins
 from pipelines.terminal.output import discard
 

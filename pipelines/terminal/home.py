@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import PACKAGE_ROOT
 
 HEAD = "THROUGHLINE_HEAD"

@@ -23,7 +23,7 @@ import os
 import sys
 from types import ModuleType
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 VARIABLE = "THROUGHLINE_PLUGINS"
 

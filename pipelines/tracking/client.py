@@ -8,8 +8,8 @@ import sqlite3
 import uuid
 from pathlib import Path
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, first_cause
+from common.credentials import without_credentials
+from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 
 LONGEST_CAUSE = 600

@@ -27,11 +27,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
-from data_prep.manifest import write_atomically
-from data_prep.places import Place
-from data_prep.uris import is_uri
+from common.credentials import without_credentials
+from common.errors import UserError
+from common.files import write_atomically
+from common.places import Place
+from common.uris import is_uri
 
 RECORD = "mlflow_run.json"
 PARAM_LENGTH, TAG_LENGTH = 6000, 5000

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data_prep.errors import UserError, nearest
+from common.errors import UserError, nearest
 from pipelines.tracking.score import Score
 
 

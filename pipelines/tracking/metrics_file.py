@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from common.credentials import without_credentials
+from common.errors import UserError
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
 from pipelines.tracking.identity import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.credentials import without_credentials
+from common.credentials import without_credentials
 from pipelines.tracking.client import REQUEST_SECONDS
 from pipelines.tracking.identity import KEY, PLACE, shown
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, first_cause
+from common.credentials import without_credentials
+from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import (
     LONGEST_CAUSE,

@@ -13,9 +13,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import first_cause
-from data_prep.places import Place
+from common.credentials import without_credentials
+from common.errors import first_cause
+from common.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import (

@@ -4,7 +4,7 @@ of their parameter, the learning rate from outside.
     optimizer = Adafactor(model.parameters(), lr=1.0, beta1=0.9, weight_decay=0.0)
 
 Torch's own has neither momentum nor a rate from outside; that of transformers reads a number back from the GPU for each tensor at
-each step. This one is equal to the latter to rounding, reads none back, and decays matrices alone. Its state has the same names.
+each step. This one is equal to the latter to rounding, reads none back, and decays matrices alone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,6 @@ class Adafactor(Uncompiled):
         weight_decay: float,
     ):
         super().__init__(parameters, {"lr": lr, "beta1": beta1, "weight_decay": weight_decay})
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also one of transformers' Adafactor, with which runs were begun before there was this one."""
-        if any(group["weight_decay"] and "relative_step" in group for group in state_dict["param_groups"]):
-            print("weight decay of norms, scales and gate biases, which this run had until here, ends now", flush=True)
-        known = {"params", *self.defaults}
-        groups = [{key: group[key] for key in group if key in known} for group in state_dict["param_groups"]]
-        super().load_state_dict({**state_dict, "param_groups": groups})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyrefly: ignore

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from data_prep.errors import UserError, given_by_user
+from common.errors import UserError, given_by_user
 from data_prep.lanes import IGNORE, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint

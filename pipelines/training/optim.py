@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.config.run import OptimConfig, ScheduleConfig
 from pipelines.training.adafactor import Adafactor
 from pipelines.training.uncompiled import AdamW

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from data_prep.errors import UserError, is_users
+from common.errors import UserError, is_users
 from pipelines import PACKAGES
 from pipelines.terminal import cli, plugins
 

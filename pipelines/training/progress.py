@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.terminal.output import bar, discard
 from pipelines.tracking.metrics import METRICS
 from pipelines.tracking.metrics_file import Record, parse_record

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from data_prep.errors import UserError, given_by_user
+from common.errors import UserError, given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from data_prep.corpora import CODE
-from data_prep.errors import UserError
 from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from data_prep.store import SegmentStore
 from pipelines.config.run import ModelSettings

@@ -34,9 +34,9 @@ import torch
 import xxhash
 from safetensors.torch import load, save
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.files import digest, write_atomically
 from data_prep.lanes import EvaluationLanes
-from data_prep.manifest import digest, write_atomically
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.tracking.chance import edges_of

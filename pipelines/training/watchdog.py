@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.training.world import World

@@ -12,13 +12,13 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError, given_by_user
+from common.credentials import without_credentials
+from common.errors import UserError, given_by_user
+from common.lock import hold
+from common.places import Place
 from data_prep.manifest import MissingSplit
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
-from pipelines.checkpoints.lock import hold
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json

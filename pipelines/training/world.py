@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.credentials import without_credentials
+from common.credentials import without_credentials
 from pipelines.terminal import cli, starting
 from pipelines.terminal.starting import Process
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to

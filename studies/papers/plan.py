@@ -16,8 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 
+from common.errors import UserError
 from data_prep.corpora import CODE
-from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation

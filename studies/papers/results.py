@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from data_prep.manifest import write_atomically
+from common.files import write_atomically
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal.tables import short
 from studies.papers.tables import COSTS, LOWER, Column, Row, Table

@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from common.errors import UserError, given_by_user
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError, given_by_user
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpt2_ids
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from benchmarks.contenders import LANES
 from benchmarks.gpt2_memory import BenchConfig, growth, weigh
 from benchmarks.kept import kept_bytes
-from data_prep.errors import UserError
+from common.errors import UserError
 
 SMALL: dict[str, Any] = {"window": 8, "d_model": 32, "layers": 2, "heads": 1, "rounds": 2}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import pipeline_cost
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 def test_a_store_or_a_preset_that_is_not_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import prepare_memory
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 def test_a_source_without_text_is_refused(tmp_path: Path) -> None:

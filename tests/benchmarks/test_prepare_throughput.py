@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import prepare_throughput
 from benchmarks.prepare_throughput import Measurement, bare, books, few_words, report, short_documents, whole
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.staircase_cost import BenchConfig, models
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import state_tracking
-from data_prep.errors import UserError
+from common.errors import UserError
 
 
 def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path) -> None:

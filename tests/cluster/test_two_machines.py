@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from tests.cluster.conftest import Laptop

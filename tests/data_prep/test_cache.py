@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.places import Place
 from data_prep.cache import SegmentCache, cache_folder
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
 

@@ -13,6 +13,8 @@ pytest.importorskip("moto")
 
 import boto3
 
+from common.places import Place
+from common.uris import PlaceError
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
 from data_prep.corpora.github import GitHub
@@ -22,8 +24,6 @@ from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, CorpusError
-from data_prep.places import Place
-from data_prep.uris import PlaceError
 from tests.data_prep.test_corpora_any_bytes import INNER, JSON, TEX, WIKI, a_parquet
 from tests.small_archives import put, read_all, tar, zipped
 

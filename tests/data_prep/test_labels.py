@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from common.places import Place
 from data_prep import segments
 from data_prep.documents import NOTHING, SPLITS, CorpusError
 from data_prep.lanes import IGNORE, EvaluationLanes, TrainingLanes, read_batch
 from data_prep.manifest import Manifest, StoreError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, TokenizerError, load_tokenizer, save_tokenizer
 from data_prep.verification import verify_split

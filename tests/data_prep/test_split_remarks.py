@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError
 from data_prep.manifest import StoreError
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_archives import put

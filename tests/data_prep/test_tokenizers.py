@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from common.files import seal, unseal
 from data_prep import lanes
 from data_prep.documents import SPLITS, CorpusError, Document
-from data_prep.manifest import seal, unseal
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     BatchTokenizer,

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
+from common.places import Place
 from data_prep.cache import cache_folder
-from data_prep.places import Place
 from pipelines.checkpoints import run_place, saving
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.checkpoints.retention import remove

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from benchmarks.killing import make_store
-from data_prep.places import Place
+from common.places import Place
 from pipelines import compare, train, tune
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster import ray_session as session

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 import tyro
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.tracking import TrackingError
 

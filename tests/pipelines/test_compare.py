@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import compare as compare_script
 from pipelines.compare import main
 from pipelines.config.run import TrackingConfig

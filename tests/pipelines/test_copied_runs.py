@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS

@@ -12,7 +12,7 @@ import pyarrow.dataset
 import pytest
 import torch
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import embed, export
 from pipelines.inference import embedding

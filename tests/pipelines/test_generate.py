@@ -15,7 +15,8 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.lock import Locked, hold
 from data_prep.tokenizers import (
     BytesTokenizer,
     GPT2Tokenizer,
@@ -27,7 +28,6 @@ from data_prep.tokenizers import (
 )
 from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
-from pipelines.checkpoints.lock import Locked, hold
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare

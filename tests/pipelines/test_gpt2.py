@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.export import main as export

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.cluster import ray_session
 from pipelines.terminal import home
 

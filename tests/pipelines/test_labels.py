@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from benchmarks.killing import Group
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import compare, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_metric
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.tracking.metrics import METRICS, Metric
 from pipelines.tracking.metrics_file import parse_record, read_records
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import places, sharding
+from common import places
+from common.places import Place
+from data_prep import sharding
 from data_prep import store as stores
 from data_prep.corpora import CORPORA
 from data_prep.manifest import MissingSplit, StoreError
-from data_prep.places import Place
 from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import load_tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.cluster.elastic import room
 from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS

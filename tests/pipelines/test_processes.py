@@ -328,7 +328,7 @@ def losses(run: Path) -> list[float]:
 
 def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_path: Path) -> None:
     """Its driver was killed, and it is still alive: it must not write beside the new one."""
-    from pipelines.checkpoints.lock import hold
+    from common.lock import hold
 
     run = tmp_path / "fenced"
     holder = hold(run / "checkpoints", "an earlier start")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.places import Place
+from common.places import Place
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
 from tests.pipelines.conftest import TINY

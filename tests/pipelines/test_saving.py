@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data_prep.errors import UserError, is_users
-from data_prep.places import Place
+from common.errors import UserError, is_users
+from common.places import Place
 from pipelines.checkpoints import saving
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_json, name_of
 from pipelines.checkpoints.retention import best

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.inference.trained import config_of, find_checkpoint, model_of

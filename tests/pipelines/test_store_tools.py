@@ -15,11 +15,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from common.errors import UserError
+from common.places import Place
 from data_prep import verification
-from data_prep.errors import UserError
 from data_prep.inspection import fill, length_quantiles
 from data_prep.manifest import StoreError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from data_prep.verification import find_splits, verify_split
 from pipelines import inspect, verify

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import compare, evaluate
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker

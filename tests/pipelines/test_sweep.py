@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from ray.tune.stopper import Stopper
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UserError
-from data_prep.places import Place
+from common.errors import UserError
+from common.places import Place
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.tracking import DatasetInfo, Tracker, TrackingError, read_run

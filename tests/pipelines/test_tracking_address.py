@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError, first_cause
+from common.errors import UserError, first_cause
 from pipelines import ui
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker, TrackingError, read_run

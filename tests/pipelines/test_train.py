@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from common.errors import UserError
+from common.places import Place
 from data_prep.document_table import write_table
-from data_prep.errors import UserError
-from data_prep.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.run_file import presets_with
@@ -559,7 +559,7 @@ class TestRefusals:
             train(*wild, *allowed, name="begun")
 
     def test_a_second_process_of_the_same_run(self, train: Train) -> None:
-        from pipelines.checkpoints.lock import hold
+        from common.lock import hold
 
         folder = train("--steps", "5")
         with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):

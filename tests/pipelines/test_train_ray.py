@@ -21,7 +21,7 @@ import pytest
 from ray.train import WorkerGroupError
 
 from benchmarks.killing import Group
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.saving import SaveError

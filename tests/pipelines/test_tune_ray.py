@@ -19,7 +19,7 @@ import ray.tune
 from ray.tune.experiment import Trial as TuneTrial
 
 from benchmarks.tune_scale import many, planned
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import tune
 from pipelines.sweeps import tuner
 from pipelines.sweeps.scheduler import SweepScheduler

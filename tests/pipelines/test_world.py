@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines import train
 from pipelines.training.world import Launched
 from tests.pipelines.conftest import TINY

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.choices import Compile
 from recur_models import (
     CachedStaircaseConfig,
     GPT2RecConfig,
@@ -23,7 +24,7 @@ from recur_models import (
     VanillaConfig,
     detach,
 )
-from recur_models.compiling import Compile, compile_model, is_compiled
+from recur_models.compiling import compile_model, is_compiled
 from recur_models.health import watch
 from tests.recur_models.conftest import SIZE
 

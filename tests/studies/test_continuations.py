@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import load
 from pipelines.inference.writing import continued, without_window

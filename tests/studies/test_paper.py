@@ -20,7 +20,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
-from data_prep.errors import UserError
+from common.errors import UserError
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import UserError
 from data_prep.documents import SPLITS
-from data_prep.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import prepare as prepare_command
 from pipelines.presets import PRESETS

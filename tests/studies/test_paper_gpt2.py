@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import tyro
 
+from common.errors import UserError
 from data_prep.corpora import CORPORA
-from data_prep.errors import UserError
 from pipelines import evaluate
 from pipelines.inference.subjects import subjects_of
 from pipelines.prepare import PrepareConfig, prepare

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.errors import UserError
+from common.errors import UserError
+from common.lock import Locked, hold
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
-from pipelines.checkpoints.lock import Locked, hold
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of, writing_of
 from pipelines.training import shares

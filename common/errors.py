@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from data_prep.credentials import without_credentials
+from common.credentials import without_credentials
 
 
 class UserError(ValueError):

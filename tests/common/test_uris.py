@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.uris import PlaceError, parse_uri, uri_of
+from common.uris import PlaceError, parse_uri, uri_of
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock, Timeout
 
-from data_prep.errors import UserError
-from data_prep.places import WITHOUT_LOCKS, Place
+from common.errors import UserError
+from common.places import WITHOUT_LOCKS, Place
 
 LOCK = ".lock"
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UserError
-from pipelines.checkpoints.lock import Locked, hold
+from common.errors import UserError
+from common.lock import Locked, hold
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
 
@@ -56,7 +56,7 @@ def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    words = "import os; from pipelines.checkpoints.lock import hold\nwith hold(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
+    words = "import os; from common.lock import hold\nwith hold(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
     killed = subprocess.run(
         [sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "FOLDER": str(tmp_path)}, check=False
     )

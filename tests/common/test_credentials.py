@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow.fs
 import pytest
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import is_users
-from data_prep.places import Place
-from data_prep.uris import PlaceError
+from common.credentials import without_credentials
+from common.errors import is_users
+from common.places import Place
+from common.uris import PlaceError
 
 
 @pytest.mark.parametrize(

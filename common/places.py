@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import NO_ROOM
-from data_prep.uris import PlaceError, is_uri, open_root, parse_uri, uri_of
+from common.credentials import without_credentials
+from common.errors import NO_ROOM
+from common.uris import PlaceError, is_uri, open_root, parse_uri, uri_of
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written."""

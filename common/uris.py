@@ -17,8 +17,8 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.fs
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import UserError
+from common.credentials import without_credentials
+from common.errors import UserError
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSING = re.compile(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.credentials import without_credentials
-from data_prep.errors import is_users
-from data_prep.places import TEMPORARY, Place
-from data_prep.uris import PlaceError
+from common.credentials import without_credentials
+from common.errors import is_users
+from common.places import TEMPORARY, Place
+from common.uris import PlaceError
 
 
 @pytest.fixture(params=["local", "file", "mock"])
