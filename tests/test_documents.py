@@ -27,8 +27,8 @@ from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
 from recur_models import GPT2Config, LlamaConfig
-from tests.pipelines.conftest import TINY as SMALL_REC
 from tests.small_corpus import words as text_of
+from tests.small_runs import TINY as SMALL_REC
 from tune_spaces import combine
 
 ROOT = Path(__file__).parents[1]

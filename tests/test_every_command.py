@@ -26,9 +26,9 @@ from benchmarks.killing import CORE, SIZE, WINDOWS
 from common.places import Place
 from recur_models import GPT2Config, LlamaConfig
 from tests.mlflow_server import serve
-from tests.pipelines.conftest import TINY as SMALL_REC
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words as text_of
+from tests.small_runs import TINY as SMALL_REC
 from tests.test_documents import COMMANDS, of_ours
 
 ASKED = "THROUGHLINE_TEST_DOCUMENTS"

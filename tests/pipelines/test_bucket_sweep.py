@@ -22,9 +22,9 @@ from pipelines.cluster import ray_session as session
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.sweep import Sweep
-from tests.pipelines.conftest import SMALLEST
 from tests.pipelines.test_sweep import ASHA, PBT, Here, Killed
 from tests.s3_server import publish
+from tests.small_runs import SMALLEST
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 Bucket = Callable[[str], str]

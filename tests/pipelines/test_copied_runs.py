@@ -25,7 +25,7 @@ from pipelines.tracking.identity import RECORD, begin_run
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tests.mlflow_server import Server
-from tests.pipelines.conftest import TINY
+from tests.small_runs import TINY
 from tune_spaces.drawing import fields
 
 

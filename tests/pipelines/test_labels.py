@@ -35,9 +35,9 @@ from pipelines.train import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
 from recur_models.losses import labelled_cross_entropy
-from tests.pipelines.conftest import TINY
 from tests.pipelines.test_train import curve, forget, without_run_name
 from tests.small_corpus import contents
+from tests.small_runs import TINY
 from tests.small_task import Task
 from tune_spaces import combine
 

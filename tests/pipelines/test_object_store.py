@@ -31,9 +31,9 @@ from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
-from tests.pipelines.conftest import TINY
 from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
+from tests.small_runs import TINY
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 

@@ -17,7 +17,7 @@ import pytest
 from common.places import Place
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
-from tests.pipelines.conftest import TINY
+from tests.small_runs import TINY
 from tests.waiting import wait_until
 
 # TINY's options as `--set` has them, and none of its preset's name.

@@ -40,8 +40,8 @@ from pipelines.terminal import cli
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
-from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents
+from tests.small_runs import TINY
 from tests.tune_spaces.test_named import OWN
 from tune_spaces.drawing import fields
 

@@ -36,8 +36,8 @@ from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
 from pipelines.training.world import World
 from recur_models import RecurrentModel, clear, model_from_json
-from tests.pipelines.conftest import TINY
 from tests.small_corpus import contents, words
+from tests.small_runs import TINY
 
 Train = Callable[..., Path]
 

@@ -29,8 +29,8 @@ from pipelines.cluster import elastic, ray_session
 from pipelines.cluster.ray_train import reservations
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
-from tests.pipelines.conftest import TINY
 from tests.ray_processes import Meanwhile, of_ray
+from tests.small_runs import TINY
 from tests.waiting import wait_until
 
 Train = Callable[..., Path]

@@ -14,7 +14,7 @@ from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.sweeps.trial import TrialLoop
 from pipelines.terminal import cli
-from tests.pipelines.conftest import TINY
+from tests.small_runs import TINY
 
 METRIC, CPU = "validation/bits_per_token", torch.device("cpu")
 

@@ -25,8 +25,8 @@ from pipelines.sweeps import tuner
 from pipelines.sweeps.scheduler import SweepScheduler
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
-from tests.pipelines.conftest import TINY
 from tests.ray_processes import of_ray
+from tests.small_runs import TINY
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

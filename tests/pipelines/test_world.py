@@ -7,7 +7,7 @@ import pytest
 from common.errors import UserError
 from pipelines import train
 from pipelines.training.world import Launched
-from tests.pipelines.conftest import TINY
+from tests.small_runs import TINY
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

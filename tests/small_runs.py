@@ -1,3 +1,5 @@
+"""Small runs, and the fixtures of tests that train: a store, training commands, one MLflow server, a place in a bucket."""
+
 from __future__ import annotations
 
 import shlex
