@@ -184,10 +184,9 @@ def test_a_step_without_labels_trains_on_nothing(make_config: Callable[..., Prep
         main([*TINY, *where, "--run", "some", "--steps", "5"])
 
 
-def test_runs_from_before_the_order_of_documents_go_on() -> None:
+def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
     config = PRESETS["small-rec"]
     before = to_json(config)
-    del before["data"]["order"]
     check_resumable(before, config, "there")
     with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says listed"):
         check_resumable(before, with_fields(config, {"data.order": "listed"}), "there")

@@ -320,7 +320,7 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
         ({"layers": "4"}, "model.layers is '4'"),
         ({"dropout": None}, "model.dropout is None: it must be a number"),
         ({"dropout": math.nan}, "model.dropout is nan"),
-        ({"cell": "tripple"}, "model.cell is 'tripple': it must be dual or single or skip"),
+        ({"cell": "tripple"}, "model.cell is 'tripple': it must be one of dual, single, skip"),
         ({"gate": "gru"}, "model.gate is 'gru'"),
         ({"recurrent_layers": 2}, "model.recurrent_layers is 2: it must be a list"),
         ({"recurrent_layers": (4,)}, "names layer 4"),
