@@ -14,6 +14,8 @@ import pytest
 import ray.autoscaler
 import yaml
 
+from pipelines import PACKAGES
+
 ROOT = Path(__file__).parents[1]
 LAUNCHED = ("cluster.yaml", "clusters/aws.yaml", "clusters/gcp.yaml")
 
@@ -41,7 +43,7 @@ def test_ray_refuses_what_it_should_so_that_the_test_above_means_something() -> 
 def test_it_brings_the_project_the_token_and_the_environment_and_hides_the_dashboard(name: str) -> None:
     config = read(name)
     mounts = config["file_mounts"]
-    for package in ("data_prep", "recur_models", "tune_spaces", "pipelines", "studies", "clusters"):
+    for package in (*PACKAGES, "clusters"):
         assert mounts[f"~/throughline/{package}"] == package and (ROOT / package).is_dir()
     assert all((ROOT / source).exists() for source in mounts.values() if not source.startswith("~"))
     assert mounts["~/.ray/auth_token"] == "~/.ray/auth_token" and "~/.throughline.sh" in mounts

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from docs import rooms
-from pipelines import preflight
+from pipelines import PACKAGES, preflight
 from pipelines import run as whole
 from pipelines.config.dotted import flatten
 from pipelines.config.run import to_json
@@ -258,7 +258,7 @@ assert list(combine("decay", {"optim.weight_decay": 0.1})) == ["optim.weight_dec
 
 
 def test_the_examples_of_contributing_are_whole_changes(tmp_path: Path) -> None:
-    for package in ("data_prep", "recur_models", "tune_spaces", "pipelines", "studies", "tests"):
+    for package in (*PACKAGES, "tests"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     for diff in DIFFS:
         done = subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, capture_output=True, text=True)

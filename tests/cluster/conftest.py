@@ -13,22 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import PACKAGES
 from tests.cluster.machines import NETWORK, Machines, missing
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.shared_data import SHARED
 
 PROJECT = Path(__file__).parents[2]
 ASKED = "THROUGHLINE_TEST_CLUSTER"
-COPIED = (
-    "data_prep",
-    "recur_models",
-    "tune_spaces",
-    "pipelines",
-    "studies",
-    "clusters",
-    "pyproject.toml",
-    "constraints.txt",
-)
+COPIED = (*PACKAGES, "clusters", "pyproject.toml", "constraints.txt")
 CHATTER = re.compile(r"INFO|WARN|VERBOSE|please use a directory|Permanently added|^sending |^sent |^total size |^\s*$")
 PORT = 18265
 
