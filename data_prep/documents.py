@@ -86,8 +86,8 @@ class Scanned(NamedTuple):
     """UTF-8 bytes of the text."""
     words: int
     """Runs of non-whitespace, as `str.split` counts them."""
-    xxh3: str
-    """xxh3-64 (hex) of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
+    xxh3: int
+    """xxh3-64 of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
     place: Any = ""
     """That of its source."""
 
@@ -257,11 +257,15 @@ def read_utf8(file: Place) -> str:
     return decode_utf8(file.read_bytes(), file.shown)
 
 
+EMPTY = "empty"
+"""Why a document is left out that holds nothing but white space."""
+
+
 def scan(document: Document, place: Any = "") -> Scanned | Skipped:
     """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
     size, words, checksum = tally(document.text, document.targets)
     if not words:
-        return Skipped(document.id, "empty")
+        return Skipped(document.id, EMPTY)
     return Scanned(document.id, document.title, size, words, checksum, place)
 
 
@@ -273,14 +277,14 @@ SHORT_TEXT = 4096
 """Characters up to which a text is looked at as a whole, which is quicker than by pieces."""
 
 
-def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]:
-    """UTF-8 bytes of a text, its words, and the xxh3-64 (hex) of the bytes, followed by a 0 and the targets if there are any.
+def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, int]:
+    """UTF-8 bytes of a text, its words, and the xxh3-64 of the bytes, followed by a 0 and the targets if there are any.
 
     Words are those of ``text.split()``, which a long text does not make; of bytes those that ASCII white space separates.
     """
     if isinstance(text, str) and len(text) <= SHORT_TEXT and targets is None:
         data = text.encode()
-        return len(data), len(text.split()), xxhash.xxh3_64_hexdigest(data)
+        return len(data), len(text.split()), xxhash.xxh3_64_intdigest(data)
     size = words = 0
     found = xxhash.xxh3_64()
     inside = False  # a word that began in the piece before
@@ -296,19 +300,19 @@ def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, str]
         inside = not space[-1]
     if targets is not None:
         found.update(b"\0" + targets.encode())
-    return size, words, found.hexdigest()
+    return size, words, found.intdigest()
 
 
-def checksum(text: str | bytes, targets: str | None = None) -> str:
+def checksum(text: str | bytes, targets: str | None = None) -> int:
     """The same digest as `tally`'s."""
     if isinstance(text, str) and len(text) <= SHORT_TEXT and targets is None:
-        return xxhash.xxh3_64_hexdigest(text.encode())
+        return xxhash.xxh3_64_intdigest(text.encode())
     found = xxhash.xxh3_64()
     for _, data in _pieces(text):
         found.update(data)
     if targets is not None:
         found.update(b"\0" + targets.encode())
-    return found.hexdigest()
+    return found.intdigest()
 
 
 def _pieces(text: str | bytes) -> Iterator[tuple[str | bytes, bytes]]:
@@ -318,7 +322,7 @@ def _pieces(text: str | bytes) -> Iterator[tuple[str | bytes, bytes]]:
         yield piece, piece if isinstance(piece, bytes) else piece.encode()
 
 
-def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[str]) -> Iterator[Document]:
+def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
     """Documents that a scan saw, once more, in the order of the scan.
 
     Args:
@@ -331,7 +335,7 @@ def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[str]) 
     for item in corpus.read(sources):
         if isinstance(item, Skipped):
             continue
-        source, digest = next(expected, (None, ""))
+        source, digest = next(expected, (None, 0))
         if source is None or item.id != source.id or checksum(item.text, item.targets) != digest:
             raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
         yield item

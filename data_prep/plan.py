@@ -19,10 +19,10 @@ import numpy as np
 import xxhash
 
 from common.files import digest
-from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, reread, scan
+from data_prep.documents import EMPTY, Corpus, Document, Labelled, Scanned, Skipped, Source, reread, tally
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
-from data_prep.sources import ids_of, take, titles_of
+from data_prep.sources import ids_of, names_of, take
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20
@@ -91,8 +91,8 @@ class ScannedGroup:
 
 def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     """Read and scan some documents. Raises CorpusError for one that cannot be read."""
-    source_titles = titles_of(sources)
-    numbers = {id: i for i, id in enumerate(ids_of(sources))}
+    ids, source_titles = names_of(sources)
+    numbers = {id: i for i, id in enumerate(ids)}
     # Lists of numbers: the garbage collector would visit every tuple again and again.
     kept: list[int] = []
     sizes: list[int] = []
@@ -105,21 +105,23 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
 
     def look_at(item: Document | Skipped) -> None:
         nonlocal raw
-        if isinstance(item, Document):
-            raw = raw or isinstance(item.text, bytes)
-            if symbols:
-                encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
-        found = item if isinstance(item, Skipped) else scan(item)
-        if isinstance(found, Skipped):
-            skipped[found.reason] += found.count
+        if isinstance(item, Skipped):
+            skipped[item.reason] += item.count
             return
-        number = numbers[found.id]
-        if found.title != source_titles[number]:
-            titles[len(kept)] = found.title
+        raw = raw or isinstance(item.text, bytes)
+        if symbols:
+            encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
+        size, count, digest = tally(item.text, item.targets)
+        if not count:
+            skipped[EMPTY] += 1
+            return
+        number = numbers[item.id]
+        if item.title != source_titles[number]:
+            titles[len(kept)] = item.title
         kept.append(number)
-        sizes.append(found.bytes)
-        words.append(found.words)
-        checksums.append(int(found.xxh3, 16))
+        sizes.append(size)
+        words.append(count)
+        checksums.append(digest)
 
     # Not a loop with a name for the document: it would keep one while the next is read.
     deque(map(look_at, corpus.read(sources)), maxlen=0)
@@ -154,7 +156,7 @@ class ScannedDocuments(Sequence[Scanned]):
         group, source = self.group, self.sources[int(self.group.kept[index])]
         index = range(len(self))[index]
         title = group.titles.get(index, source.title)
-        size, words, checksum = int(group.bytes[index]), int(group.words[index]), f"{int(group.xxh3[index]):016x}"
+        size, words, checksum = int(group.bytes[index]), int(group.words[index]), int(group.xxh3[index])
         return Scanned(source.id, title, size, words, checksum, source.place)
 
     def sources_of(self, run: range) -> Sequence[Source]:
@@ -163,11 +165,10 @@ class ScannedDocuments(Sequence[Scanned]):
 
     def names_of(self, run: range) -> tuple[list[str], list[str]]:
         """Ids and titles of some documents."""
-        sources = self.sources_of(run)
-        titles = titles_of(sources)
+        ids, titles = names_of(self.sources_of(run))
         if self.group.titles:
             titles = [self.group.titles.get(i, title) for i, title in zip(run, titles, strict=True)]
-        return ids_of(sources), titles
+        return ids, titles
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,8 +390,7 @@ def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
     """The lines of some documents, the longest cut so that SentencePiece does not leave them out."""
     group = scan.documents.group
     sources = take(scan.documents.sources, group.kept[documents])
-    checksums = (f"{digest:016x}" for digest in group.xxh3[documents].tolist())
-    for document in reread(scan.corpus, sources, checksums):
+    for document in reread(scan.corpus, sources, group.xxh3[documents].tolist()):
         text = document.text
         if isinstance(text, bytes):
             raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")

@@ -213,9 +213,8 @@ def write_part(
     labels = 0
     index = plan.first_document
     schema = arrow_schema(token_dtype(tokenizer.vocab_size), segment_length, labelled)
-    checksums = (f"{digest:016x}" for digest in plan.xxh3.tolist())
     with staged.open_output() as stream, PartWriter(stream, schema, segment_length) as part:
-        for documents in _together(reread(corpus, plan.sources, checksums)):
+        for documents in _together(reread(corpus, plan.sources, plan.xxh3.tolist())):
             encoded = _encode_all(documents, index, tokenizer)
             labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORE))
             samples = range(-index % plan.sample_every, len(documents), plan.sample_every)

@@ -75,11 +75,11 @@ class NumberedSources(Sequence[Source]):
         return next(iter(self.take(np.array([places]))))
 
     def __iter__(self) -> Iterator[Source]:
-        columns = (self.file.tolist(), self.numbers.tolist(), self.sizes.tolist(), self.places.tolist())
-        for file, number, size, place in zip(*columns, strict=True):
-            name = self.files[file]
+        files = [self.files[file] for file in self.file.tolist()]
+        places = zip(files, *self.places.T.tolist(), strict=True)
+        for name, number, size, place in zip(files, self.numbers.tolist(), self.sizes.tolist(), places, strict=True):
             id = f"{name}:{number}"
-            yield Source(id, id, self.split, size, (name, *place))
+            yield Source(id, id, self.split, size, place)
         yield from self.others
 
     def take(self, indices: np.ndarray) -> NumberedSources:
@@ -109,10 +109,12 @@ def ids_of(sources: Sequence[Source]) -> list[str]:
     return [source.id for source in sources]
 
 
-def titles_of(sources: Sequence[Source]) -> list[str]:
+def names_of(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
+    """Ids and titles."""
     if isinstance(sources, NumberedSources):
-        return sources.names() + [source.title for source in sources.others]
-    return [source.title for source in sources]
+        names = sources.names()
+        return names + [s.id for s in sources.others], names + [s.title for s in sources.others]
+    return [source.id for source in sources], [source.title for source in sources]
 
 
 def sizes_of(sources: Sequence[Source]) -> np.ndarray:

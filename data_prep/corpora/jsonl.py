@@ -125,28 +125,31 @@ class JsonLines:
                     opened, file = name, files[name].shown
                     stack.enter_context(reading(file))
                     window = Window(stack.enter_context(decompressed(files[name])))
-                texts: list[str] = []
-                for number, offset, size in _spans(source):
-                    texts += self._texts(window.read(offset, size), file, number, offset)
-                if texts:
-                    yield Document(source.id, source.title, self.thread_separator.join(texts))
-                else:
-                    yield Skipped(source.id, "without text")
-                del texts
+                text = self._thread(source, window, file) if self.thread_field else self._line(source, window, file)
+                yield Skipped(source.id, "without text") if text is None else Document(source.id, source.title, text)
+                del text
 
-    def _texts(self, data: bytes, file: str, number: int, offset: int) -> list[str]:
-        """The texts of a line, or of a thread's lines."""
+    def _line(self, source: Source, window: Window, file: str) -> str | None:
+        """The text of a document that is one line; None where it has none."""
+        _, number, offset, size = source.place
+        return self._text(window.read(offset, size), file, number, offset)
+
+    def _thread(self, source: Source, window: Window, file: str) -> str | None:
+        """The texts of a thread's lines; None where it has none."""
         texts = []
-        for line in BytesIO(data) if self.thread_field else [data]:
-            text = None if line.isspace() else self._text(line, file, number, offset)
-            if text is not None:
-                texts.append(text)
-            number += 1
-            offset += len(line)
-        return texts
+        for number, offset, size in _spans(source):
+            for line in BytesIO(window.read(offset, size)):
+                text = self._text(line, file, number, offset)
+                if text is not None:
+                    texts.append(text)
+                number += 1
+                offset += len(line)
+        return self.thread_separator.join(texts) if texts else None
 
     def _text(self, line: bytes, file: str, number: int, offset: int) -> str | None:
-        """The text of a line; None where it is null."""
+        """The text of a line; None where it is blank or null."""
+        if line.isspace():
+            return None
         record = _record(line, file, number, offset)
         text = record.get(self.text_field)
         if isinstance(text, str):
@@ -260,7 +263,7 @@ class JsonLines:
 
 
 def _spans(source: Source) -> list[Span]:
-    """The spans of a document, whose place is its file and then the numbers of each span."""
+    """The spans of a thread, whose place is its file and then the numbers of each span."""
     numbers = source.place[1:]
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 

@@ -18,7 +18,7 @@ from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import Forward, lines
 from data_prep.documents import Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
-from data_prep.sources import NumberedFile, NumberedSources, ids_of, sizes_of, take, titles_of
+from data_prep.sources import NumberedFile, NumberedSources, ids_of, names_of, sizes_of, take
 from data_prep.store import SegmentStore
 from data_prep.verification import verify_split
 from pipelines import inspect
@@ -199,7 +199,7 @@ def test_numbered_sources_are_a_sequence_of_sources() -> None:
     assert list(sources) == every and len(sources) == 5 and [sources[i] for i in range(-5, 5)] == every * 2
     assert all(list(sources[i:j]) == every[i:j] for i in range(6) for j in range(6))
     for some in (sources, every, sources[3:], every[:0], sources[:0]):
-        assert (ids_of(some), titles_of(some)) == ([s.id for s in some], [s.title for s in some])
+        assert names_of(some) == (ids_of(some), [s.title for s in some]) and ids_of(some) == [s.id for s in some]
         assert sizes_of(some).tolist() == [source.bytes for source in some]
     assert list(take(sources, np.array([0, 3, 4]))) == take(every, np.array([0, 3, 4])) == [every[i] for i in (0, 3, 4)]
     with pytest.raises(IndexError):
