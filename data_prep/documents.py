@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -320,28 +320,6 @@ def _pieces(text: str | bytes) -> Iterator[tuple[str | bytes, bytes]]:
     for start in range(0, len(text), PIECE):
         piece = text[start : start + PIECE]
         yield piece, piece if isinstance(piece, bytes) else piece.encode()
-
-
-def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
-    """Documents that a scan saw, once more, in the order of the scan.
-
-    Args:
-        sources: of these documents alone.
-        checksums: the xxh3 of each.
-
-    Raises CorpusError where one is no longer what the scan saw.
-    """
-    expected = zip(sources, checksums, strict=True)
-    for item in corpus.read(sources):
-        if isinstance(item, Skipped):
-            continue
-        source, digest = next(expected, (None, 0))
-        if source is None or item.id != source.id or checksum(item.text, item.targets) != digest:
-            raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
-        yield item
-        del item  # before the next one is read
-    for source, _ in expected:
-        raise CorpusError(f"document {source.id!r} went away while it was being prepared: start again")
 
 
 _WIDE_SPACE = re.compile("[" + "".join(c for c in map(chr, range(128, 0x3001)) if c.isspace()) + "]")

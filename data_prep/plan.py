@@ -19,10 +19,10 @@ import numpy as np
 import xxhash
 
 from common.files import digest
-from data_prep.documents import EMPTY, Corpus, Document, Labelled, Scanned, Skipped, Source, reread, tally
+from data_prep.documents import EMPTY, Corpus, Document, Labelled, Scanned, Skipped, Source, tally
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
-from data_prep.sources import ids_of, names_of, take
+from data_prep.sources import ids_of, names_of, reread, take
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20

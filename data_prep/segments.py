@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from common.files import seal, unseal
 from common.places import Place
-from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming, reread
+from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming
 from data_prep.lanes import IGNORE
 from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry
+from data_prep.sources import reread
 from data_prep.tokenizers import (
     BatchTokenizer,
     SymbolsTokenizer,

@@ -9,13 +9,13 @@ A corpus may list its documents in either way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
-from data_prep.documents import Source
+from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, checksum
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,3 +122,25 @@ def sizes_of(sources: Sequence[Source]) -> np.ndarray:
     if isinstance(sources, NumberedSources):
         return np.concatenate([sources.sizes, [source.bytes for source in sources.others]]).astype(np.int64)
     return np.array([source.bytes for source in sources], np.int64)
+
+
+def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
+    """Documents that a scan saw, once more, in the order of the scan.
+
+    Args:
+        sources: of these documents alone.
+        checksums: the xxh3 of each.
+
+    Raises CorpusError where one is no longer what the scan saw.
+    """
+    expected = zip(ids_of(sources), checksums, strict=True)
+    for item in corpus.read(sources):
+        if isinstance(item, Skipped):
+            continue
+        id, digest = next(expected, (None, 0))
+        if item.id != id or checksum(item.text, item.targets) != digest:
+            raise CorpusError(f"document {item.id!r} changed while it was being prepared: start again")
+        yield item
+        del item  # before the next one is read
+    for id, _ in expected:
+        raise CorpusError(f"document {id!r} went away while it was being prepared: start again")

@@ -32,12 +32,12 @@ from data_prep.documents import (
     Skipped,
     Source,
     checksum,
-    reread,
     scan,
     split_of,
     tally,
 )
 from data_prep.plan import ScannedDocuments, scan_group
+from data_prep.sources import reread
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
 from pipelines.prepare import prepare

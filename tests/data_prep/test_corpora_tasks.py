@@ -21,7 +21,8 @@ from data_prep.corpora.mqar import Mqar
 from data_prep.corpora.permutation import Permutation
 from data_prep.corpora.random_walk import RandomWalk
 from data_prep.corpora.tasks import Task
-from data_prep.documents import NOTHING, SPLITS, CorpusError, Labelled, Skipped, reread, scan
+from data_prep.documents import NOTHING, SPLITS, CorpusError, Labelled, Skipped, scan
+from data_prep.sources import reread
 from pipelines.prepare import main
 
 TASKS: tuple[type[Task], ...] = (RandomWalk, Algorithm, Mqar, Permutation)
