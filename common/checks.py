@@ -21,12 +21,12 @@ NAMES = {int: "a whole number", float: "a number", str: "a word"}
 
 def check_fields(group: str, config: Any, **least: float) -> None:
     """Raise UserError where a field's value is not of the kind that its annotation names, or not finite and at least this."""
+    known = kinds(type(config))
     for field in dataclasses.fields(config):
         name = field.name
-        kind = kinds(type(config))[name]
         value = getattr(config, name)
         where = f"{group}.{name}" if group else name
-        needed = is_not(value, kind)
+        needed = is_not(value, known[name])
         if needed:
             raise UserError(f"{where} is {value!r}: it must be {needed}")
         if name in least and not least[name] <= value < math.inf:

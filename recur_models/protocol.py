@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,10 +107,13 @@ class ModelConfig(ABC):
 
 def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
     """Raises UserError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
-    ``from_0`` at least 0, and its ``dropout`` is below 1.
+    ``from_0`` at least 0, its other numbers finite, and its ``dropout`` is below 1.
     """
     integers = [field.name for field in dataclasses.fields(config) if kinds(type(config))[field.name] is int]
     check_fields("model", config, **{name: 0 if name in from_0 else 1 for name in integers})
+    for name, value in vars(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"model.{name} is {value}: it must be a number")
     rate = vars(config)["dropout"]
     if not 0 <= rate < 1:
         raise UserError(f"model.dropout is {rate}: it must be at least 0 and below 1")

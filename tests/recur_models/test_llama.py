@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -150,6 +151,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         ({"kv_heads": 3}, "model.kv_heads is 3: it must divide model.heads, 4"),
         ({"heads": 8}, "a head's size must be even"),
         ({"rope_base": -1.0}, "model.rope_base is -1.0: it must be above 0"),
+        ({"rope_base": math.nan}, "model.rope_base is nan: it must be a number"),
+        ({"norm_eps": math.inf}, "model.norm_eps is inf: it must be a number"),
         ({"window": 33}, "with 32 positions"),
         ({"insert_layer": 4}, "there are 3 layers"),
     ],
