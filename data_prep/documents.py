@@ -257,15 +257,11 @@ def read_utf8(file: Place) -> str:
     return decode_utf8(file.read_bytes(), file.shown)
 
 
-EMPTY = "empty"
-"""Why a document is left out that holds nothing but white space."""
-
-
 def scan(document: Document, place: Any = "") -> Scanned | Skipped:
     """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
     size, words, checksum = tally(document.text, document.targets)
     if not words:
-        return Skipped(document.id, EMPTY)
+        return Skipped(document.id, "empty")
     return Scanned(document.id, document.title, size, words, checksum, place)
 
 

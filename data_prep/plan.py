@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from common.files import digest
-from data_prep.documents import EMPTY, Corpus, Document, Labelled, Scanned, Skipped, Source, tally
+from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, scan
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
 from data_prep.sources import ids_of, names_of, reread, take
@@ -105,23 +105,21 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
 
     def look_at(item: Document | Skipped) -> None:
         nonlocal raw
-        if isinstance(item, Skipped):
-            skipped[item.reason] += item.count
+        if isinstance(item, Document):
+            raw = raw or isinstance(item.text, bytes)
+            if symbols:
+                encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
+        found = item if isinstance(item, Skipped) else scan(item)
+        if isinstance(found, Skipped):
+            skipped[found.reason] += found.count
             return
-        raw = raw or isinstance(item.text, bytes)
-        if symbols:
-            encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
-        size, count, digest = tally(item.text, item.targets)
-        if not count:
-            skipped[EMPTY] += 1
-            return
-        number = numbers[item.id]
-        if item.title != source_titles[number]:
-            titles[len(kept)] = item.title
+        number = numbers[found.id]
+        if found.title != source_titles[number]:
+            titles[len(kept)] = found.title
         kept.append(number)
-        sizes.append(size)
-        words.append(count)
-        checksums.append(digest)
+        sizes.append(found.bytes)
+        words.append(found.words)
+        checksums.append(found.xxh3)
 
     # Not a loop with a name for the document: it would keep one while the next is read.
     deque(map(look_at, corpus.read(sources)), maxlen=0)
