@@ -21,8 +21,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+import pipelines
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("common", "data_prep", "recur_models", "tune_spaces", "studies")
+PACKAGES = tuple(name for name in pipelines.PACKAGES if name != "pipelines")
 SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
 WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9

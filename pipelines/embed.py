@@ -72,7 +72,7 @@ def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
     if checkpoint is not None:
         data = checkpoint.meta["config"]["data"]
         place, corpus = place or data["store"], corpus or data["corpus"]
-        cache = data.get("cache", "")
+        cache = data["cache"]
     if not (place and corpus):
         raise UserError(
             f"{trained.place} does not say which text it was trained on: give --store and --corpus, or --file"

@@ -251,7 +251,8 @@ class DecoderStepper(Stepper):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        model, overlap = self.model, self.model.config.overlap
+        model = self.model
+        overlap = model.config.overlap
         after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
 
         def append(i: int, *pair: Tensor) -> tuple[Tensor, Tensor]:

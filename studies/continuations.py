@@ -41,7 +41,7 @@ class ContinuationsConfig:
     run: tyro.conf.Positional[str]
     """Folder or URI of a run or of a checkpoint."""
     checkpoint: Literal["newest", "best"] = "newest"
-    """Of a run: the newest, or the best of those that were validated."""
+    """Which checkpoint of a run: the newest, or the best of those that were validated."""
     places: int = 4
     """Places that are continued, of as many documents as there are."""
     new_tokens: int = 80
@@ -53,7 +53,7 @@ class ContinuationsConfig:
     store: str = ""
     """Store to read; by default the one that the run was trained on."""
     seed: int = 0
-    """Of the choice of places."""
+    """Seeds the choice of places."""
     output: str = ""
     """Folder or URI of the report; by default `reports/continuations-<name>` (of another split than test with `-<split>` behind it)
     beside the run, or in `runs` where nothing can be written there."""
@@ -61,7 +61,8 @@ class ContinuationsConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("places", 1), ("new_tokens", 2), ("blocks", 0), ("seed", 0)):
-            if (value := getattr(self, name)) < least:
+            value = getattr(self, name)
+            if value < least:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: it must be at least {least}")
 
 
@@ -132,9 +133,9 @@ def passages_of(
 def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     checkpoint, run = find_checkpoint(config.run, config.checkpoint == "best"), run_of(config.run)
-    data, name = checkpoint.meta["config"]["data"], checkpoint.meta["config"]["run"]
-    place, cache = config.store or data["store"], data.get("cache", "")
-    store = SegmentStore.open(place, data["corpus"], config.split, cache=cache)
+    data = checkpoint.meta["config"]["data"]
+    name = checkpoint.meta["config"]["run"]
+    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split, cache=data["cache"])
     check_fits(checkpoint, store, "")
     if store.labelled:
         raise UserError(

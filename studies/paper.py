@@ -7,8 +7,8 @@
 block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1 to table-4, figure-4 and figure-5;
 staircase table-1 to table-3, figure-2 and figure-3. `tiny` is hours on two cores, `paper` the paper's own size.
 
-Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them: stopped or killed at any moment, the
-same command goes on, and what is done is not done again. `<root>/tables/…` has the table as markdown, JSON and a picture, with the
+Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them. After a stop or a kill at any moment,
+the same command resumes, and keeps what is done. It writes the table to `<root>/tables/…` as markdown, JSON and a picture, with the
 orderings of the paper's rows that hold and those that do not.
 """
 

@@ -40,7 +40,7 @@ class SubjectsConfig:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders or URIs of runs or of checkpoints."""
     checkpoint: Literal["newest", "best"] = "newest"
-    """Of a run: the newest, or the best of those that were validated."""
+    """Which checkpoint of a run: the newest, or the best of those that were validated."""
     store: str = ""
     """Store to read; by default the one that each run was trained on."""
     corpus: str = ""
@@ -145,7 +145,7 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
 def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
     data = checkpoint.meta["config"]["data"]
-    place, corpus, cache = config.store or data["store"], config.corpus or data["corpus"], data.get("cache", "")
+    place, corpus, cache = config.store or data["store"], config.corpus or data["corpus"], data["cache"]
     store = SegmentStore.open(place, corpus, config.split, cache=cache)
     try:
         train = SegmentStore.open(place, corpus, "train", cache=cache)

@@ -101,7 +101,7 @@ class Evaluation:
     characters: int = 0
     """Of the documents' text; 0 where the tokenizer does not keep them all, and as `Score.bytes`."""
     seed: int | None = None
-    """Of the training."""
+    """Seed of the training; None where a report does not name it."""
     thing: str = ""
     """The same of trainings and readings that differ in the seed alone."""
 

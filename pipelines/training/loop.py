@@ -149,7 +149,7 @@ def train(
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
                 loss.backward()
-            states_after.append(detach(state_after))  # truncated BPTT: gradients end here, State goes on
+            states_after.append(detach(state_after))  # truncated BPTT: gradients end here, State is carried on
             nats = nats_BT.detach().sum()
             if wrong_BT is None:
                 sums += nats
