@@ -51,8 +51,9 @@ from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, en
 if TYPE_CHECKING:
     import tiktoken
 
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""GPT-2's pattern as tiktoken writes it, without backtracking."""
+PATTERN = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+"""GPT-2's pattern, with all that needs no look-ahead in one group, which the library of regular expressions matches at once: by the
+pattern as tiktoken writes it, a text takes a third more time."""
 
 CUTS = Cuts(
     r"\S(?=[ \n])", characters=1 << 16
