@@ -102,9 +102,12 @@ def _column(values: Any, type: pa.DataType) -> pa.Array:
     if type != pa.string():
         numbers = np.array(values, np.int64 if type == pa.int64() else np.int32)
         return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(numbers)])
-    texts = [value.encode() for value in values]
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)))
+    whole = "".join(values)
+    if not whole.isascii():
+        values = [value.encode() for value in values]
+    ends = np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(whole.encode()))
 
 
 def read_table(folder: Place, entry: TableEntry) -> Documents:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -212,15 +212,17 @@ class SplitScan:
             yield f'[{id}, {split}, {size}, "{checksum}"]\n'
 
 
-def group_by_bytes(sizes: Iterable[int], limit: int) -> list[range]:
+def group_by_bytes(sizes: np.ndarray, limit: int) -> list[range]:
     """Consecutive runs of items, each closed as soon as its sizes sum to `limit`."""
-    groups, start, filled, i = [], 0, 0, -1
-    for i, size in enumerate(sizes):
-        filled += size
-        if filled >= limit:
-            groups.append(range(start, i + 1))
-            start, filled = i + 1, 0
-    return groups if start > i else [*groups, range(start, i + 1)]
+    ends = np.cumsum(sizes)
+    groups = []
+    start = 0
+    while start < len(sizes):
+        filled = ends[start] - sizes[start]
+        stop = min(int(np.searchsorted(ends, filled + limit)) + 1, len(sizes))
+        groups.append(range(start, stop))
+        start = stop
+    return groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +268,7 @@ class SplitPlan:
     def parts(self) -> tuple[range, ...]:
         """The documents of each part: consecutive ones, until it holds `part_bytes` of text, or a 32nd of a small split."""
         limit = min(self.part_bytes, max(LEAST_PART_BYTES, self.scan.bytes // 32))
-        return tuple(group_by_bytes(self.scan.documents.group.bytes.tolist(), limit))
+        return tuple(group_by_bytes(self.scan.documents.group.bytes, limit))
 
     @property
     def described(self) -> str:

@@ -88,7 +88,7 @@ def scan_splits(
     sizes = {split: sizes_of(listed) for split, listed in sources.items()}
     size = sum(int(listed.sum()) for listed in sizes.values())
     limit = max(1, min(SCAN_BYTES, size // (SCAN_TASKS * max(num_workers, 1))))
-    runs = {split: group_by_bytes(listed.tolist(), limit) for split, listed in sizes.items()}
+    runs = {split: group_by_bytes(listed, limit) for split, listed in sizes.items()}
     found: dict[tuple[str, int], ScannedGroup] = {}
 
     def store(key: tuple[str, int], group: ScannedGroup) -> None:

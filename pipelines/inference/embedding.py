@@ -127,7 +127,7 @@ def embed(
     schema = _schema(plan, width_of(model), fingerprint)
     with hold(output, "another pipelines.embed"):
         _check_is_ours(output)
-        parts = group_by_bytes(texts.lengths.tolist(), PART_TOKENS)
+        parts = group_by_bytes(texts.lengths, PART_TOKENS)
         for index, run in enumerate(parts):
             place, part = output / f"part-{index:05d}.arrow", texts.part(run)
             if place.exists():

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.places import Place
 from data_prep import segments, sharding
 from data_prep.corpora import CORPORA, spans
 from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import Forward, lines
+from data_prep.document_table import SCHEMA, read_table, write_table
 from data_prep.documents import Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
+from data_prep.plan import group_by_bytes
 from data_prep.sources import NumberedFile, NumberedSources, ids_of, names_of, sizes_of, take
 from data_prep.store import SegmentStore
 from data_prep.verification import verify_split
@@ -204,6 +207,23 @@ def test_numbered_sources_are_a_sequence_of_sources() -> None:
     assert list(take(sources, np.array([0, 3, 4]))) == take(every, np.array([0, 3, 4])) == [every[i] for i in (0, 3, 4)]
     with pytest.raises(IndexError):
         sources[5]
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 12))
+def test_runs_are_closed_at_the_limit(sizes: list[int], limit: int) -> None:
+    runs = group_by_bytes(np.array(sizes, np.int64), limit)
+    assert [i for run in runs for i in run] == list(range(len(sizes)))
+    totals = [sum(sizes[run.start : run.stop]) for run in runs]
+    assert all(total >= limit for total in totals[:-1])
+    assert all(total - sizes[run.stop - 1] < limit for total, run in zip(totals, runs, strict=True))
+
+
+@pytest.mark.parametrize("texts", [["a", "", "bc"], ["a", "", "é漢", "b"], []])
+def test_strings_in_the_table(tmp_path: Path, texts: list[str]) -> None:
+    numbers = np.arange(len(texts))
+    columns = {name: texts if name in ("id", "title", "xxh3") else numbers for name in SCHEMA.names}
+    entry = write_table(Place.parse(tmp_path), [columns])
+    assert read_table(Place.parse(tmp_path), entry).texts("id") == texts
 
 
 def test_command_line(make_lines, capsys: pytest.CaptureFixture[str]) -> None:
