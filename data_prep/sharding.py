@@ -135,6 +135,8 @@ def prepare_splits(
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
+        for plan in plans.values():  # a digest of every document, which the manifests need, while the workers write
+            committer.submit(lambda plan=plan: plan.fingerprint)
 
         def store(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
             split, i = key
