@@ -129,6 +129,7 @@ def test_damaged_manifest(prepared: PrepareConfig) -> None:
         (text[: len(text) // 2], "is damaged"),
         ("[]", "is damaged"),
         ("", "is damaged"),
+        (text.replace('"schema": 2', '"schema": 1', 1), "has schema version 1 and this code reads version 2"),
         (text.replace('"schema": 2', '"schema": 99', 1), "has schema version 99 and this code reads version 2"),
     ):
         path.write_text(damaged, encoding="utf-8")
