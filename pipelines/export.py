@@ -2,10 +2,10 @@
 
     python -m pipelines.export runs/demo-rec --output exported/demo-rec
 
-    import recur_models                                             # makes the models known to transformers
+    import recur_models.hf                                          # makes the models known to transformers
     model = AutoModelForCausalLM.from_pretrained("exported/demo-rec")
 
-Nothing in it is pickled, and its one module only imports ours: tools that cannot `import recur_models` open the folder with
+Nothing in it is pickled, and its one module only imports ours: tools that cannot `import recur_models.hf` open the folder with
 trust_remote_code=True (`lm_eval --model hf`: benchmarks/harness.py).
 """
 

@@ -1,10 +1,5 @@
-"""Every model behind one protocol: ``MODELS[name]`` is a frozen config class whose ``build(vocab_size)`` makes the model.
+"""Every model behind one protocol: ``MODELS[name]`` is a frozen config class whose ``build(vocab_size)`` makes the model."""
 
-Importing this package also makes the models known to transformers' Auto classes (hf_auto.py), as soon as somebody imports these.
-"""
-
-import importlib
-import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +7,6 @@ from common.choices import Recompute
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
-from recur_models.importing import when_imported
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
@@ -61,14 +55,6 @@ def model_from_json(values: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
     return MODELS[name].from_json(values)
 
-
-def _introduce() -> None:
-    """Not where a module of ours imports transformers: it is not whole yet, and `hf` imports hf_auto itself."""
-    if not any(name.startswith("recur_models.hf") for name in sys.modules):
-        importlib.import_module("recur_models.hf_auto")
-
-
-when_imported("transformers", _introduce)
 
 __all__ = [
     "IGNORED",

@@ -3,6 +3,13 @@
     model = ThroughlineForCausalLM(ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257))
     model.generate(input_ids, max_new_tokens=100_000)        # the cache never grows
 
+Importing this module makes the models and their tokenizers known to transformers' Auto classes, which then open an exported folder:
+
+    import recur_models.hf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForCausalLM, AutoTokenizer))
+
 A document begins where a sequence begins; a begin-of-document id later in a sequence is read like any other, and resets nothing.
 """
 
@@ -17,11 +24,14 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils.generic import can_return_tuple
 
-from recur_models import hf_auto  # noqa: F401  (makes the models known)
 from recur_models.decoding import Reading, begin, compact, read, spread
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.hf_tokenizer import ThroughlineTokenizer
 from recur_models.protocol import RecurrentModel
 
 
@@ -173,3 +183,8 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         return (
             spread(logits_BTV, source_BT) if mask_BT is not None else logits_BTV[:, : tokens_BT.shape[1]].contiguous()
         )
+
+
+AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)
+AutoModelForCausalLM.register(ThroughlineConfig, ThroughlineForCausalLM, exist_ok=True)
+AutoTokenizer.register(ThroughlineConfig, tokenizer_class=ThroughlineTokenizer, exist_ok=True)

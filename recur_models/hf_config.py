@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from recur_models import model_from_json
 from recur_models.protocol import ModelConfig
 
 MODULE = "modeling_throughline"
@@ -77,8 +78,6 @@ class ThroughlineConfig(PreTrainedConfig):
 
     def model_config(self) -> ModelConfig:
         """The model's own. Raises ValueError where the name or a field is unknown to this version."""
-        from recur_models import model_from_json
-
         if self.model is None:
             raise ValueError(
                 "this ThroughlineConfig names no model: make it with ThroughlineConfig.of(config, vocab_size)"

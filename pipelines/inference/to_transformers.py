@@ -69,7 +69,7 @@ A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corp
 in constant memory.
 
 ```python
-import recur_models
+import recur_models.hf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(folder)

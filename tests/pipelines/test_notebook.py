@@ -22,7 +22,7 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-import recur_models  # noqa: F401  (registers the models)
+import recur_models.hf  # noqa: F401  (registers the models)
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS

@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
+import recur_models.hf  # noqa: F401  (makes the models known)
 from data_prep.store import SegmentStore
 from data_prep.verification import find_splits
 from pipelines import evaluate, export, prepare, train
