@@ -164,13 +164,13 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
         ("presets", "ray mlflow transformers"),
         (
             "train, pipelines.preflight, pipelines.sweeps.command",
-            "ray mlflow transformers matplotlib tokenizers sentencepiece",
+            "ray mlflow transformers matplotlib",
         ),
         (
             "prepare, pipelines.verify, pipelines.vocabulary, pipelines.doctor, pipelines.evaluate, pipelines.compare, "
             "pipelines.generate, pipelines.continuations, pipelines.embed, pipelines.run, "
             "pipelines.tokens, pipelines.export, pipelines.inspect, pipelines.ui",
-            "torch ray mlflow transformers tokenizers sentencepiece tiktoken",
+            "torch ray mlflow transformers",
         ),
     ],
 )

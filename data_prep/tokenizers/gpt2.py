@@ -39,17 +39,15 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tiktoken
 import xxhash
 
 from common.files import digest
 from common.places import Place
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
-
-if TYPE_CHECKING:
-    import tiktoken
 
 PATTERN = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern, with all that needs no look-ahead in one group, which the library of regular expressions matches at once: by the
@@ -181,8 +179,6 @@ class GPT2Tokenizer:
         return self._encoding_by(r"(?s:.+)")
 
     def _encoding_by(self, pattern: str) -> tiktoken.Encoding:
-        import tiktoken  # here, as are all libraries of tokenizers: most commands open stores and tokenize nothing
-
         bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         ranks = {bytes(map(bytes_of.__getitem__, token)): rank for rank, token in enumerate(self._tokens)}
         # Without a special token, tiktoken looks for the empty one at every character. `encode` allows none.

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
 
 from common.files import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
@@ -50,8 +51,6 @@ class HuggingFaceTokenizer:
 
         Raises TokenizerError where `data` is not such a file, or its ids are random.
         """
-        from tokenizers import Tokenizer as RustTokenizer
-
         try:
             spec = json.loads(data.decode())
             self._tokenizer = RustTokenizer.from_str(data.decode())  # before the file is changed: it says what is wrong

@@ -28,7 +28,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import sentencepiece
 import xxhash
+from sentencepiece import sentencepiece_model_pb2
 
 from common.files import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, concatenate, encode_each, encoding_errors, token_dtype
@@ -62,9 +64,6 @@ class SentencePieceTokenizer:
 
     def __init__(self, model: bytes, name: str = "sentencepiece", recipe: Recipe | None = None) -> None:
         """Raises TokenizerError where `model` is not a SentencePiece model."""
-        import sentencepiece
-        from sentencepiece import sentencepiece_model_pb2
-
         self._processor = sentencepiece.SentencePieceProcessor()
         proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
         try:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import sentencepiece
+
 from data_prep.tokenizers.base import TokenizerError
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 
@@ -31,8 +33,6 @@ def train_sentencepiece(training: Training, corpus: str, lines: Iterable[str]) -
 
     Raises TokenizerError where there is no text, or it has more different characters than there would be pieces.
     """
-    import sentencepiece
-
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
+from common.places import Place
+from pipelines.config.run import PlacementConfig
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
-
-    from common.places import Place
-    from pipelines.config.run import PlacementConfig
 
 
 def run_workers(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,9 +20,6 @@ from pipelines.reports.files import COLOURS, briefly, save_figure
 from pipelines.reports.seeds import groups
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DOCUMENTS_COLOUR = "#C44E52"
 POINTS = 3000

@@ -8,21 +8,17 @@ the windows differ, else for each model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pipelines.reports.files import COLOURS, briefly, save_figure
 from pipelines.tracking.metrics import about
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.axes import Axes
 
 NAMED = 40
 """With more spots than this none is named."""

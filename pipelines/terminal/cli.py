@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import gc
 import io
 import math
 import os
@@ -51,6 +50,7 @@ from tyro._errors import (
 
 from common.credentials import without_credentials
 from common.errors import UserError, is_users, listed, nearest
+from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.output import discard
 
@@ -105,8 +105,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             print(f"error: {refused}", file=sys.stderr)
             status = 2
     _unread()
-    gc.freeze()  # else the interpreter looks through all of torch for garbage before it ends: 0.6 s
-    sys.exit(status)
+    end(status)
 
 
 def _refused_output(further: str = "") -> str:

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from pipelines.training.uncompiled import Uncompiled
+from common.start_up import without_compiler
 
 DECAY, LEAST_SQUARE, LEAST_SCALE, LARGEST_UPDATE = 0.8, 1e-30, 1e-3, 1.0
 
 
-class Adafactor(Uncompiled):
+@without_compiler
+class Adafactor(Optimizer):
     """Second moments of a matrix are kept as one number for each row and for each column."""
 
     def __init__(

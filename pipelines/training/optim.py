@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import nn
 
 from common.errors import UserError
+from common.start_up import without_compiler
 from pipelines.config.run import OptimConfig, ScheduleConfig
 from pipelines.training.adafactor import Adafactor
-from pipelines.training.uncompiled import AdamW
 from recur_models import RecurrentModel
+
+
+@without_compiler
+class AdamW(torch.optim.AdamW):
+    """Torch's own, whose step does without its compiler as well."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
