@@ -1,13 +1,15 @@
 """Kills a sweep at random moments, all of its processes at once, and compares what comes of it with a sweep that nothing disturbed.
 
-    python -m benchmarks.tune_kills                         ten kills: about ten minutes on two busy cores
-    python -m benchmarks.tune_kills --sweep pbt             trials that go on from each other's checkpoints
+    python -m benchmarks.tune_kills                         a grid, two trials at once; ten kills: about ten minutes on two cores
+    python -m benchmarks.tune_kills --sweep asha            trials that are stopped early, one at a time
+    python -m benchmarks.tune_kills --sweep asha-two        … two at a time, where who is stopped depends on who comes first
+    python -m benchmarks.tune_kills --sweep pbt             trials that continue from each other's checkpoints
     python -m benchmarks.tune_kills --sweep optuna          trials that are drawn by what came of those before, one at a time
 
-A grid of learning rates and states, without early stopping, two trials at once, tracked in MLflow's sqlite file. The driver is
-killed by SIGKILL at a random moment of its life, its start included; the same command goes on. At last the set of trials must be
-the same, and each trial's figures, to the bit; MLflow must have a parent, one child for each trial, and every step of every curve
-once.
+The sweep is tracked in MLflow's sqlite file. The driver is killed by SIGKILL at a random moment of its life, its start included;
+the same command resumes the sweep. In the end each metric must have counted once, and MLflow must have a parent, one child for each
+trial, and every step of every curve once. For a grid and for ASHA with one trial at a time, the trials, their ends and each
+trial's metrics must be those of the undisturbed sweep, to the bit.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +37,15 @@ from pipelines.terminal import cli
 
 SWEEPS = {
     "grid": "optim.lr=1e-3,4e-3+model.states=4,8 --search grid --scheduler none",
+    "asha": "optim.lr=1e-7,1e-6,1e-3,4e-3 --search grid --scheduler asha --concurrent 1",
+    "asha-two": "optim.lr=1e-7,1e-6,1e-3,4e-3 --search grid --scheduler asha",
     "pbt": "optim.lr=1e-5..1e-2 --scheduler pbt --samples 4",
     "optuna": "lr --search optuna --scheduler none --samples 4 --concurrent 1",
 }
+EXACT = ("grid", "asha")
+"""Sweeps that end as if nothing had happened."""
+STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+"""MLflow's, of a trial's."""
 SIZES = f"--preset small-rec --num-workers 1 {SIZE} --model.recurrent-layers 2 --model.states 4"
 
 
@@ -44,7 +53,7 @@ SIZES = f"--preset small-rec --num-workers 1 {SIZE} --model.recurrent-layers 2 -
 class BenchConfig:
     """How often the sweep is killed."""
 
-    sweep: Literal["grid", "pbt", "optuna"] = "grid"
+    sweep: Literal["grid", "asha", "asha-two", "pbt", "optuna"] = "grid"
     """Which."""
     kills: int = 10
     """SIGKILLs of the driver."""
@@ -82,8 +91,9 @@ def main(argv: list[str]) -> int:
             told = "the first new figure" if training else "the start"
             print(f"kill {count + 1}, {wait:.1f} s after {told}: {where or 'it was over before'}", flush=True)
         finish([*command, "killed"], Path(folder) / "killed.log")
-        wrong = compare(root)
-    print(f"{'identical' if not wrong else 'DIFFERENT in ' + '; '.join(wrong)} after {killed} kills")
+        wrong = [*(compare(root) if config.sweep in EXACT else []), *counted_twice(root / "killed"), *in_mlflow(root)]
+    good = "identical" if config.sweep in EXACT else "each metric once, in MLflow too"
+    print(f"{good if not wrong else 'WRONG: ' + '; '.join(wrong)} after {killed} kills")
     if killed < config.kills:
         print(f"{config.kills - killed} kills came too late: raise --steps", file=sys.stderr)
     return 1 if wrong or killed < config.kills else 0
@@ -132,7 +142,7 @@ def finish(command: Sequence[str], log: Path) -> None:
 
 
 def compare(root: Path) -> list[str]:
-    """What differs between the two sweeps, or in MLflow."""
+    """What differs between the two sweeps."""
     wrong = []
     trials = {
         sweep: [json.loads(path.read_text()) for path in sorted((root / sweep / "trials").glob("*/trial.json"))]
@@ -144,7 +154,17 @@ def compare(root: Path) -> list[str]:
         ours, theirs = (curve(root / sweep / "trials" / calm["id"]) for sweep in ("killed", "calm"))
         if ours != theirs or not ours:
             wrong.append(f"{calm['id']}'s curve")
-    return wrong + in_mlflow(root)
+    return wrong
+
+
+def counted_twice(folder: Path) -> list[str]:
+    """Metrics that results.jsonl has more than once, and trials that are not over."""
+    events = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    seen = Counter((event["trial"], event["step"]) for event in events if event["event"] == "result")
+    wrong = [f"{trial} at step {step} counts {count} times" for (trial, step), count in seen.items() if count > 1]
+    trials = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
+    wrong += [f"{trial['id']} is {trial['status']}" for trial in trials if trial["status"] not in STATUSES]
+    return wrong if seen else [*wrong, "no metric counted"]
 
 
 def in_mlflow(root: Path) -> list[str]:
@@ -164,10 +184,12 @@ def in_mlflow(root: Path) -> list[str]:
                 f"{sweep}: {len(parents)} parents and {len(children)} children in MLflow for {len(trials)} trials"
             )
             continue
-        for run in [*parents, *children]:
-            if run.info.status != "FINISHED":
-                wrong.append(f"{run.info.run_name} is {run.info.status} in MLflow")
+        if parents[0].info.status != "FINISHED":
+            wrong.append(f"{sweep} is {parents[0].info.status} in MLflow")
         for run in children:
+            trial = json.loads((root / str(run.info.run_name) / "trial.json").read_text())
+            if run.info.status != STATUSES.get(trial["status"]):
+                wrong.append(f"{run.info.run_name} is {trial['status']}, and {run.info.status} in MLflow")
             if run.data.tags.get("mlflow.parentRunId") != parents[0].info.run_id:
                 wrong.append(f"{run.info.run_name} is not below its sweep")
             theirs = sorted(

@@ -3,7 +3,7 @@
     python -m benchmarks.tune_scale                         1,000 trials of a tiny model, two at a time: half an hour on two cores
     python -m benchmarks.tune_scale --kind sleep            trials that sleep, on a cluster that says it has 64 CPUs
 
-The trials go through the sweep's own scheduler, results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy`
+The trials go through the sweep's own results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy`
 is the share of the CPUs that slept, between the moment at which the last of the actors had a trial and that at which the last trial
 began. Before that the actors' processes start, 64 of them on the cores that there are: how long that took is told beside it.
 """
@@ -23,7 +23,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import psutil
-from ray import tune
 
 from benchmarks.killing import make_store
 from pipelines.cluster import ray_session
@@ -31,9 +30,9 @@ from pipelines.config.run import flatten, to_json
 from pipelines.sweeps import tuner
 from pipelines.sweeps.command import SweepConfig, check, read_command
 from pipelines.sweeps.planning import open_or_plan
-from pipelines.sweeps.scheduler import SweepScheduler
+from pipelines.sweeps.record import Record
 from pipelines.sweeps.sweep import Sweep
-from pipelines.sweeps.trial import Trial
+from pipelines.sweeps.trial import TrialActor
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
 from tune_spaces import combine
@@ -65,18 +64,11 @@ class BenchConfig:
     """That a trial sleeps before each of its two figures."""
 
 
-class Sleeps(tune.Trainable):
+class Sleeps(TrialActor):
     """A trial that trains nothing."""
 
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        return tune.PlacementGroupFactory([{"CPU": 1}])
-
-    def setup(self, config: dict[str, Any]) -> None:
-        self.reset_config(config)
-
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._done, self._metric, self._slept = 0, new_config["metric"], []
+        self._done, self._slept = 0, []
         return True
 
     def step(self) -> dict[str, Any]:
@@ -84,7 +76,8 @@ class Sleeps(tune.Trainable):
         time.sleep(float(os.environ[SECONDS]))
         self._slept.append((began, time.time()))
         self._done += 3
-        told = {"figures": [(self._done, 5.0)], "step": self._done, self._metric: 5.0}
+        metrics = {"value": 5.0, "validation/bits_per_token": 5.0}
+        told = {"trial": self.trial_name, "step": self._done, "tokens": self._done * 32, **metrics}
         if self._done < 6:
             return told
         with Path(os.environ[SLEPT], str(os.getpid())).open("a") as file:
@@ -93,8 +86,6 @@ class Sleeps(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         Path(checkpoint_dir, "pointer.json").write_text("{}")
-
-    def load_checkpoint(self, checkpoint: Any) -> None: ...
 
 
 def main(argv: list[str]) -> None:
@@ -106,22 +97,20 @@ def main(argv: list[str]) -> None:
         os.environ[SLEPT] = str(slept)
         swept, domains = many(Path(folder), config.trials)
         sweep = planned(swept, domains)
-        memory = SweepScheduler(sweep, domains)
-        memory.restore()
         ray_session.start(num_cpus=at_once, log_to_driver=False)
         watch = Watch(sweep)
-        kind = Sleeps if config.kind == "sleep" else Trial
+        kind = Sleeps if config.kind == "sleep" else TrialActor
         room: Any = SimpleNamespace(at_once=lambda: at_once, use_gpu=False)
-        tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), kind)
+        tracking: Any = SimpleNamespace(below=lambda run: run)
+        tuner.fit(Record(sweep), domains, tracking, room, Stop(sweep.folder), kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()
         again = Sweep(swept, fields(domains))
         again.open_folder()
-        SweepScheduler(again, domains).restore()
-        print(
-            f"replay of {len(list(again.events())):,} lines and {len(again.trials):,} trials: {time.monotonic() - began:.2f} s"
-        )
+        grid = tuner.fit(Record(again), domains, tracking, room, Stop(sweep.folder), kind)
+        assert len(grid) == len(sweep.trials)
+        print(f"a start over {len(grid):,} trials that are over: {time.monotonic() - began:.1f} s")
         if config.kind == "sleep":
             files = [(int(file.name), file.read_text().splitlines()) for file in slept.iterdir()]
             busy([(process, json.loads(line)) for process, lines in files for line in lines], at_once)

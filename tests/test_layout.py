@@ -17,6 +17,8 @@ from pipelines import PACKAGES
 ROOT = Path(__file__).parents[1]
 MOST_LINES = {"pipelines": 330, "studies": 330}
 """Of a module; 400 in the other packages."""
+HIDDEN = re.compile(r"\._|\.(_internal|impl|execution)(\.|$)")
+"""What Ray's modules keep to themselves."""
 OURS = {*PACKAGES, "benchmarks", "tests"}
 
 
@@ -55,6 +57,22 @@ def top(names: set[str]) -> set[str]:
 def test_the_lower_packages_import_nothing_of_ours_but_common(package: str) -> None:
     for name, path in modules(package):
         assert not top(imported(path)) & (OURS - {package, "common"}), name
+
+
+@pytest.mark.parametrize("package", ["pipelines.sweeps", "tune_spaces"])
+def test_sweeps_use_rays_public_interface_alone(package: str) -> None:
+    """Neither a name that begins with an underscore nor a module that Ray keeps to itself, and no method of Ray's is replaced."""
+    for name, path in modules(package.replace(".", "/")):
+        hidden = [each for each in imported(path) if each.startswith("ray") and HIDDEN.search(each)]
+        assert hidden == [], name
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    owner = ast.unparse(target.value) if isinstance(target, ast.Attribute) else ""
+                    assert not re.match(r"(ray|tune|search)\b|Tune[A-Z]|.*(Controller|Scheduler|Tuner)$", owner), name
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "getattr"):
+                assert not re.match(r"(ray|tune)\b", ast.unparse(node.args[0])), name
 
 
 def test_common_needs_no_engine() -> None:

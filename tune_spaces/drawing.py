@@ -10,11 +10,13 @@ All return flat values, joint keys taken apart: ``{"model.gate": "fixed", "model
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import random
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from typing import Any
@@ -106,15 +108,27 @@ def seeded(text: str) -> Iterator[None]:
         np.random.set_state(others[1])
 
 
+@dataclass(frozen=True)
+class Draw:
+    """What a searcher has suggested in an earlier start."""
+
+    name: str
+    trial: str | None
+    """The trial that was made of it; None where the values did not fit together."""
+    values: Mapping[str, Any]
+
+
 class Searcher:
     """Ray Tune's OptunaSearch or TuneBOHB, or another of its searchers by its import path. Categories go through it as labels,
     because theirs must be plain values.
 
-    Its state is a pure function of the seed and of the calls that were made: replaying these restores it.
+    After a kill the searcher is given back what it had drawn, as points to evaluate, and then their results: what follows is
+    drawn from all that is known.
     """
 
-    def __init__(self, name: str, domains: Mapping[str, Any], seed: int) -> None:
-        self._domains, self._seed = domains, seed
+    def __init__(self, name: str, domains: Mapping[str, Any], seed: int, drawn: Sequence[Draw] = ()) -> None:
+        self._domains = domains
+        self._seed = seed
         self._labels = {key: list(map(str, range(len(d)))) for key, d in domains.items() if isinstance(d, Categorical)}
         space = {**domains, **{key: tune.choice(labels) for key, labels in self._labels.items()}}
         path, needs = SEARCHERS.get(name, (name, ""))
@@ -125,21 +139,43 @@ class Searcher:
         seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each names it otherwise
         for talker in ("optuna", "hpbandster", "ray.tune.search"):
             logging.getLogger(talker).setLevel(logging.ERROR)
-        self._drawn = set[str]()
+        self._left = list(drawn)
+        self._drawn: set[str] = set()
         """The trials that it has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
-        _, given = kind_of(path)
-        if points := given.get("points_to_evaluate"):
-            given["points_to_evaluate"] = [{key: self._labelled(key, point[key]) for key in point} for point in points]
+        kind, given = kind_of(path)
+        points = [self._point(draw.values) for draw in drawn]
+        points += [
+            {key: self._labelled(key, point[key]) for key in point} for point in given.pop("points_to_evaluate", [])
+        ][len(points) :]
+        if points and "points_to_evaluate" in inspect.signature(kind).parameters:
+            given["points_to_evaluate"] = points
         self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)
         self._search.set_search_properties(METRIC, "min", space)  # one that has them already heeds it not
 
+    def _point(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A trial's values as the searcher knows them."""
+        joined = {key: tuple(values[field] for field in key.split(",")) for key in self._domains}
+        return {key: self._labelled(key, found if "," in key else found[0]) for key, found in joined.items()}
+
     def _labelled(self, key: str, value: Any) -> Any:
         """A value as the searcher knows it."""
-        known = self._domains[key].categories if key in self._labels else ()
+        known = list(self._domains[key].categories) if key in self._labels else []
         if known and value not in known:
             raise ValueError(f"points_to_evaluate: {key} is {value!r}, which is not of this sweep's: {known}")
         return self._labels[key][known.index(value)] if known else value
+
+    def recall(self, trial: str) -> None:
+        """Have the searcher suggest again what it suggested for a trial of an earlier start."""
+        while self._left:
+            draw = self._left.pop(0)
+            found = self.suggest(draw.trial or draw.name)
+            if found != draw.values:
+                self._drawn.discard(draw.trial or draw.name)  # it takes no points: what it says now is nobody's
+            if draw.trial is None:
+                self.complete(draw.name, 0, None)
+            elif draw.trial == trial:
+                return
 
     def suggest(self, trial: str) -> dict[str, Any] | None:
         """Values for a trial; None where it has none now: it waits for results, or has no more."""
@@ -155,6 +191,7 @@ class Searcher:
         return expand(chosen)
 
     def result(self, trial: str, time: int, value: float) -> None:
+        """A metric of a trial, after so many tokens."""
         if trial in self._drawn:
             self._search.on_trial_result(trial, self._told(time, value))
 
@@ -163,6 +200,16 @@ class Searcher:
         told = None if value is None else self._told(time, value)
         if trial in self._drawn:
             self._search.on_trial_complete(trial, told, error=told is None)
+
+    def pause(self, trial: str) -> None:
+        """HyperBandForBOHB's scheduler has paused a trial, which TuneBOHB is told."""
+        if trial in self._drawn and hasattr(self._search, "on_pause"):
+            self._search.on_pause(trial)
+
+    def resume(self, trial: str) -> None:
+        """The scheduler lets a paused trial continue."""
+        if trial in self._drawn and hasattr(self._search, "on_unpause"):
+            self._search.on_unpause(trial)
 
     @staticmethod
     def _told(time: int, value: float) -> dict[str, Any]:

@@ -29,14 +29,8 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
     path = Place.parse(argv[0])
     try:
         values = json.loads(path.read_bytes())
-        values = values.get("config", values)
-        given = _tuples({**values, "run": str(values["run"])})
         with given_by_user(ValueError):
-            given["model"] = model_from_json(dict(values["model"]))
-            for field in dataclasses.fields(TrainConfig):
-                if dataclasses.is_dataclass(part := field.default_factory):
-                    given[field.name] = part(**_tuples(values.get(field.name, {})))
-            config = in_its_folder(TrainConfig(**given), path)
+            config = in_its_folder(run_from_json(values.get("config", values)), path)
         if any(word.partition("=")[0] == "--run" for word in argv):
             config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, parent=""))
         return {**presets, argv[0]: config}
@@ -44,6 +38,20 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
+
+
+def run_from_json(values: Mapping[str, Any]) -> TrainConfig:
+    """The run that `to_json` wrote, without the credentials that its places had.
+
+    Raises ValueError, KeyError or TypeError where it is none of this version.
+    """
+    given = _tuples({**values, "run": str(values["run"])})
+    given["model"] = model_from_json(dict(values["model"]))
+    for field in dataclasses.fields(TrainConfig):
+        part = field.default_factory
+        if dataclasses.is_dataclass(part):
+            given[field.name] = part(**_tuples(values.get(field.name, {})))
+    return TrainConfig(**given)
 
 
 def in_its_folder(config: TrainConfig, file: Place) -> TrainConfig:

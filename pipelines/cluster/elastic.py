@@ -93,7 +93,7 @@ def train_on_ray(
 
 def check_machines(config: TrainConfig) -> None:
     """Raise UserError where they cannot train this run; for room, which an autoscaler may make yet, it waits."""
-    machines = [there for _, there in ray_session.free_resources()]
+    machines = ray_session.machines()
     if not ray_session.cluster_address():
         if config.use_gpu == "yes" and not any(there.get("GPU") for there in machines):
             raise UserError("use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or mend CUDA")

@@ -181,6 +181,13 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
+def machines() -> list[dict[str, float]]:
+    """What each machine that is alive has, free or taken."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
     """What is free, and what there is, on each machine that is alive. No public call of Ray's says it of each."""
     import ray._private.state

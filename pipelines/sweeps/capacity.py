@@ -24,22 +24,25 @@ class Room:
 
     def __init__(self, config: SweepConfig) -> None:
         """Count it, and say what there is. Raises UserError where not even one trial fits."""
-        self._config, run, machines = config, config.train, ray_session.free_resources()
-        self.use_gpu = run.uses_gpu(sum(there.get("GPU", 0) for _, there in machines))
+        self._config = config
+        run = config.train
+        self.use_gpu = run.uses_gpu(sum(machine.get("GPU", 0) for machine in ray_session.machines()))
         self._worker = run.placement.worker(self.use_gpu)
-        self._count()
-        workers, has = run.workers[0], self._has
+        self._apart = run.placement.strategy == "strict-spread"
+        most, has = self._count()
+        workers = run.workers[0]
         each = counted(workers, "worker")
-        if self._most < 1:
-            apart = ", no two on one machine" if config.train.placement.strategy == "strict-spread" else ""
-            where = f" on {self._machines} machines" if self._machines > 1 else ""
+        if most < 1:
+            takes = told({name: workers * amount for name, amount in self._worker.items()})
+            apart = ", no two on one machine" if self._apart else ""
+            machines = len(ray_session.machines())
+            where = f" on {machines} machines" if machines > 1 else ""
             raise UserError(
-                f"a trial takes {told({name: workers * amount for name, amount in self._worker.items()})} for its {each}{apart}, "
-                f"and there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: it could never start; lower --num-workers "
-                "or --placement.cpus"
+                f"a trial takes {takes} for its {each}{apart}, and there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: "
+                "it could never start; lower --num-workers or --placement.cpus"
             )
         print(
-            f"  at once {counted(self._at_once, 'trial')} of {each} of {told(self._worker)} each: {told(has)} hold {self._most}",
+            f"  at once {counted(self._at_once, 'trial')} of {each} of {told(self._worker)} each: {told(has)} hold {most}",
             flush=True,
         )
 
@@ -47,23 +50,24 @@ class Room:
         """How many trials fit at once. Where machines have gone and none does, one, which waits for them."""
         if time.monotonic() - self._counted > COUNT_SECONDS:
             before = self._at_once
-            self._count()
+            _, has = self._count()
             if self._at_once != before:
                 what = "come" if self._at_once > before else "gone"
-                print(f"machines have {what}: {told(self._has)}, at once {counted(self._at_once, 'trial')}", flush=True)
+                print(f"machines have {what}: {told(has)}, at once {counted(self._at_once, 'trial')}", flush=True)
         return self._at_once
 
-    def _count(self) -> None:
+    def _count(self) -> tuple[int, dict[str, float]]:
         """How many trials the machines hold, and what they have of what a worker takes."""
-        config, workers = self._config, self._config.train.workers[0]
-        machines = [there for _, there in ray_session.free_resources()]
-        most = trials_at_once(machines, self._worker, workers, apart=config.train.placement.strategy == "strict-spread")
-        self._has = {name: sum(machine.get(name, 0) for machine in machines) for name in self._worker}
-        if config.num_cpus:
-            self._has["CPU"] = min(self._has["CPU"], config.num_cpus)
-            most = min(most, times(self._has, {"CPU": workers * self._worker["CPU"]}))
-        self._most, self._machines, self._counted = most, len(machines), time.monotonic()
-        self._at_once = max(min(most, config.concurrent or most), 1)
+        workers = self._config.train.workers[0]
+        machines = ray_session.machines()
+        most = trials_at_once(machines, self._worker, workers, self._apart)
+        has = {name: sum(machine.get(name, 0) for machine in machines) for name in self._worker}
+        if self._config.num_cpus:
+            has["CPU"] = min(has["CPU"], self._config.num_cpus)
+            most = min(most, times(has, {"CPU": workers * self._worker["CPU"]}))
+        self._counted = time.monotonic()
+        self._at_once = max(min(most, self._config.concurrent or most), 1)
+        return most, has
 
 
 def trials_at_once(

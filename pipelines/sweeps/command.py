@@ -27,7 +27,7 @@ from pipelines.tracking.metrics import check_compared
 from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
 
 if TYPE_CHECKING:
-    from tune_spaces.stopping import Rule
+    from ray.tune.schedulers import TrialScheduler
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
@@ -135,13 +135,17 @@ class SweepConfig:
             base = with_fields(base, {field: value for field, value in overridden.items() if field in known})
         return with_fields(base, fields)
 
-    def rule(self, domains: Mapping[str, Any]) -> Rule:
+    @property
+    def least(self) -> int:
+        """Tokens before a trial may be stopped: ASHA's first rung."""
+        return self.rung_tokens or max(1, self.whole // 9)
+
+    def rule(self, domains: Mapping[str, Any]) -> TrialScheduler:
         """The scheduler. Raises ValueError where it cannot be."""
-        from tune_spaces.stopping import Rule
+        from tune_spaces.stopping import Lengths, scheduler
 
         every = self.train.validate_every * self.train.tokens_per_step
-        least = self.rung_tokens or max(1, self.whole // 9)
-        return Rule(self.scheduler, least, self.whole, self.reduction, every, domains, self.train.seed)
+        return scheduler(self.scheduler, Lengths(self.least, self.whole, self.reduction, every), domains)
 
 
 def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
@@ -188,7 +192,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
     from tune_spaces.drawing import Searcher, fields, grid
     from tune_spaces.named import is_exact
-    from tune_spaces.stopping import stopper
+    from tune_spaces.stopping import compares_all, stopper
 
     run, every = config.train, config.train.validate_every
     if without_credentials(config.space) != config.space:
@@ -248,7 +252,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(
                 f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
             )
-    if config.rule(domains).compares_all and config.trials:
+    config.rule(domains)
+    if compares_all(config.scheduler) and config.trials:
         planned = config.samples
         if config.search == "grid":
             combinations, own = grid(domains, config.points), config.own_values(fields(domains))
@@ -258,6 +263,16 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some "
                 "out: lower --samples or --points instead"
             )
+    if compares_all(config.scheduler):
+        if config.concurrent:
+            raise UserError(
+                f"{config.scheduler} lets trials wait for each other, so that as many begin as there is room for: leave out "
+                "--concurrent"
+            )
+        print(
+            f"note: {config.scheduler} pauses trials and changes them: after a kill each continues from its newest checkpoint "
+            "with its newest values, and not as if nothing had happened"
+        )
     stopper(config.stop)
     if config.suggested:
         Searcher(config.search, domains, run.seed)

@@ -26,11 +26,10 @@ from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
-from pipelines.sweeps.results import results
-from pipelines.sweeps.scheduler import SweepScheduler
+from pipelines.sweeps.record import Record
 from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
 from pipelines.sweeps.tracking import SweepTracking
-from pipelines.sweeps.tuner import Recorded, fit
+from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
 from pipelines.tracking.client import check_tracking
 from pipelines.training.stopping import STOPPED_STATUS, Stop
@@ -45,11 +44,8 @@ class Done:
     """As `pipelines.tune` exits."""
     sweep: Sweep
     """What was run."""
-
-    @property
-    def results(self) -> tune.ResultGrid:
-        """All trials, of earlier starts too."""
-        return results(self.sweep.folder, self.sweep.run.place)
+    results: tune.ResultGrid
+    """Ray Tune's own: all trials, of earlier starts too."""
 
 
 def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
@@ -68,27 +64,26 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         room = Room(config)
         sweep.begin(command, again)
-        return Done(run_trials(sweep, SweepScheduler(sweep, domains), room, command), sweep)
+        return run_trials(Record(sweep), domains, room, command)
 
 
-def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str) -> int:
-    """Run the trials to their ends. Returns the exit status."""
+def run_trials(record: Record, domains: dict[str, Any], room: Room, command: str) -> Done:
+    """Run the trials to their ends."""
+    sweep = record.sweep
     config = sweep.config
     stop = Stop(sweep.run.place)
     stop.clear()
     tracking = SweepTracking(sweep, command)
-    scheduler.on_end, status = tracking.end, "FAILED"
+    record.on_end = tracking.end
+    status = "FAILED"
     try:
-        scheduler.restore()
         tracking.again()
         over = sum(trial.over for trial in sweep.trials.values())
         count = config.samples if config.suggested else len(sweep.trials)
         begun = f", of which {over} are over" if over else ""
         print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
-        if scheduler.waiting():
-            with stop.on_signals():
-                fit(Recorded(scheduler, stop, tracking.below, room))
-            scheduler.budget.keep()
+        with stop.on_signals():
+            grid = fit(record, domains, tracking, room, stop)
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
         try:
@@ -99,9 +94,9 @@ def run_trials(sweep: Sweep, scheduler: SweepScheduler, room: Room, command: str
             asked = stop.asked()
             stop.clear()
     if asked:
-        print("stopped; all that was trained is saved: the same command goes on from here")
-        return STOPPED_STATUS
-    return conclude(sweep, scheduler.out_of_budget())
+        print("stopped; all that was trained is saved: the same command resumes it")
+        return Done(STOPPED_STATUS, sweep, grid)
+    return Done(conclude(sweep, record.budget.spent()), sweep, grid)
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from pipelines.reports.sweep_result import fetch_sweep
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import opened_at_end
+from tune_spaces.drawing import Draw
 
 Status = Literal["pending", "running", "finished", "stopped", "failed"]
 SCHEMA = 1
@@ -160,7 +161,9 @@ class Sweep:
         """What makes another sweep of it where it differs."""
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
         run = flatten(to_json(self.config.train))
-        fixed = {key: value for key, value in run.items() if changes_learning(key)}
+        fixed = {
+            key: value for key, value in run.items() if changes_learning(key) and key != "data.store"
+        }  # it may move
         return {name: getattr(self.config, name) for name in names} | fixed
 
     def begin(self, command: str, again: bool) -> None:
@@ -241,31 +244,27 @@ class Sweep:
                 if isinstance(event := json.loads(line), dict) and "event" in event:
                     yield event
 
+    def drawn(self) -> list[Draw]:
+        """What the searcher has suggested in earlier starts, in order."""
+        draws = [event for event in self.events() if event["event"] == "draw"]
+        return [Draw(event["name"], event["trial"], event["values"]) for event in draws]
+
     def _load_trials(self, plan: list[dict[str, Any]]) -> None:
-        """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl, but
-        for where a population's trial stands: then UserError.
-        """
-        events, known = list(self.events()), {each["id"]: Trial(**each) for each in plan}
-        drawn = [event for event in events if event["event"] == "draw" and event["trial"]]
-        known |= {event["trial"]: Trial(event["trial"], event["values"]) for event in drawn}
-        lost = set(known)
+        """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl."""
+        known = {each["id"]: Trial(**each) for each in plan}
+        known |= {draw.trial: Trial(draw.trial, dict(draw.values)) for draw in self.drawn() if draw.trial}
         for path in (self.folder / "trials").glob("*/trial.json"):
             if not path.parent.name.isdigit():
                 continue  # a copy that somebody has made
             try:
                 trial = Trial(**json.loads(path.read_text("utf-8")))
-                trial.best, trial.last = self._figure(trial.best), self._figure(trial.last)
+                trial.best = self._figure(trial.best)
+                trial.last = self._figure(trial.last)
                 known[trial.id] = trial
-                lost.discard(trial.id)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if path.parent.name not in known:
                     raise UserError(f"{path} is damaged ({error}): choose another --run") from None
                 print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
-        if copies := lost & first_values(events).keys():
-            path = self.folder / "trials" / min(copies) / "trial.json"
-            raise UserError(
-                f"{path}, which says whose checkpoint the trial went on from, is lost: choose another --run"
-            )
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
     def _figure(self, saved: Any) -> Figure | None:
@@ -297,11 +296,3 @@ class Budget:
         if config.tokens and sum(trial.tokens for trial in self._sweep.trials.values()) >= config.tokens:
             return f"{BUDGET} of {config.tokens:,} tokens is spent"
         return ""
-
-
-def first_values(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What trials that have gone on from others began with."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in (each for event in events for each in event.get("exploits", ())):
-        found.setdefault(each["trial"], each["before"])
-    return found

@@ -1,6 +1,6 @@
 """A sweep's trials as Ray Tune runs them: an actor that takes one trial after another, of which each `step()` is one validation.
 
-    tune.Tuner(Trial, …)                # with configs of {"trial": "003", "run": TrainConfig, "metric": …, "use_gpu": False}
+    tune.Tuner(tune.with_parameters(TrialActor, given=given), …)    # with configs of {"trial": "003", "optim.lr": 0.003}
 
 The actor is rank 0 of its trial, and so the whole of a trial of one worker; further ranks are actors beside it in the placement
 group that Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread, which
@@ -17,11 +17,12 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import queue
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,51 +33,114 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from common.credentials import without_credentials
 from common.errors import UserError
-from common.lock import Locked
 from common.places import Place
+from pipelines.checkpoints.run_file import run_from_json
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.checkpoints.saving import SaveError
+from pipelines.checkpoints.taking_over import take_over
+from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.scheduler import Outcome
+from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
 from pipelines.terminal import cli
-from pipelines.tracking.client import TrackingError
-from pipelines.training.progress import Tail, messages_into_log
-from pipelines.training.stopping import Stop, Stopped
-from pipelines.training.worker import train_as_worker
+from pipelines.training.stopping import Stop
 from pipelines.training.world import World, join
+from tune_spaces.stopping import METRIC
 
+POINTER = "pointer.json"
 LOOK_SECONDS = 0.5
 """How often a trial looks whether its other ranks still live."""
 END_SECONDS = 30.0
 """How long a loop may take to notice that the other ranks have gone."""
 
 
-class Trial(tune.Trainable):
+@dataclass(frozen=True)
+class Given:
+    """What the actors of a sweep need beside a trial's values. Ray keeps it in its object store: no file of Tune's holds it."""
+
+    train: TrainConfig
+    """The run that is varied, with the places and their credentials."""
+    metric: str
+    rung_tokens: int
+    """Tokens of a rung, in which HyperBand counts."""
+    use_gpu: bool
+    fields: tuple[str, ...]
+    """Dotted names of the fields that change while a trial runs: a population's."""
+
+
+class TrialActor(tune.Trainable):
     """A trial, and those after it."""
 
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """What all its ranks take."""
-        run: TrainConfig = config["run"]
-        bundles = [run.placement.worker(config["use_gpu"])] * run.workers[0]
+    @staticmethod
+    def resources(given: Given) -> PlacementGroupFactory:
+        """What all ranks of a trial take."""
+        run = given.train
+        bundles = [run.placement.worker(given.use_gpu)] * run.workers[0]
         return PlacementGroupFactory(bundles, strategy=run.placement.strategy.replace("-", "_").upper())
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
+        assert given is not None
         logging.disable(logging.INFO)  # of Ray; what we say is printed
+        self._given = given
+        self._device = torch.device("cuda:0" if given.use_gpu else "cpu")
         self._peers: list[Any] = []
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Begin a trial, or go on with it."""
-        free_memory()
-        self._run: TrainConfig = new_config["run"]
-        size, device = self._run.workers[0], torch.device("cuda:0" if new_config["use_gpu"] else "cpu")
-        if size > 1 and not self._peers:
-            self._gather(size, device)
-        self._others = [peer.train.remote(self._run) for peer in self._peers]
-        self._loop = TrialLoop(self._run, new_config["metric"], device)
+        """Take a trial, for the first time or again. It is trained from the step on that follows the metrics that it has."""
+        self._others: list[Any] = []
+        self._loop: TrialLoop | None = None
+        self._place = RunPlace.of(self._given.train).place / f"trials/{self.trial_name}"
+        self._values = {field: new_config[field] for field in self._given.fields}
+        self._status, self._said = read_end(self._place)
+        self._run = read_run(self._place, self._given, self._values)
+        self._known = deque(known_metrics(self._run, self._given.metric, over=bool(self._status)))
+        self._newest = self._known[-1][0] if self._known else 0
+        self._step = 0
+        """That of the metric which Tune got last."""
         return True
+
+    def step(self) -> dict[str, Any]:
+        """A metric that is known, or train up to the next one or the end. Raises what has ended a rank, unless a user's error."""
+        if self._known:
+            step, value = self._known.popleft()
+            self._step = step
+            ends = {"done": True, "outcome": "finished", "said": ""}
+            return self._result(step, value, **(ends if self._status == "finished" and not self._known else {}))
+        if self._status:
+            return ended_as(self._status, self._said)
+        if self._loop is None:
+            if Stop(self._place).asked():
+                return ended_as("stopped", "")
+            self._loop = self._begin()
+        self._loop.go_on()
+        try:
+            while (found := self._loop.result(LOOK_SECONDS)) is None:
+                if self._others:
+                    ray.get(ray.wait(self._others, num_returns=len(self._others), timeout=0)[0])
+        except UserError as error:
+            return self._ended_by(error)
+        metrics = found.pop("metrics")
+        if not metrics:
+            return found
+        self._newest = metrics[0][0]
+        self._step = self._newest
+        return self._result(*metrics[0], **found)
+
+    def _result(self, step: int, value: float, **further: Any) -> dict[str, Any]:
+        tokens = step * self._run.tokens_per_step
+        rungs = tokens / self._given.rung_tokens
+        named = {self._given.metric: value, METRIC: value}
+        return {"trial": self.trial_name, "step": step, "tokens": tokens, "rungs": rungs, **named, **further}
+
+    def _begin(self) -> TrialLoop:
+        """Have all ranks train."""
+        free_memory()
+        size = self._run.workers[0]
+        if size > 1 and not self._peers:
+            self._gather(size, self._device)
+        self._others = [peer.train.remote(self._run) for peer in self._peers]
+        return TrialLoop(self._run, self._given.metric, self._device, self._newest)
 
     def _gather(self, size: int, device: torch.device) -> None:
         """Start the other ranks, and form a process group with them."""
@@ -107,17 +171,6 @@ class Trial(tune.Trainable):
             raise failed[0]
         ray.get(joined)
 
-    def step(self) -> dict[str, Any]:
-        """Train up to the next figure, or to the end. Raises what has ended a rank, unless it was a user's error."""
-        self._loop.go_on()
-        try:
-            while (result := self._loop.result(LOOK_SECONDS)) is None:
-                if self._others:
-                    ray.get(ray.wait(self._others, num_returns=len(self._others), timeout=0)[0])
-        except UserError as error:
-            return self._ended_by(error)
-        return result
-
     def _ended_by(self, error: UserError) -> dict[str, Any]:
         self._disband()
         cause = getattr(error, "cause", error)
@@ -125,16 +178,28 @@ class Trial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the step at hand and leave; what Tune keeps of it is where it stands. Raises NotSaved for a user's error."""
+        ended = None
         try:
-            ended = self._loop.leave()
-            ray.get(self._others)
+            if self._loop is not None:
+                ended = self._loop.leave()
+                ray.get(self._others)
         except UserError as error:
             ended = self._ended_by(error)
+        self._loop = None
         if ended and ended["outcome"] in ("failed", "hindered"):
             raise NotSaved(f"{ended['outcome']}: {ended['said']}")
-        place = RunPlace.of(self._run)
-        pointer = {"run": place.place.recorded, "step": place.newest_step()}
-        Path(checkpoint_dir, "pointer.json").write_text(json.dumps(pointer))
+        pointer = {"trial": self.trial_name, "step": self._step}
+        Path(checkpoint_dir, POINTER).write_text(json.dumps(pointer))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Continue from where a checkpoint of Tune's points: another trial's, where a population has copied that."""
+        pointer = json.loads(Path(checkpoint, POINTER).read_text())
+        if pointer["trial"] != self.trial_name:
+            source = self._place.parent / pointer["trial"]
+            take_over(source / "checkpoints", self._place / "checkpoints", pointer["step"])
+        self._step = pointer["step"]
+        while self._known and self._known[0][0] <= self._step:  # Tune has had these
+            self._known.popleft()
 
     def cleanup(self) -> None:
         for peer in self._peers:
@@ -144,7 +209,8 @@ class Trial(tune.Trainable):
         """End the other ranks, which may wait for one that has left. The next trial gets new ones."""
         self.cleanup()
         self._peers, self._others = [], []
-        self._loop.join(END_SECONDS)
+        if self._loop is not None:
+            self._loop.join(END_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -176,102 +242,37 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class TrialLoop:
-    """The training of one trial in a thread, which waits at each figure until it is to go on."""
-
-    def __init__(self, config: TrainConfig, metric: str, device: torch.device) -> None:
-        self._figures, self._asked = Figures(config, metric), Stop(RunPlace.of(config).place).asked
-        self._results: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._waits = False
-        """Whether what it waits with was taken."""
-        self._thread = threading.Thread(target=self._train, args=(config, device), daemon=True)
-        self._thread.start()
-
-    def go_on(self) -> None:
-        """Where it waits, go on."""
-        if self._waits:
-            self._waits = False
-            self._orders.put(True)
-
-    def leave(self) -> dict[str, Any] | None:
-        """Save where it waits, and end: what has come of it, where it had not ended before. Raises as `result` does."""
-        if not self._thread.is_alive():
-            return None
-        self._orders.put(False)
-        self._thread.join()
-        return self.result(0)
-
-    def result(self, seconds: float) -> dict[str, Any] | None:
-        """What has come of it; None where nothing has within so long. Raises what has ended the training, if not a user's error."""
-        try:
-            found = self._results.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        if isinstance(found, BaseException):
-            raise found
-        self._waits = "done" not in found
-        return found
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end. Raises RuntimeError where that does not come."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            raise RuntimeError("its loop hangs, without the other ranks")
-
-    def _train(self, config: TrainConfig, device: torch.device) -> None:
-        try:
-            outcome, said = train_trial(config, World.current(device), self._asked_to_stop)
-            self._results.put(ended_as(outcome, said, self._figures.new()))
-        except BaseException as error:  # step() raises it
-            self._results.put(error)
-
-    def _asked_to_stop(self) -> bool:
-        if new := self._figures.new():
-            self._results.put({"figures": new, "step": new[-1][0], self._figures.metric: new[-1][1]})
-            if not self._orders.get():
-                return True
-        return self._asked()
+def read_end(place: Place) -> tuple[str, str]:
+    """How the trial had ended before this start of Tune, and why; empty where it is not over."""
+    try:
+        trial = json.loads((place / "trial.json").read_bytes())
+    except (OSError, ValueError):
+        return "", ""
+    return (trial["status"], trial["reason"]) if trial["status"] in ("finished", "stopped", "failed") else ("", "")
 
 
-class Figures:
-    """The figures of one metric that rank 0 of a run on this machine records, as they come."""
-
-    def __init__(self, config: TrainConfig, metric: str) -> None:
-        self.metric, self._newest = metric, 0
-        self._tail = Tail(Place.parse(RunPlace.of(config).folder) / "metrics.jsonl")
-
-    def new(self) -> list[tuple[int, float]]:
-        """Steps and values since the last call."""
-        found = []
-        for record in self._tail.records():
-            if self.metric in record.metrics and record.step > self._newest:
-                self._newest = record.step
-                found.append((record.step, record.metrics[self.metric]))
-        return found
+def read_run(place: Place, given: Given, values: Mapping[str, Any]) -> TrainConfig:
+    """The run that the sweep has written for a trial, with the values that it has now and the credentials of the sweep's places."""
+    try:
+        run = run_from_json(json.loads((place / "config.json").read_bytes()))
+    except FileNotFoundError:  # it is over, and has failed before it began
+        run = replace(given.train, run=f"{given.train.run}/trials/{place.name}")
+    return with_credentials(with_fields(run, values), given.train)
 
 
-def ended_as(outcome: Outcome, said: str, figures: list[tuple[int, float]] | None = None) -> dict[str, Any]:
-    """The last result of a trial that has ended by itself."""
-    return {"figures": figures or [], "outcome": outcome, "said": said, "done": True}
+def with_credentials(run: TrainConfig, given: TrainConfig) -> TrainConfig:
+    """The run with the credentials that its places have in the given one, as its JSON leaves them out."""
+    data = run.data
+    if without_credentials(given.data.store) == data.store:
+        data = replace(data, store=given.data.store)
+    tracking = run.tracking
+    if without_credentials(given.tracking.uri) == tracking.uri:
+        tracking = replace(tracking, uri=given.tracking.uri)
+    return replace(run, root=given.root, data=data, tracking=tracking)
 
 
-def outcome_of(error: UserError) -> Outcome:
-    """What a user's error makes of a trial: it is over, but for what has nothing to do with its config."""
-    return "hindered" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
-
-
-def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
-    """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
-    run = RunPlace.of(config)
-    run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
-    with messages_into_log(run.folder, world.rank):
-        try:
-            train_as_worker(config, world, asked)
-        except Stopped:
-            return "stopped", ""
-        except UserError as error:
-            if world.size > 1:
-                raise
-            return outcome_of(error), cli.sentence(error)
-    return "finished", ""
+def pointer_of(checkpoint: Any) -> tuple[str, int]:
+    """The trial and the step that a checkpoint of Tune's stands for."""
+    with checkpoint.as_directory() as folder:
+        pointer = json.loads(Path(folder, POINTER).read_text())
+    return pointer["trial"], pointer["step"]

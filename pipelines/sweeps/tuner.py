@@ -1,110 +1,301 @@
-"""Runs a sweep's trials on Ray Tune: Tune's Tuner holds actors, resources and failures, and asks the sweep's own memory what to do.
+"""Runs a sweep's trials on Ray Tune, by its public interface: any scheduler of Tune's under Tune's own controller.
 
-    fit(Recorded(memory, stop, tracking.below, room))
+    grid = fit(record, domains, tracking, room, stop)       # Tune's own ResultGrid
 
-Tune's snapshots lag behind, and lack the scheduler: nothing is restored from them, and they are empty. What Tune asks, the
-scheduler of pipelines/sweeps/scheduler.py answers, which has written it into results.jsonl before; each start of the command gives
-Tune the trials that are left.
+Each start gives Tune all trials of the sweep. One that is over, or has come further than this start of Tune has heard, first
+reports the metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of
+every start. What was decided at a step is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own
+snapshots. They hold no secret: a trial is given its values, and finds its run in the sweep's folder.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ray import tune
 from ray.tune import TuneError
-from ray.tune.execution import class_cache
-from ray.tune.execution.tune_controller import TuneController
-from ray.tune.impl.tuner_internal import TunerInternal
-from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from ray.tune.schedulers import TrialScheduler
-from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
 
 from common.errors import UserError
-from pipelines.checkpoints.run_place import RunPlace
 from pipelines.cluster.ray_train import first_line
-from pipelines.config.run import TrainConfig, to_json
-from pipelines.sweeps import sweep as sweeps
 from pipelines.sweeps.capacity import Room
-from pipelines.sweeps.scheduler import SweepScheduler
-from pipelines.sweeps.trial import NotSaved, Trial
+from pipelines.sweeps.command import SweepConfig
+from pipelines.sweeps.offering import NotKept, Offered, name_of
+from pipelines.sweeps.record import Record
+from pipelines.sweeps.tracking import SweepTracking
+from pipelines.sweeps.trial import Given, NotSaved, TrialActor, pointer_of
 from pipelines.training.stopping import Stop
+from tune_spaces.drawing import Searcher, seeded
+from tune_spaces.stopping import METRIC, compares_all, decides_by_results, stopper
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # each trial tracks itself
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C saves first
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed has no metric
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
 }
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
+"""What Ray Tune passes to actors, so that Ray writes it into its logs. A machine has them in its own environment."""
 LOOK_SECONDS = 0.1
 """How often it is looked how far trials are, and whether to stop."""
 KEEP_SECONDS = 10.0
 """How often the seconds that the sweep has taken are written down."""
 
 
-KEPT = ("_trials", "_stopped_trials", "_failed_trials", "_trials_to_cache")
-"""Where Tune's controller keeps trials that are over, for its own ResultGrid and snapshots."""
+class Keys:
+    """Keeps the keys of buckets out of the actors that Ray Tune makes: until it has made the first, whose settings all have."""
+
+    def __init__(self) -> None:
+        self._made = False
+        self._hidden: dict[str, str] = {}
+
+    def hide(self) -> None:
+        if not self._made:
+            self._hidden |= {name: os.environ.pop(name) for name in KEYS if name in os.environ}
+
+    def show(self, made: bool = False) -> None:
+        """Put them back; ``made``: the first actor is there."""
+        self._made = self._made or made
+        os.environ.update(self._hidden)
+        self._hidden = {}
 
 
-def fit(recorded: Recorded, trainable: type[tune.Trainable] = Trial) -> None:
-    """Run what is left of a sweep."""
-    config, notes = recorded.sweep.config, recorded.sweep.run.place / ".tune"
+class Logged(NotKept, TrialScheduler):
+    """A scheduler whose decisions are in results.jsonl before they are returned; a step that is there is decided as it was."""
+
+    def __init__(self, rule: TrialScheduler, record: Record, stops: Stopper, keys: Keys) -> None:
+        super().__init__()
+        self._keys = keys
+        self._rule = rule
+        self._record = record
+        self._stops = stops
+        self._by_results = decides_by_results(rule)
+        self._before = record.settled_tokens() if record.sweep.config.populates else 0
+
+    @property
+    def metric(self) -> str | None:
+        return self._rule.metric
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """The rule gets the sweep's metric under one name, whatever the sweep calls it."""
+        self._rule.set_search_properties(METRIC, "min", **spec)  # one that has them already heeds it not
+        return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._rule.on_trial_add(tune_controller, trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        self._rule.on_trial_error(tune_controller, trial)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._rule.on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._rule.on_trial_remove(tune_controller, trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        self._keys.hide()  # Tune makes the first actor next
+        return self._rule.choose_trial_to_run(tune_controller)
+
+    def debug_string(self) -> str:
+        return self._rule.debug_string()
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        ours = self._record.sweep.trials[str(trial)]
+        config = self._record.sweep.config
+        step = result["step"]
+        told = {**result, "tokens": max(0, result["tokens"] - self._before)}
+        with seeded(f"{config.train.seed}/{result['tokens']}"):
+            decision = self._rule.on_trial_result(tune_controller, trial, told)
+        rests = self._stops(ours.id, result)
+        self._record.rests = self._record.rests or self._stops.stop_all()
+        known = self._record.known(ours, step)
+        if known is not None:
+            return known if self._by_results or known == self.STOP else decision
+        by = config.scheduler
+        if (rests or self._record.rests) and decision != self.STOP:
+            decision = self.STOP
+            by = config.stop
+        if decision == self.STOP and ours.baseline:  # it runs to its end
+            decision = self.CONTINUE
+        self._record.add(ours, step, result[METRIC], decision, by)
+        return decision
+
+
+class Watch(NotKept, tune.Callback):
+    """Follows the trials: what a population changes of them, how far they are, how they end."""
+
+    def __init__(self, record: Record, stop: Stop, keys: Keys) -> None:
+        self._keys = keys
+        self._record = record
+        self._sweep = record.sweep
+        self._stop = stop
+        self._looked = 0.0
+        self._kept = 0.0
+        self.trials: list[Any] = []
+        """Tune's, as they stand."""
+
+    def running(self) -> bool:
+        """Whether a trial is being trained or saved."""
+        return any(trial.status == "RUNNING" for trial in self.trials)
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self.trials[:] = trials
+        now = time.monotonic()
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._record.asked = self._record.asked or self._stop.asked()
+            self._record.watch()
+        if now - self._kept > KEEP_SECONDS:
+            self._kept = now
+            self._record.budget.keep()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._keys.show()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._keys.show(made=True)
+        ours = self._sweep.trials[str(trial)]
+        if ours.over:
+            return
+        values = {field: trial.config[field] for field in self._sweep.fields}
+        if values != ours.values:
+            source, step = pointer_of(trial.checkpoint)
+            self._record.exploit(ours, values, source, step)
+        self._record.begin(ours)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        ours = self._sweep.trials[str(trial)]
+        if METRIC in result and self._record.known(ours, result["step"]) is None:  # the last one, which ends the trial
+            self._record.add(ours, result["step"], result[METRIC], TrialScheduler.CONTINUE)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        ours = self._sweep.trials[str(trial)]
+        said = why(trial)
+        refused = NotSaved.FORM.search(said)
+        if refused and refused[1] == "hindered":
+            self._record.hindered = self._record.hindered or f"trial {ours.id}: {refused[2]}"
+        else:
+            self._record.died(ours, refused[2] if refused else f"a worker died ({said})")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._record.ended(self._sweep.trials[str(trial)], "failed", f"a worker died ({why(trial)})")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        result = trial.last_result or {}
+        ours = self._sweep.trials[str(trial)]
+        self._record.ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
+
+
+class Ends(NotKept, Stopper):
+    """Ends Tune's run once nothing is being trained and nothing is to begin."""
+
+    def __init__(self, record: Record, watch: Watch) -> None:
+        self._record = record
+        self._watch = watch
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._record.closed() and not self._watch.running()
+
+
+def why(trial: Any) -> str:
+    """What ended a trial's worker, in a line."""
+    said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
+    said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
+    ends = "ray::" in said.partition("\n")[0]
+    return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
+
+
+def fit(
+    record: Record,
+    domains: Mapping[str, Any],
+    tracking: SweepTracking,
+    room: Room,
+    stop: Stop,
+    actor: type[TrialActor] = TrialActor,
+) -> tune.ResultGrid:
+    """Run what is left of a sweep. Raises UserError where a person has to see to something first."""
+    sweep = record.sweep
+    config = sweep.config
+    notes = sweep.run.place / ".tune"
     notes.delete()
-    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(recorded.room.at_once())}):
+    keys = Keys()
+    watch = Watch(record, stop, keys)
+    fields = tuple(sweep.fields) if config.populates else ()
+    given = Given(config.train, config.metric, config.least, room.use_gpu, fields)
+    trainable = tune.with_resources(tune.with_parameters(actor, given=given), actor.resources(given))
+    stops = stopper(config.stop)
+    searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn()) if config.suggested else None
+    offered = Offered(record, searcher, stops, room, watch.trials, tracking)
+    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(room.at_once())}):
         tuner = tune.Tuner(
             trainable,
+            param_space=None if offered.searches else offered.space(),
             tune_config=tune.TuneConfig(
-                num_samples=-1,
-                search_alg=Offered(recorded),
-                scheduler=recorded,
+                metric=config.metric,
+                mode="min",
+                num_samples=-1 if offered.searches else 1,
+                max_concurrent_trials=most_at_once(config, room),
+                search_alg=offered if offered.searches else None,
+                scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
-                trial_dirname_creator=lambda trial: trial.config["trial"],
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
             ),
             run_config=tune.RunConfig(
                 name="trials",
-                storage_path=notes.path,
-                storage_filesystem=None if notes.is_local else notes.filesystem,
+                storage_path=notes.recorded,
                 verbose=0,
-                callbacks=[Silent()],
-                # With a number to keep, each would take a snapshot.
+                stop=Ends(record, watch),
+                callbacks=[watch, JsonLoggerCallback(), CSVLoggerCallback()],
+                failure_config=tune.FailureConfig(max_failures=-1),  # the record counts those without progress
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
             ),
         )
         try:
-            tuner.fit()
+            grid = tuner.fit()
         except TuneError as error:
             raise wrapped_by(error) from None
-        if recorded.error:
-            raise recorded.error
-        if recorded.hindered:
-            raise UserError(recorded.hindered)
+        finally:
+            keys.show()
+    record.budget.keep()
+    if record.hindered:
+        raise UserError(record.hindered)
+    return grid
 
 
-@contextmanager
+def most_at_once(config: SweepConfig, room: Room) -> int | None:
+    """The limit of a person, which machines do not set by themselves; None without one, or where all trials wait for each other."""
+    limited = config.concurrent or config.num_cpus
+    return room.at_once() if limited and not config.suggested and not compares_all(config.scheduler) else None
+
+
+@contextlib.contextmanager
 def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
     """What has happened to a trial is told in our own words. Afterwards Tune is as it was: a notebook may have its own Tuner."""
-    logger, passed = logging.getLogger("ray.tune"), class_cache.ENV_VARS_TO_PROPAGATE
-    before, level = {name: os.environ.get(name) for name in environment}, logger.level
-    snapshot, state = TuneController.save_to_dir, TunerInternal.__getstate__
+    logger = logging.getLogger("ray.tune")
+    level = logger.level
+    before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     logger.setLevel(logging.CRITICAL)
-    # A machine has the keys of buckets in its own environment. Those that Ray Tune passes to trials, Ray writes into its logs.
-    class_cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
-    TuneController.save_to_dir, TunerInternal.__getstate__ = empty_snapshot, lambda self: {}
     try:
         yield
     finally:
-        TuneController.save_to_dir, TunerInternal.__getstate__ = snapshot, state
-        class_cache.ENV_VARS_TO_PROPAGATE = passed
         logger.setLevel(level)
         for name, value in before.items():
             if value is None:
@@ -113,152 +304,11 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def empty_snapshot(self: Any) -> None:
-    """In place of Tune's, which hold what every trial is given: passwords and keys of buckets too. At its end it asks for one."""
-    folder = Path(self._storage.experiment_driver_staging_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / self.experiment_state_file_name).write_text('{"trial_data": []}')
-
-
 def wrapped_by(error: BaseException) -> BaseException:
     """An error of ours, which was raised in Tune's loop; Tune's own where there is none."""
-    while isinstance(error, TuneError) and (cause := error.__cause__ or error.__context__):
+    while isinstance(error, TuneError):
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            break
         error = cause
     return error
-
-
-class Silent(TrialProgressCallback):
-    """In place of Tune's, which keeps every trial to print of it what nobody asks for."""
-
-    def on_trial_result(self, *args: Any, **info: Any) -> None: ...
-
-    on_trial_error = on_trial_complete = on_trial_result
-
-
-class Recorded(TrialScheduler):
-    """What Tune asks of a scheduler, answered by the sweep's memory; ``below`` puts a run below the sweep's.
-
-    A trial that goes on is a new one to Tune, which itself resumes none: a run finds its own checkpoint.
-    """
-
-    def __init__(
-        self, memory: SweepScheduler, stop: Stop, below: Callable[[TrainConfig], TrainConfig], room: Room
-    ) -> None:
-        super().__init__()
-        self._memory, self._stop, self._below, self.room, self.sweep = memory, stop, below, room, memory.sweep
-        self._given: dict[str, Any] = {}
-        """Tune's trials that are not over, by our names."""
-        self._kept = self._looked = 0.0
-        self.error: Exception | None = None
-        """Of ours, where Tune would take it for a trial's."""
-        self.hindered = ""
-        """Why no trial goes on, where a person has to see to something first."""
-
-    # What Tune is given
-
-    def offer(self) -> Any:
-        """The config of a trial to begin; None where there is none now, FINISHED where there will be none."""
-        if len(self._given) < self.room.at_once() and (ours := self._memory.next()):
-            return self._config(ours)
-        return None if self._given else Searcher.FINISHED
-
-    def _config(self, ours: sweeps.Trial) -> dict[str, Any]:
-        run = self._below(self._memory.run_of(ours))
-        (RunPlace.of(run).place / "config.json").write_atomically(json.dumps(to_json(run), indent=1).encode())
-        if ours.steps == 0:
-            print(f"trial {ours.id} begins: {ours.told()}", flush=True)
-        return {"trial": ours.id, "run": run, "metric": self.sweep.config.metric, "use_gpu": self.room.use_gpu}
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._given[trial.config["trial"]] = trial
-
-    def choose_trial_to_run(self, tune_controller: Any) -> None:
-        """Called at every turn of Tune's loop, which handles one event. Tune itself begins what it was given."""
-        if self.error:
-            raise self.error
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._look(tune_controller)
-            self._looked = time.monotonic()
-
-    def _look(self, controller: Any) -> None:
-        for trial in self._memory.busy:
-            self._memory.watch(trial)
-        if asked := bool(self._stop.asked() or self.hindered):
-            self._memory.interrupt()
-        for trial in list(self._given.values()):
-            if trial.status == "PAUSED" or (trial.status == "PENDING" and asked):
-                controller.stop_trial(trial)
-        for trial in [trial for trial in controller.get_trials() if trial.is_finished()]:
-            for name in KEPT:  # results are made of the sweep's files
-                if trial in (kept := getattr(controller, name, [])):
-                    kept.remove(trial)
-        if time.monotonic() - self._kept > KEEP_SECONDS:
-            self._memory.budget.keep()
-            self._kept = time.monotonic()
-
-    # What Tune tells
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        ours = self.sweep.trials[trial.config["trial"]]
-        if self._hear(ours, result):
-            return self.STOP
-        return self.PAUSE if self._memory.stays(ours, result["step"]) else self.CONTINUE
-
-    def _hear(self, ours: sweeps.Trial, result: Mapping[str, Any]) -> bool:
-        return any([self._memory.result(ours, step, value) for step, value in result.get("figures", ())])
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._ended(trial, result.get("outcome", "stopped"), result.get("said", ""), result)
-
-    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        trial.run_metadata.pickled_error_filename = None  # never read
-        said = why(trial)
-        found = NotSaved.FORM.search(said)
-        outcome, said = found.groups() if found else ("died", f"a worker died ({said})")
-        self._ended(trial, outcome, said)
-
-    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._ended(trial, "stopped")
-
-    def _ended(
-        self, trial: Any, outcome: Any, said: str = "", result: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        ours = self.sweep.trials[trial.config["trial"]]
-        if self._given.get(ours.id) is not trial or self.error:  # Tune says twice that one has died
-            return
-        del self._given[ours.id]
-        if outcome == "hindered":
-            self.hindered = self.hindered or f"trial {ours.id}: {said}"
-        try:
-            self._hear(ours, result)
-            self._memory.ended(ours, outcome, said)
-            if self.hindered:
-                self._memory.interrupt()  # before Tune asks for one more
-        except Exception as error:
-            self.error = error
-            raise
-        if ours.over:
-            figure = f"{ours.last.value:.4f} at step {ours.last.step}" if ours.last else "no figure"
-            print(f"trial {ours.id} {ours.status}: {figure}{', ' + ours.reason if ours.reason else ''}", flush=True)
-
-
-def why(trial: Any) -> str:
-    """What ended a trial's worker, in a line."""
-    # Not yet where Tune's own `get_error` looks for it.
-    said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
-    said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
-    ends = "ray::" in said.partition("\n")[0]
-    return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
-
-
-class Offered(Searcher):
-    """What Tune asks of a searcher: the trials that the memory has next."""
-
-    def __init__(self, recorded: Recorded) -> None:
-        super().__init__()
-        self._recorded = recorded
-
-    def suggest(self, trial_id: str) -> Any:
-        return self._recorded.offer()
-
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None: ...

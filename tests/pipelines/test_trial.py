@@ -1,7 +1,8 @@
-"""A trial's loop, which waits at each figure for its driver's word. In this process, without Ray."""
+"""A trial's loop, which waits at each metric for its driver's word. In this process, without Ray."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from pipelines.checkpoints.run_file import run_from_json
 from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import TrainConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweeps.trial import TrialLoop
+from pipelines.sweeps.trial import with_credentials
+from pipelines.sweeps.trial_loop import TrialLoop, known_metrics
 from pipelines.terminal import cli
 from tests.small_runs import TINY
 
@@ -31,22 +34,34 @@ def wait(loop: TrialLoop) -> dict[str, Any]:
     return result
 
 
-def test_it_stands_still_at_a_figure_and_saves_there(config: TrainConfig) -> None:
+def test_it_stands_still_at_a_metric_and_saves_there(config: TrainConfig) -> None:
     loop = TrialLoop(config, METRIC, CPU)
-    loop.go_on()  # nothing has been told yet: this releases nothing
+    loop.go_on()  # nothing has been reported yet: this releases nothing
     first = wait(loop)
-    assert first["step"] == 10 and first["figures"] == [(10, first[METRIC])] and "done" not in first
+    assert [step for step, _ in first["metrics"]] == [10] and "done" not in first
     assert loop.result(0.3) is None and RunPlace.of(config).newest_step() == 0
     loop.leave()
     assert RunPlace.of(config).newest_step() == 10
 
-    loop = TrialLoop(config, METRIC, CPU)  # goes on, and tells again what its driver may have missed
-    assert wait(loop)["figures"] == first["figures"]
-    loop.go_on()
-    assert wait(loop)["step"] == 20
-    loop.go_on()
-    assert wait(loop) == {"figures": [], "outcome": "finished", "said": "", "done": True}
+    assert known_metrics(config, METRIC) == first["metrics"]  # which the actor reports again, without training
+    loop = TrialLoop(config, METRIC, CPU, after=10)
+    last = wait(loop)
+    assert [step for step, _ in last.pop("metrics")] == [20]
+    assert last == {"outcome": "finished", "said": "", "done": True}
     assert RunPlace.of(config).newest_step() == 20
+
+
+def test_a_run_gets_the_credentials_of_the_sweeps_places_back(config: TrainConfig) -> None:
+    store = "s3://me:secret@books/store"
+    uri = "http://me:secret@tracking"
+    given = replace(config, root="s3://me:secret@books/runs", data=replace(config.data, store=store))
+    given = replace(given, tracking=replace(given.tracking, uri=uri))
+    written = run_from_json(to_json(given))
+    assert "secret" not in json.dumps(to_json(written))
+    found = with_credentials(written, given)
+    assert (found.root, found.data.store, found.tracking.uri) == (given.root, store, uri)
+    other = replace(written, data=replace(written.data, store="s3://books/other"))
+    assert with_credentials(other, given).data.store == "s3://books/other"
 
 
 def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import signal
@@ -15,14 +14,14 @@ from typing import Any
 
 import pytest
 import ray
-import ray.tune
-from ray.tune.experiment import Trial as TuneTrial
 
 from benchmarks.tune_scale import many, planned
 from common.errors import UserError
 from pipelines import tune
 from pipelines.sweeps import tuner
-from pipelines.sweeps.scheduler import SweepScheduler
+from pipelines.sweeps.record import Record
+from pipelines.sweeps.sweep import Trial
+from pipelines.sweeps.trial import TrialActor
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
 from tests.ray_processes import of_ray
@@ -127,7 +126,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     def kill_one_worker() -> None:
         wait_until(lambda: list((tmp_path / "runs").glob("*/trials/*/checkpoints/step-*")), every=0.02)
         free.append(ray.available_resources().get("CPU", 0))
-        of_ray("Trial")[0].kill()
+        of_ray("ResourceTrainable")[0].kill()
 
     threading.Thread(target=kill_one_worker, daemon=True).start()
     words += ["--num-cpus", "4", "--placement.cpus", "2"]
@@ -151,32 +150,18 @@ def test_the_notebook_runs_cell_by_cell(
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         assert not cell["outputs"]
         exec("".join(cell["source"]), known)
-    assert len(known["grid"]) == len(known["curves"]) == 4 and known["best"].checkpoint
+    assert len(known["grid"]) == len(known["curves"]) == 4
     best = json.loads((tmp_path / "runs" / "notebook" / "best.json").read_text())
-    assert known["best"].config == best["values"] and str(best["values"]) in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_a_population_larger_than_the_room_for_it_goes_through_its_generations(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All of them wait for each other at each validation, two at a time in two actors."""
-    words = ["--scheduler", "pbt", "--samples", "4", "--validate-every", "5", "--num-cpus", "2", "--concurrent", "2"]
-    assert tune.main(command("optim.lr=1e-7..1e-2", *words)) == 0
-    ended = trials(tmp_path)
-    assert [(trial["status"], trial["steps"]) for trial in ended] == [("finished", 20)] * 4
-    steps = sorted(each["step"] for trial in ended for each in trial["exploited"])
-    assert steps == [5, 10, 15] and capsys.readouterr().out.count(" goes on from ") == 3
-    lines = (tmp_path / "runs" / "sweep" / "results.jsonl").read_text().splitlines()
-    assert [event["step"] for event in map(json.loads, lines) if event["event"] == "generation"] == [5, 10, 15]
+    assert known["best"].config == {"trial": best["trial"], **best["values"]}
+    assert f"runs/notebook/trials/{best['trial']}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp_path: Path) -> None:
     """The sweep says why it ends, and goes on when that is mended: to what it would have been."""
-    words = ["--scheduler", "pbt", "--samples", "2", "--num-cpus", "2", "--baseline", "no"]
+    words = ["--search", "grid", "--scheduler", "none", "--num-cpus", "2", "--baseline", "no"]
     words += ["--checkpoint.every", "50", "--steps", "100", "--validate-every", "50"]
-    assert tune.main(command("optim.lr=1e-7..1e-2", *words, name="free")) == 0
+    assert tune.main(command("optim.lr=1e-3,1e-2", *words, name="free")) == 0
     obstacle = tmp_path / "runs" / "sweep" / "trials" / "001" / "checkpoints"
 
     def obstruct() -> None:
@@ -185,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp
         obstacle.write_text("a file in the way")
 
     threading.Thread(target=obstruct, daemon=True).start()
-    argv = command("optim.lr=1e-7..1e-2", *words)
+    argv = command("optim.lr=1e-3,1e-2", *words)
     with pytest.raises(UserError, match=r"^trial 001: the checkpoint of step 50 could not be written"):
         tune.main(argv)
     assert trials(tmp_path)[1]["status"] == "pending"
@@ -219,36 +204,13 @@ def test_asked_to_stop_by_a_signal_all_that_run_save(
         assert trial["status"] == "pending" and 0 < trial["steps"] == int(newest.name[5:]) < 20_000
 
 
-class Ends(ray.tune.Trainable):
-    """A trial that trains nothing, and ends at its first figure."""
+class Ends(TrialActor):
+    """A trial that trains nothing, and ends at its first metric."""
 
     def step(self) -> dict[str, Any]:
-        return {"figures": [(6, 5.0)], "step": 6, "done": True, "outcome": "finished", "said": ""}
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        return True
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None: ...
-
-    def load_checkpoint(self, checkpoint: Any) -> None: ...
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_a_driver_keeps_nothing_of_tunes_of_a_trial_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuner, "LOOK_SECONDS", 0.0)  # at every turn of Tune's loop, however fast trials end
-    swept, domains = many(tmp_path, 12)
-    memory, kept = SweepScheduler(sweep := planned(swept, domains), domains), list[int]()
-    memory.restore()
-    gc.collect()  # what the errors of other tests hold
-    memory.on_end = lambda trial: kept.append(
-        sum(isinstance(each, TuneTrial) and not each.stub for each in gc.get_objects())
-    )
-    room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
-    tuner.fit(tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room), Ends)
-    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 12
-    assert len(kept) == 12 and max(kept) <= 2 + 4  # those of a turn, at its end
+        metrics = {"value": 5.0, "validation/bits_per_token": 5.0}
+        told = {"trial": self.trial_name, "step": 6, "tokens": 192, **metrics}
+        return {**told, "done": True, "outcome": "finished", "said": ""}
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -257,22 +219,24 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
 ) -> None:
     monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "of-a-notebook")
     swept, domains = many(tmp_path, 3)
-    memory = SweepScheduler(sweep := planned(swept, domains), domains)
-    memory.restore()
+    sweep = planned(swept, domains)
     room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
-    (stop := Stop(sweep.folder)).ask()
-    tuner.fit(tuner.Recorded(memory, stop, lambda run: run, room), Ends)
+    tracking: Any = SimpleNamespace(below=lambda run: run)
+    stop = Stop(sweep.folder)
+    stop.ask()
+    tuner.fit(Record(sweep), domains, tracking, room, stop, Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["pending"] * 3
 
-    def full(trial: Any, step: int, value: float) -> bool:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(Record):
+        def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     stop.clear()
-    (memory := SweepScheduler(sweep, domains)).restore()
-    memory.result = full  # pyrefly: ignore
     with pytest.raises(OSError, match="No space left"):
-        tuner.fit(tuner.Recorded(memory, stop, lambda run: run, room), Ends)
+        tuner.fit(Full(sweep), domains, tracking, room, stop, Ends)
     assert os.environ["RAY_CHDIR_TO_TRIAL_DIR"] == "of-a-notebook" and "RAY_AIR_NEW_OUTPUT" not in os.environ
+    tuner.fit(Record(sweep), domains, tracking, room, stop, Ends)
+    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 3
 
 
 def test_what_ended_a_worker_is_told_in_its_own_words(tmp_path: Path) -> None:
@@ -282,25 +246,3 @@ def test_what_ended_a_worker_is_told_in_its_own_words(tmp_path: Path) -> None:
     )
     trial: Any = SimpleNamespace(error_file=str(tmp_path / "error.txt"))
     assert tuner.why(trial) == "RuntimeError: out of memory, tried to allocate 9 GiB"
-
-
-def test_what_fails_before_its_first_step_is_offered_again_and_counted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where an actor dies while it is reset for its next trial: Tune ends what it was given, and says so twice."""
-    swept, domains = many(tmp_path, 2)
-    memory = SweepScheduler(sweep := planned(swept, domains), domains)
-    memory.restore()
-    room: Any = SimpleNamespace(at_once=lambda: 1, use_gpu=False)
-    recorded = tuner.Recorded(memory, Stop(sweep.folder), lambda run: run, room)
-    for _ in range(2):
-        config = recorded.offer()
-        assert config and config["trial"] == "000"
-        given: Any = TuneTrial("trial", config=config, stub=True)
-        given.storage = SimpleNamespace(trial_driver_staging_path=str(tmp_path))
-        recorded.on_trial_add(None, given)
-        assert recorded.offer() is None  # there is room for one
-        recorded.on_trial_error(None, given)
-        recorded.on_trial_remove(None, given)
-        assert sweep.trials["000"].status == "pending" and not memory.busy
-    assert capsys.readouterr().out.count("a worker died") == 2

@@ -9,11 +9,11 @@ import pytest
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher as TuneSearcher
 
-from tests.tune_spaces.test_spaces import values
+from tests.tune_spaces.test_spaces import decisions, values
 from tune_spaces import SCHEDULERS, combine
 from tune_spaces.drawing import Searcher
 from tune_spaces.named import is_exact, kind_of, make
-from tune_spaces.stopping import Rule, stopper
+from tune_spaces.stopping import Lengths, scheduler, stopper
 
 
 class StopsAbove(FIFOScheduler):
@@ -89,7 +89,7 @@ class LearnsLater(Counts):
 )
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        Rule(text, least=1, most=9, domains=combine("optim.lr=1e-3,3e-3", values("small-rec")))
+        scheduler(text, Lengths(1, 9), combine("optim.lr=1e-3,3e-3", values("small-rec")))
 
 
 def test_a_stopper_that_fails_at_a_result_is_a_sentence_too() -> None:
@@ -120,11 +120,9 @@ def test_a_searcher_that_is_told_of_the_space_later() -> None:
 
 
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
-    rule = Rule(f"{OWN}:StopsAbove(limit=2.5)", least=1, most=9)
-    rule.add("a")
     assert not is_exact(f"{OWN}:StopsAbove(limit=2.5)") and all(map(is_exact, SCHEDULERS.values()))
     assert not is_exact("ray.tune.stopper:TimeoutStopper(timeout=9)")  # Tune's own, by the clock
-    assert [rule.result("a", 1, value) for value in (2.0, 3.0)] == [False, True]
+    assert decisions(f"{OWN}:StopsAbove(limit=2.5)", [("a", 1, 2.0), ("a", 1, 3.0)]) == [False, True]
     searcher = Searcher(f"{OWN}:Counts", combine("states", values("small-rec")), seed=0)
     states = [(searcher.suggest(str(i)) or {})["model.states"] for i in range(5)]
     assert len(set(states[:4])) == 4 and states[4] == states[0]
@@ -133,13 +131,7 @@ def test_a_rule_and_a_searcher_of_ones_own() -> None:
 def test_tunes_own_by_path_decide_as_by_name() -> None:
     results = [("a", 10, 3.0), ("b", 10, 2.0), ("c", 10, 5.0), ("b", 30, 1.5), ("d", 10, 1.0), ("d", 30, 1.9)]
     path = "ray.tune.schedulers:ASHAScheduler(grace_period=10, max_t=90, reduction_factor=3, stop_last_trials=False)"
-    decided: list[list[bool]] = []
-    for name in ("asha", path):
-        rule = Rule(name, least=10, most=90, reduction=3)
-        for trial in "abcd":
-            rule.add(trial)
-        decided.append([rule.result(*result) for result in results])
-    assert decided[0] == decided[1] and any(decided[0])
+    assert decisions("asha", results) == decisions(path, results) != [False] * 6
 
 
 def test_a_plateau_stops_what_has_come_to_rest() -> None:
@@ -170,7 +162,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
 )
 def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Rule(text, 1, 9)
+        scheduler(text, Lengths(1, 9), {})
 
 
 def test_a_scheduler_is_no_searcher_or_stopper() -> None:
@@ -180,84 +172,10 @@ def test_a_scheduler_is_no_searcher_or_stopper() -> None:
         Searcher("ray.tune.schedulers:ASHAScheduler", combine("lr", values("small-rec")), seed=0)
 
 
-class Played:
-    """Eight trials of invented figures, one after another, each the better the later it is, to their ends."""
-
-    def __init__(self, name: str, most: int = 90, fails: str = "", kill_at: int = -1) -> None:
-        self.name, self.kill_at = name, kill_at
-        self.log: list[tuple[Any, ...]] = []
-        self.at = {f"{i:03d}": 0 for i in range(8)}
-        self.rule = self.again()
-        while chosen := self.do("choose"):
-            self.do("begin", chosen)
-            while not self.rule.waits(chosen):
-                if chosen == fails:
-                    self.do("end", chosen)
-                    break
-                self.at[chosen] += 10
-                value = 9 - int(chosen) - self.at[chosen] / 100
-                stop = self.do("result", chosen, self.at[chosen], value, self.at[chosen] == most)
-                if stop or self.at[chosen] == most:
-                    self.do("end", chosen)
-                    break
-
-    def do(self, call: str, *words: Any) -> Any:
-        """Killed, a rule that is told all again goes on as this one would have."""
-        came = getattr(self.rule, call)(*words)
-        self.log.append((call, words, came, [*self.rule.exploits], [*self.rule.stopped]))
-        self.rule.exploits.clear()
-        self.rule.stopped.clear()
-        if len(self.log) == self.kill_at:
-            self.rule, log, self.log, self.kill_at = self.again(), self.log, [], -1
-            for call, words, *_ in log:
-                self.do(call, *words)
-            assert self.log == log
-        return came
-
-    def again(self) -> Rule:
-        domains = combine("optim.lr=1e-4..1e-1", values("demo-rec"))
-        rule = Rule(self.name, least=10, most=90, every=10, domains=domains, seed=3)
-        for trial in self.at:
-            rule.add(trial, {"optim.lr": 1e-3 * (1 + int(trial))}, kept=trial == "000")
-        return rule
-
-    @property
-    def exploits(self) -> list[Any]:
-        return [exploit for *_, exploits, _ in self.log for exploit in exploits]
-
-
-@pytest.mark.filterwarnings("ignore:The optimal value found")
-@pytest.mark.parametrize("name", ["pbt", "ray.tune.schedulers.pb2:PB2"])
-def test_the_worst_of_a_population_go_on_from_the_best(name: str) -> None:
-    if "PB2" in name:
-        pytest.importorskip("sklearn")
-    calm = Played(name, most=50)
-    assert [exploit.trial for exploit in calm.exploits] == ["001"] * 4  # of the worst two, the first is the preset
-    assert {exploit.source for exploit in calm.exploits} <= {"006", "007"} and set(calm.at.values()) == {50}
-    assert len({exploit.values["optim.lr"] for exploit in calm.exploits}) > 1
-    for kill_at in (3, 30, 75) if name == "pbt" else (60,):
-        assert Played(name, most=50, kill_at=kill_at).log == calm.log
-
-
-def test_a_population_does_not_wait_for_one_that_failed() -> None:
-    failed = Played("pbt", fails="007")  # the last for which the others wait
-    assert failed.at["007"] == 0 and len(failed.exploits) == 8
-    assert {exploit.source for exploit in failed.exploits} == {"005", "006"}
-
-
-@pytest.mark.parametrize("name", ["HyperBandScheduler", "HyperBandForBOHB"])
-def test_brackets_stop_trials_that_wait(name: str) -> None:
-    calm = Played(f"ray.tune.schedulers:{name}")
-    stopped = [trial for *_, others in calm.log for trial in others] + [
-        words[0] for call, words, came, *_ in calm.log if call == "result" and came
-    ]
-    assert stopped and calm.at["007"] == 90 and all(calm.at[trial] < 90 for trial in stopped)
-    for kill_at in range(2, len(calm.log), 9):
-        assert Played(f"ray.tune.schedulers:{name}", kill_at=kill_at).log == calm.log
-
-
 def test_a_population_is_compared_at_one_step_alone() -> None:
     with pytest.raises(ValueError, match="leave synch=False out"):
-        Rule(
-            "ray.tune.schedulers:PopulationBasedTraining(synch=False)", 1, 9, domains=combine("lr", values("demo-rec"))
+        scheduler(
+            "ray.tune.schedulers:PopulationBasedTraining(synch=False)",
+            Lengths(1, 9),
+            combine("lr", values("demo-rec")),
         )

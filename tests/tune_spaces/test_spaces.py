@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from ray import tune
+from ray.tune.experiment import Trial
 
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import flatten, to_json
@@ -14,8 +16,8 @@ from pipelines.presets import PRESETS
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
 from tune_spaces import SPACES, Space, combine
-from tune_spaces.drawing import Searcher, draw, fields, grid
-from tune_spaces.stopping import Rule
+from tune_spaces.drawing import Draw, Searcher, draw, fields, grid
+from tune_spaces.stopping import Lengths, scheduler
 
 
 def values(preset: str, **changed: Any) -> dict[str, Any]:
@@ -168,27 +170,24 @@ def test_every_space_says_what_it_is_about() -> None:
     assert all(space.about for space in SPACES.values())
 
 
-def test_asha_stops_the_worse_at_a_rung_and_replayed_decides_the_same() -> None:
+def decisions(name: str, results: Sequence[tuple[str, int, float]]) -> list[bool]:
+    """Whether the scheduler of this name stops each trial at its result: its name, its tokens and its value."""
+    rule = scheduler(name, Lengths(least=10, most=90, reduction=3), {})
+    trials = {trial: Trial("trial", trial_id=trial, stub=True) for trial, *_ in results}
+    nobody: Any = None  # Tune's controller, which these do not ask
+    for trial in trials.values():
+        rule.on_trial_add(nobody, trial)
+    told = [(trials[trial], {"tokens": tokens, "value": value}) for trial, tokens, value in results]
+    return [rule.on_trial_result(nobody, trial, result) == rule.STOP for trial, result in told]
+
+
+def test_asha_stops_the_worse_at_a_rung_and_decides_the_same_again() -> None:
     results = [("a", 10, 3.0), ("b", 10, 2.0), ("c", 10, 5.0), ("b", 30, 1.5), ("d", 10, 1.0), ("d", 30, 1.9)]
-
-    def decisions() -> list[bool]:
-        rule = Rule("asha", least=10, most=90, reduction=3)
-        for trial in "abcd":
-            rule.add(trial)
-        return [rule.result(*result) for result in results]
-
-    assert decisions() == [False, False, True, False, False, True] == decisions()
+    assert decisions("asha", results) == [False, False, True, False, False, True] == decisions("asha", results)
 
 
 def test_median_stops_what_is_worse_than_the_others() -> None:
-    rule = Rule("median", least=10, most=90)
-    for trial in "abc":
-        rule.add(trial)
-    assert [rule.result(trial, 10, value) for trial, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))] == [
-        False,
-        False,
-        True,
-    ]
+    assert decisions("median", [("a", 10, 1.0), ("b", 10, 2.0), ("c", 10, 3.0)]) == [False, False, True]
 
 
 def test_optuna_suggests_the_same_again_when_its_calls_are_repeated() -> None:
@@ -204,6 +203,18 @@ def test_optuna_suggests_the_same_again_when_its_calls_are_repeated() -> None:
         return found
 
     assert suggested() == suggested()
+
+
+def test_optuna_continues_from_what_it_drew_in_an_earlier_start() -> None:
+    pytest.importorskip("optuna")
+    domains = combine(TOGETHER, values("small-rec"))
+    first = Searcher("optuna", domains, seed=3)
+    drawn = [Draw(f"{i:03d}", f"{i:03d}", first.suggest(f"{i:03d}") or {}) for i in range(12)]
+    again = Searcher("optuna", domains, seed=3, drawn=drawn)
+    for draw_ in drawn:
+        again.recall(draw_.name)
+        again.complete(draw_.name, 10, draw_.values["optim.lr"])
+    assert again.suggest("012") not in [draw_.values for draw_ in drawn]
 
 
 def test_bohb_without_its_packages_says_what_to_install() -> None:

@@ -1,0 +1,160 @@
+"""The trials that Ray Tune is given, one after the other: those that are known, and then what a searcher suggests.
+
+offered = Offered(record, searcher, stops, room, trials, tracking)
+offered.space()                 # for Tune's own generator, where all trials are known before the sweep begins
+tune.TuneConfig(search_alg=offered)     # where a searcher suggests trials by the results of those before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from ray import tune
+from ray.tune.search import Searcher as TuneSearcher
+from ray.tune.stopper import Stopper
+
+from common.errors import UserError
+from pipelines.config.run import to_json
+from pipelines.sweeps.capacity import Room
+from pipelines.sweeps.planning import suggest
+from pipelines.sweeps.record import Record
+from pipelines.sweeps.sweep import Trial
+from pipelines.sweeps.tracking import SweepTracking
+from tune_spaces.drawing import Searcher
+from tune_spaces.stopping import METRIC
+
+
+class NotKept:
+    """Part of a Tuner that its snapshots leave out: nothing is restored from them. Tune's copies of it are itself."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+class Offered(NotKept, TuneSearcher):
+    """Gives Tune a sweep's trials, each under its own name."""
+
+    def __init__(
+        self,
+        record: Record,
+        searcher: Searcher | None,
+        stops: Stopper,
+        room: Room,
+        trials: list[Any],
+        tracking: SweepTracking,
+    ) -> None:
+        super().__init__()
+        self._record = record
+        self._sweep = record.sweep
+        self._searcher = searcher
+        self._stops = stops
+        self._room = room
+        self._trials = trials
+        """Tune's, as they stand; the Watch keeps them."""
+        self._tracking = tracking
+        self._names: dict[str, str] = {}
+        """Our names of Tune's trials, by Tune's."""
+        self._known = list(self._sweep.trials.values())[: self._sweep.config.trials or None]
+        self._suggests = searcher is not None
+        """Whether the searcher may have more to suggest."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether a searcher suggests trials."""
+        return self._searcher is not None
+
+    # Where all trials are known
+
+    def space(self) -> dict[str, Any]:
+        """What Tune's own generator makes the known trials of, in their order."""
+        for trial in self._known:
+            self._write_config(trial)
+        values = {trial.id: trial.values for trial in self._known}
+        fields = {field: tune.sample_from(partial(value_of, values, field)) for field in self._sweep.fields}
+        return {"trial": tune.grid_search(list(values)), **fields}
+
+    # Where a searcher suggests them
+
+    def suggest(self, trial_id: str) -> Any:
+        """The values of the next trial; None where there is none now."""
+        live = sum(trial.status in ("PENDING", "RUNNING") for trial in self._trials)
+        if live >= self._room.at_once():
+            return None
+        trial = self._next()
+        if trial is None:
+            return TuneSearcher.FINISHED if self._is_exhausted() else None
+        self._names[trial_id] = trial.id
+        self._write_config(trial)
+        return {"trial": trial.id, **trial.values}
+
+    def _next(self) -> Trial | None:
+        if self._known:
+            trial = self._known.pop(0)
+            if self._searcher and not trial.baseline:
+                self._searcher.recall(trial.id)
+            return trial
+        if not self._may_suggest() or self._searcher is None:
+            return None
+        try:
+            return suggest(self._sweep, self._searcher)
+        except UserError as error:
+            self._suggests = False
+            print(f"note: {error}", flush=True)
+            return None
+
+    def _write_config(self, trial: Trial) -> None:
+        """Write the config of a trial's run, without credentials, where its actor reads it."""
+        if not trial.over:
+            run = self._tracking.below(self._record.run_of(trial))
+            self._sweep.write(f"trials/{trial.id}/config.json", to_json(run))
+
+    def _may_suggest(self) -> bool:
+        config = self._sweep.config
+        most = min(config.trials or config.samples, config.samples)
+        ended = self._record.closed() or self._stops.stop_all()
+        return self._suggests and len(self._sweep.trials) < most and not ended
+
+    def _is_exhausted(self) -> bool:
+        """Whether there will be no more, also once others have ended."""
+        running = any(not trial.is_finished() for trial in self._trials)
+        return not self._may_suggest() or not running
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if self._searcher and METRIC in result:
+            self._searcher.result(self._names[trial_id], result["tokens"], result[METRIC])
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        trial = self._sweep.trials[self._names[trial_id]]
+        if self._searcher:
+            self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
+
+    def on_pause(self, trial_id: str) -> None:
+        if self._searcher:
+            self._searcher.pause(self._names[trial_id])
+
+    def on_unpause(self, trial_id: str) -> None:
+        if self._searcher:
+            self._searcher.resume(self._names[trial_id])
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: what was drawn is in results.jsonl."""
+        Path(checkpoint_path).write_text("{}")
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: `save` keeps none."""
+
+
+def name_of(trial: Any) -> str:
+    """Our name of a trial of Tune's that has just been made."""
+    return trial.config["trial"]
+
+
+def value_of(values: Mapping[str, Mapping[str, Any]], field: str, spec: Any) -> Any:
+    """A field's value in a trial that Tune's generator makes."""
+    return values[spec.config.trial][field]

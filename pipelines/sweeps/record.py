@@ -1,0 +1,244 @@
+"""What has happened in a sweep and what was decided: each metric of a trial counts once, and is on disk before it is acted on.
+
+    record = Record(sweep)                      # as the folder has it
+    decision = record.add(trial, 20, 5.1, "STOP", "asha")
+    record.ended(trial, "finished")
+
+It knows neither Ray nor MLflow. `results.jsonl` has a line for each draw, begin, result, exploit and end, in the order in which
+they counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from common.errors import UserError
+from pipelines.config.run import TrainConfig
+from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial
+from pipelines.training.progress import Tail
+from pipelines.training.stopping import Stop
+
+Outcome = Literal["finished", "stopped", "failed", "hindered"]
+"""How a trial's workers let go of it: trained to its end, saved and left, a user's error, or an error that has nothing to do with
+the trial (a full disk, MLflow gone)."""
+SAVE_SECONDS = 1.0
+"""How often a trial's steps and metrics are written into its trial.json; its begin and end always are."""
+
+
+class Record:
+    """A sweep's trials as they stand, and everything that was decided of them."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.budget = Budget(sweep)
+        self.decisions: dict[str, dict[int, str]] = defaultdict(dict)
+        """What was decided of each trial at each step: STOP, PAUSE or CONTINUE."""
+        self.begun: set[str] = set()
+        self.busy: dict[str, float] = {}
+        """Trials that are being trained, and since when."""
+        self.hindered = ""
+        """Why no trial continues, where a person has to see to something first."""
+        self.asked = False
+        """Whether the sweep was asked to stop."""
+        self.rests = False
+        """Whether a stopper has ended the sweep."""
+        self.on_end: Callable[[Trial], None] = lambda trial: None
+        self._runs: dict[str, TrainConfig] = {}
+        self._tails: dict[str, Tail] = {}
+        self._deaths: dict[str, tuple[int, int]] = {}
+        """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        self._restore()
+
+    def _restore(self) -> None:
+        trials = self.sweep.trials
+        for event in self.sweep.events():
+            trial = trials.get(event.get("trial") or "")
+            if trial is None:
+                continue
+            if event["event"] == "begin":
+                self.begun.add(trial.id)
+            elif event["event"] == "result":
+                self.decisions[trial.id][event["step"]] = event["decision"]
+                self._count(trial, event["step"], event["value"])
+                trial.reason = event["reason"]
+            elif event["event"] == "exploit":
+                self._change(trial, event)
+            elif event["event"] == "end":
+                trial.status = event["status"]
+                trial.reason = event["reason"]
+        for trial in trials.values():
+            if trial.status == "running" or trial.reason.startswith(BUDGET):  # the budget may be larger by now
+                trial.status = "pending"
+                trial.reason = ""
+                self.sweep.save(trial)
+
+    # Before and while a trial is trained
+
+    def run_of(self, trial: Trial) -> TrainConfig:
+        """The trial as an ordinary run."""
+        if trial.id not in self._runs:
+            self._runs[trial.id] = self.sweep.run_of(trial)
+        return self._runs[trial.id]
+
+    def left(self) -> list[Trial]:
+        """The trials that are not over, as far as the budget of trials goes."""
+        known = list(self.sweep.trials.values())
+        return [trial for trial in known[: self.sweep.config.trials or None] if not trial.over]
+
+    def closed(self) -> bool:
+        """Whether no trial is to begin or to continue any more."""
+        return self.asked or self.rests or bool(self.hindered) or bool(self.budget.spent())
+
+    def begin(self, trial: Trial) -> None:
+        """A trial is trained from now on, for the first time or again; where none is to begin any more, it is asked to leave."""
+        if self.closed():
+            self._stop(trial).ask()
+            return
+        if trial.id not in self.begun:
+            print(f"trial {trial.id} begins: {trial.told()}", flush=True)
+        trial.status = "running"
+        trial.recorded = ""
+        self._stop(trial).clear()
+        self.sweep.save(trial)
+        self.sweep.note(event="begin", trial=trial.id, time=time.time())
+        self.begun.add(trial.id)
+        self.busy[trial.id] = time.monotonic()
+        self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
+
+    def exploit(self, trial: Trial, values: Mapping[str, Any], source: str, step: int) -> None:
+        """A trial continues from another one's checkpoint, with other values."""
+        event = {"event": "exploit", "trial": trial.id, "from": source, "step": step, "values": dict(values)}
+        self.sweep.note(**event, time=time.time())
+        self._change(trial, event)
+        self.sweep.save(trial)
+        told = ", ".join(f"{key} {value}" for key, value in values.items())
+        print(f"step {step}: trial {trial.id} continues from {source}, with {told}", flush=True)
+
+    def _change(self, trial: Trial, event: Mapping[str, Any]) -> None:
+        trial.values = dict(event["values"])
+        trial.best = None  # what it had before is nobody's weights now
+        trial.last = None
+        self._runs.pop(trial.id, None)
+        known = {"step": event["step"], "from": event["from"], "values": event["values"]}
+        if known not in trial.exploited:
+            trial.exploited.append(known)
+
+    # Metrics and decisions
+
+    def known(self, trial: Trial, step: int) -> str | None:
+        """What was decided of the trial at this step, in this start or an earlier one."""
+        return self.decisions[trial.id].get(step)
+
+    def settled_tokens(self) -> int:
+        """Tokens before the validation that the furthest trial under way has come to: a population compares from that one on."""
+        steps = [max(known) for name, known in self.decisions.items() if known and not self.sweep.trials[name].over]
+        config = self.sweep.config.train
+        return max(0, max(steps, default=0) - config.validate_every) * config.tokens_per_step
+
+    def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:
+        """Write down a metric that is new, and what was decided there; ``by`` names what stops the trial."""
+        self._count(trial, step, value)
+        reason = self._why(by, trial) if decision == "STOP" else ""
+        told = {"trial": trial.id, "step": step, "tokens": trial.tokens, "value": value}
+        self.sweep.note(event="result", **told, decision=decision, reason=reason, time=time.time())
+        self.decisions[trial.id][step] = decision
+        if reason and (not trial.reason or trial.reason.startswith(BUDGET)):
+            trial.reason = reason
+        self.sweep.save(trial, SAVE_SECONDS)
+
+    def _count(self, trial: Trial, step: int, value: float) -> None:
+        self._come(trial, step)
+        trial.last = Figure(step, value)
+        if trial.best is None or value < trial.best.value:
+            trial.best = trial.last
+
+    def _come(self, trial: Trial, step: int) -> None:
+        if step > trial.steps:
+            run = self.run_of(trial)
+            trial.steps = step
+            trial.tokens = step * run.tokens_per_step
+            trial.flops = trial.tokens * self.sweep.flops_per_token(run)
+
+    def _why(self, by: str, trial: Trial) -> str:
+        assert trial.last
+        best = min(other.best.value for other in self.sweep.trials.values() if other.best)
+        at = f"step {trial.last.step} ({trial.tokens:,} tokens)"
+        return f"{by} stopped it at {at}: {trial.last.value:.3f}, and the best trial had {best:.3f}"
+
+    def watch(self) -> None:
+        """Read how far the busy trials have come. They are asked to save and leave where the budget is spent or the sweep ends."""
+        spent = self.budget.spent()
+        for name in list(self.busy):
+            trial = self.sweep.trials[name]
+            records = self._tails[name].records()
+            if records:
+                self._come(trial, max(record.step for record in records))
+                self.sweep.save(trial, SAVE_SECONDS)
+            if spent and not trial.reason:
+                trial.reason = spent
+            if spent or self.asked or self.hindered:
+                stop = self._stop(trial)
+                if not stop.asked():
+                    stop.ask()
+
+    # Ending
+
+    def died(self, trial: Trial, said: str) -> None:
+        """A trial's workers died, and it is tried again. Where that has not helped, it is asked to leave as failed."""
+        step = self.sweep.run_place(trial).newest_step()
+        before, count = self._deaths.get(trial.id, (-1, 0))
+        count = count + 1 if step == before else 1
+        self._deaths[trial.id] = (step, count)
+        if count > self.run_of(trial).max_failures:
+            if trial.reason.startswith("failed: "):
+                raise UserError(f"trial {trial.id}: {said}")  # it cannot even be asked
+            trial.reason = f"failed: {said}"
+            self._stop(trial).ask()
+            return
+        newest = "its newest checkpoint" if step else "the first step, as it has no checkpoint"
+        print(f"trial {trial.id}: {said}: it starts again from {newest}", flush=True)
+
+    def ended(self, trial: Trial, outcome: Outcome, said: str = "") -> None:
+        """A trial's workers have let go of it; nothing is new of one that was over before this start."""
+        if trial.over:
+            return
+        stop = self._stop(trial)
+        asked = stop.asked()
+        stop.clear()
+        if trial.id not in self.busy:
+            return
+        for record in self._tails.pop(trial.id).records(last=True):
+            self._come(trial, record.step)
+        trial.seconds += time.monotonic() - self.busy.pop(trial.id)
+        if trial.reason.startswith("failed: "):
+            self._end(trial, "failed", trial.reason.removeprefix("failed: "))
+        elif outcome in ("finished", "failed"):
+            self._end(trial, outcome, said)
+        elif outcome == "hindered":
+            self.hindered = self.hindered or f"trial {trial.id}: {said}"
+            trial.status = "pending"
+            self.sweep.save(trial)
+        elif trial.reason:
+            self._end(trial, "stopped", trial.reason)
+        elif self.asked or self.hindered or not asked:
+            trial.status = "pending"
+            self.sweep.save(trial)
+        else:
+            self._end(trial, "stopped", "a file `stop` in its folder asked it to")
+
+    def _end(self, trial: Trial, status: Any, reason: str) -> None:
+        trial.status = status
+        trial.reason = reason
+        if not reason.startswith(BUDGET):
+            self.sweep.note(event="end", trial=trial.id, status=status, reason=reason, time=time.time())
+        self.sweep.save(trial)
+        self._runs.pop(trial.id, None)
+        metric = f"{trial.last.value:.4f} at step {trial.last.step}" if trial.last else "no metric"
+        print(f"trial {trial.id} {status}: {metric}{', ' + reason if reason else ''}", flush=True)
+        self.on_end(trial)
+
+    def _stop(self, trial: Trial) -> Stop:
+        return Stop(self.sweep.run_place(trial).place)

@@ -1,0 +1,154 @@
+"""The training of one trial in a thread that waits at each of its metrics.
+
+loop = TrialLoop(config, "validation/bits_per_token", device)
+loop.result(60)             # {"metrics": [(10, 7.3)]}: it stands still at step 10
+loop.go_on()                # train up to the next metric, or
+loop.leave()                # save where it stands, and end
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.errors import UserError
+from common.lock import Locked
+from common.places import Place
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.saving import SaveError
+from pipelines.config.run import TrainConfig
+from pipelines.sweeps.record import Outcome
+from pipelines.terminal import cli
+from pipelines.tracking.client import TrackingError
+from pipelines.training.progress import Tail, messages_into_log
+from pipelines.training.stopping import Stop, Stopped
+from pipelines.training.worker import train_as_worker
+from pipelines.training.world import World
+
+
+class TrialLoop:
+    """The training of one trial in a thread, which waits at each metric until it is to continue."""
+
+    def __init__(self, config: TrainConfig, metric: str, device: torch.device, after: int = 0) -> None:
+        self._metrics = Metrics(config, metric, after)
+        self._steps = config.steps
+        self._last: list[tuple[int, float]] = []
+        """The metric of the last step, which is given with the end."""
+        self._asked = Stop(RunPlace.of(config).place).asked
+        self._results: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._waits = False
+        """Whether what it waits with was taken."""
+        self._thread = threading.Thread(target=self._train, args=(config, device), daemon=True)
+        self._thread.start()
+
+    def go_on(self) -> None:
+        """Where it waits, continue."""
+        if self._waits:
+            self._waits = False
+            self._orders.put(True)
+
+    def leave(self) -> dict[str, Any] | None:
+        """Save where it waits, and end: what has come of it, where it had not ended before. Raises as `result` does."""
+        if not self._thread.is_alive():
+            return None
+        self._orders.put(False)
+        self._thread.join()
+        found = self.result(0)
+        while found and "done" not in found:  # a metric of the step at which it was saved
+            found = self.result(0)
+        return found
+
+    def result(self, seconds: float) -> dict[str, Any] | None:
+        """What has come of it; None where nothing has within so long. Raises what has ended the training, if not a user's error."""
+        try:
+            found = self._results.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(found, BaseException):
+            raise found
+        self._waits = "done" not in found
+        return found
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end. Raises RuntimeError where that does not come."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise RuntimeError("its loop hangs, without the other ranks")
+
+    def _train(self, config: TrainConfig, device: torch.device) -> None:
+        try:
+            outcome, said = train_trial(config, World.current(device), self._asked_to_stop)
+            *before, last = [[one] for one in [*self._last, *self._metrics.new()]] or [[]]
+            for metrics in before:
+                self._results.put({"metrics": metrics})
+            self._results.put({**ended_as(outcome, said), "metrics": last})
+        except BaseException as error:  # step() raises it
+            self._results.put(error)
+
+    def _asked_to_stop(self) -> bool:
+        for one in self._metrics.new():
+            if one[0] == self._steps:
+                self._last = [one]
+                continue
+            self._results.put({"metrics": [one]})
+            if not self._orders.get():
+                return True
+        return self._asked()
+
+
+class Metrics:
+    """The values of one metric that rank 0 of a run on this machine records, as they come."""
+
+    def __init__(self, config: TrainConfig, metric: str, after: int = 0) -> None:
+        self._metric = metric
+        self._newest = after
+        self._tail = Tail(Place.parse(RunPlace.of(config).folder) / "metrics.jsonl")
+
+    def new(self) -> list[tuple[int, float]]:
+        """Steps and values since the last call, of steps that are later than any before."""
+        found = []
+        for record in self._tail.records():
+            if self._metric in record.metrics and record.step > self._newest:
+                self._newest = record.step
+                found.append((record.step, record.metrics[self._metric]))
+        return found
+
+
+def known_metrics(run: TrainConfig, metric: str, over: bool = False) -> list[tuple[int, float]]:
+    """Steps and values of the metric up to the newest checkpoint, which training continues from; all where the trial is over."""
+    place = RunPlace.of(run)
+    place.fetch("metrics.jsonl")
+    found = Metrics(run, metric).new()
+    newest = place.newest_step()
+    return [(step, value) for step, value in found if over or step <= newest]
+
+
+def ended_as(outcome: str, said: str) -> dict[str, Any]:
+    """The last result of a trial that has ended by itself."""
+    return {"outcome": outcome, "said": said, "done": True}
+
+
+def outcome_of(error: UserError) -> Outcome:
+    """What a user's error makes of a trial: it is over, but for what has nothing to do with its config."""
+    return "hindered" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
+
+
+def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
+    """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
+    run = RunPlace.of(config)
+    run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+    with messages_into_log(run.folder, world.rank):
+        try:
+            train_as_worker(config, world, asked)
+        except Stopped:
+            return "stopped", ""
+        except UserError as error:
+            if world.size > 1:
+                raise
+            return outcome_of(error), cli.sentence(error)
+    return "finished", ""
