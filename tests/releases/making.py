@@ -8,6 +8,7 @@ that release wrote. `test_releases.py` finds every such folder.
     <version>/store/…                a text in bytes, and walks whose tokens have labels
     <version>/run/…                  a run of four steps with two checkpoints, without its logs
     <version>/export/…               what pipelines.export made of it
+    <version>/sweep/…                a finished sweep of such runs, without their checkpoints and its report
     <version>/expected.json          what a reader must find in them
     <version>/logits.safetensors     what the export says of a text, in float64
 
@@ -21,6 +22,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,15 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 import recur_models.hf  # noqa: F401  (makes the models known)
 from data_prep.store import SegmentStore
 from data_prep.verification import find_splits
-from pipelines import evaluate, export, prepare, train
+from pipelines import evaluate, export, prepare, train, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.inference.subjects import subjects_of
+from pipelines.sweeps.command import read_and_check
+from pipelines.sweeps.record import Record
+from pipelines.sweeps.sweep import Sweep
 from pipelines.tracking.metrics_file import read_records
 from tests.small_corpus import words
+from tune_spaces.drawing import fields
 
 HERE = Path(__file__).parent
 HOME = Path("/tmp/throughline-release")
@@ -51,6 +57,7 @@ RUN = """
     --steps 4 --schedule.warmup 2 --log-every 1 --validate-every 2 --validate-tokens 200 --checkpoint.every 2
     --tracking.system-metrics off --num-workers 0 --use-gpu no --data.corpus text
 """
+SWEEP = "optim.lr=1e-7,1e-2 --search grid --rung-tokens 128 --concurrent 1 --preset"
 PROMPT = "Once é€"
 
 
@@ -117,6 +124,35 @@ def score(run: Path, store: Path, working: Path) -> dict[str, float]:
     }
 
 
+def sweep_words(store: Path, root: Path) -> list[str]:
+    """The words of the sweep's command."""
+    own = f"--num-workers 1 --tracking.backend none --data.store {store} --root {root} --run sweep"
+    return shlex.split(f"{SWEEP} {RUN} {own}")
+
+
+def trials(store: Path, root: Path) -> dict[str, Any]:
+    """How each trial of the sweep stands, and what was decided of it at each step, as `pipelines.tune` finds them at a start."""
+    config, domains = read_and_check(sweep_words(store, root))
+    sweep = Sweep(config, fields(domains))
+    assert sweep.open_folder()
+    record = Record(sweep)
+    return {
+        name: {
+            **asdict(trial),
+            "seconds": 0.0,
+            "decided": {str(step): said for step, said in record.decisions[name].items()},
+        }
+        for name, trial in sweep.trials.items()
+    }
+
+
+def make_sweep(store: Path, output: Path) -> None:
+    """Run it on Ray, and copy what is its own."""
+    assert tune.main(sweep_words(store, HOME)) == 0
+    left_out = shutil.ignore_patterns("checkpoints", "logs", "report", ".tune", ".lock")
+    shutil.copytree(HOME / "sweep", output / "sweep", ignore=left_out)
+
+
 def logits(export: Path) -> tuple[list[int], Tensor]:
     """The ids of PROMPT, and float64 [ids, vocabulary]: in float64, so that another CPU says the same."""
     tokenizer: Any = AutoTokenizer.from_pretrained(export)
@@ -147,6 +183,7 @@ def main() -> None:
     shutil.rmtree(run / "logs")
     for name in ("store", "run", "export"):
         shutil.copytree(HOME / name, output / name)
+    make_sweep(store, output)
     ids, said = logits(output / "export")
     expected = {
         "documents": documents(store),
@@ -154,6 +191,7 @@ def main() -> None:
         "metrics": metrics(run),
         "score": score(run, store, HOME / "score"),
         "ids": ids,
+        "trials": trials(store, output),
     }
     (output / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     save_file({"logits": said}, output / "logits.safetensors")

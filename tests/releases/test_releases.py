@@ -18,6 +18,9 @@ from common.places import Place
 from data_prep.verification import find_splits, verify_split
 from pipelines import train
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.run_file import presets_with
+from pipelines.presets import PRESETS
+from pipelines.reports.sweep_result import read_sweep
 from pipelines.tracking.identity import begin_run, saved_run
 from tests.releases import making
 
@@ -64,6 +67,20 @@ def test_the_run_is_resumed_from_its_first_checkpoint(release: Path) -> None:
     assert [again.meta[key] for key in ("cursor", "tokens")] == [last.meta[key] for key in ("cursor", "tokens")]
     for made, recorded in zip(making.metrics(run), expected(release)["metrics"], strict=True):
         assert made == pytest.approx(recorded, rel=1e-5, abs=1e-5)  # what State is worth is a small difference
+
+
+def test_the_sweep_is_known_with_every_decision_and_its_winner_is_a_preset(release: Path) -> None:
+    store = release / "store"
+    trials = making.trials(store, release)
+    assert trials == expected(release)["trials"]
+    assert {trial["status"] for trial in trials.values()} == {"finished", "stopped"}
+    found = read_sweep(release / "sweep")
+    assert {trial.id: trial.status for trial in found.trials} == {
+        name: trial["status"] for name, trial in trials.items()
+    }
+    best = json.loads((release / "sweep" / "best.json").read_text())
+    path = str(release / "sweep" / "best.json")
+    assert presets_with(PRESETS, [path])[path].optim.lr == best["values"]["optim.lr"]
 
 
 def test_the_export_gives_the_same_ids_and_logits(release: Path) -> None:
