@@ -124,8 +124,10 @@ def known_metrics(run: TrainConfig, metric: str, over: bool = False) -> list[tup
     place = RunPlace.of(run)
     place.fetch("metrics.jsonl")
     found = Metrics(run, metric).new()
+    if over:
+        return found
     newest = place.newest_step()
-    return [(step, value) for step, value in found if over or step <= newest]
+    return [(step, value) for step, value in found if step <= newest]
 
 
 def ended_as(outcome: str, said: str) -> dict[str, Any]:
