@@ -20,6 +20,7 @@ import numpy as np
 from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_place import RunPlace
+from pipelines.reports.sweep_trial import read_trial
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
 
@@ -155,22 +156,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _trial(folder: Path, metric: str) -> TrialResult:
-    values = _read(folder / "trial.json")
+    trial = read_trial(folder / "trial.json", metric)
     records = read_records(folder / "metrics.jsonl")
-    further = ("reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
-    best, last = values.get("best") or {}, values.get("last") or {}
+    further = ("id", "values", "status", "reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
     config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
     return TrialResult(
-        id=str(values["id"]),
-        values=values["values"],
-        status=values["status"],
-        best=best.get(metric),
-        best_step=best.get("step"),
-        last=last.get(metric),
+        best=trial.best.value if trial.best else None,
+        best_step=trial.best.step if trial.best else None,
+        last=trial.last.value if trial.last else None,
         points=points_of(records, metric),
         spans=spans([record.time / 1e3 for record in records if TOKENS in record.metrics]),
         model=config.get("model", {}),
-        **{name: values[name] for name in further if name in values},
+        **{name: getattr(trial, name) for name in further},
     )
 
 

@@ -18,10 +18,10 @@ from ray.tune.stopper import Stopper
 
 from common.errors import UserError
 from pipelines.config.run import to_json
+from pipelines.reports.sweep_trial import Trial
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.record import Record
-from pipelines.sweeps.sweep import Trial
 from pipelines.sweeps.tracking import SweepTracking
 from tune_spaces.drawing import Searcher
 from tune_spaces.stopping import METRIC

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import UserError, given_by_user
-from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.reports.sweep_trial import Trial
+from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import Searcher, draw, grid
 
 MOST_DRAWS = 200

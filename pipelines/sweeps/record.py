@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from common.errors import UserError
 from pipelines.config.run import TrainConfig
-from pipelines.sweeps.sweep import BUDGET, Budget, Figure, Sweep, Trial
+from pipelines.reports.sweep_trial import Figure, Trial
+from pipelines.sweeps.sweep import BUDGET, Budget, Sweep
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
 
@@ -69,6 +70,8 @@ class Record:
             elif event["event"] == "end":
                 trial.status = event["status"]
                 trial.reason = event["reason"]
+        for name in self.sweep.damaged:
+            self.sweep.save(trials[name])
         for trial in trials.values():
             if trial.status == "running" or trial.reason.startswith(BUDGET):  # the budget may be larger by now
                 trial.status = "pending"

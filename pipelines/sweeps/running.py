@@ -23,11 +23,12 @@ from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
+from pipelines.reports.sweep_trial import Trial, named
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import Record
-from pipelines.sweeps.sweep import BUDGET, Sweep, Trial
+from pipelines.sweeps.sweep import BUDGET, Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
@@ -105,7 +106,12 @@ def write_best(sweep: Sweep, best: Trial) -> None:
     run = replace(trial, run=name, allow_change=(), tracking=replace(trial.tracking, parent=""))
     preset = best.values.get("preset", sweep.config.preset)
     changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))
-    values = {"trial": best.id, "values": best.values, **(sweep.named(best.best) or {}), "metric": sweep.config.metric}
+    values = {
+        "trial": best.id,
+        "values": best.values,
+        **(named(best.best, sweep.config.metric) or {}),
+        "metric": sweep.config.metric,
+    }
     command = shlex.join(["python", "-m", "pipelines.train", preset, *changed])
     sweep.write("best.json", {**values, "command": command, "exploited": best.exploited, "config": to_json(run)})
 

@@ -19,9 +19,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from common.errors import UserError
 from common.files import write_atomically
@@ -30,54 +30,18 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.reports.sweep_result import fetch_sweep
+from pipelines.reports.sweep_trial import Trial, read_trial
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import opened_at_end
 from tune_spaces.drawing import Draw
 
-Status = Literal["pending", "running", "finished", "stopped", "failed"]
 SCHEMA = 1
 """Of sweep.json; raised by any change that an older tune would not understand."""
 CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
 """How the reason of a trial begins that a larger budget would continue."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The sweep's metric at one step of a trial."""
-
-    step: int
-    value: float
-
-
-@dataclass
-class Trial:
-    """One run of a sweep, as trial.json says it."""
-
-    id: str
-    values: dict[str, Any]
-    status: Status = "pending"
-    reason: str = ""
-    steps: int = 0
-    tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    best: Figure | None = None
-    last: Figure | None = None
-    exploited: list[dict[str, Any]] = field(default_factory=list)
-    baseline: bool = False
-    recorded: str = ""
-    """MLflow's id of the sweep's run, if all of it stands below that one, its end included; none without MLflow."""
-
-    @property
-    def over(self) -> bool:
-        return self.status in ("finished", "stopped", "failed")
-
-    def told(self) -> str:
-        """Its values, as short as they are clear."""
-        return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
 
 
 @dataclass
@@ -87,6 +51,8 @@ class Sweep:
     config: SweepConfig
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    """Trials whose trial.json is damaged: their record in results.jsonl makes it again."""
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _saved: dict[str, float] = field(default_factory=dict)
 
@@ -221,12 +187,7 @@ class Sweep:
         if every and time.monotonic() - self._saved.get(trial.id, 0.0) <= every:
             return
         self._saved[trial.id] = time.monotonic()
-        figures = {"best": self.named(trial.best), "last": self.named(trial.last)}
-        self.write(f"trials/{trial.id}/trial.json", asdict(trial) | figures)
-
-    def named(self, figure: Figure | None) -> dict[str, Any] | None:
-        """A figure for JSON, under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
-        return None if figure is None else {"step": figure.step, self.config.metric: figure.value}
+        self.write(f"trials/{trial.id}/trial.json", trial.to_json(self.config.metric))
 
     def note(self, **event: Any) -> None:
         """One more line of results.jsonl."""
@@ -257,18 +218,13 @@ class Sweep:
             if not path.parent.name.isdigit():
                 continue  # a copy that somebody has made
             try:
-                trial = Trial(**json.loads(path.read_text("utf-8")))
-                trial.best = self._figure(trial.best)
-                trial.last = self._figure(trial.last)
-                known[trial.id] = trial
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                known[path.parent.name] = read_trial(path, self.config.metric)
+            except UserError:
                 if path.parent.name not in known:
-                    raise UserError(f"{path} is damaged ({error}): choose another --run") from None
+                    raise
+                self.damaged.append(path.parent.name)
                 print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
-
-    def _figure(self, saved: Any) -> Figure | None:
-        return Figure(saved["step"], saved[self.config.metric]) if saved else None
 
     def best(self) -> Trial | None:
         """The trial with the lowest figure; the earliest of equals."""

@@ -20,7 +20,8 @@ from pipelines.checkpoints.run_place import RECORDS, RunPlace
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
-from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.reports.sweep_trial import Trial
+from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 from pipelines.training.worker import Run, start_tracker

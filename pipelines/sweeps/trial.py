@@ -41,6 +41,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.checkpoints.taking_over import take_over
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
+from pipelines.reports.sweep_trial import read_trial
 from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
@@ -91,10 +92,11 @@ class TrialActor(tune.Trainable):
         self._others: list[Any] = []
         self._loop: TrialLoop | None = None
         self._place = RunPlace.of(self._given.train).place / f"trials/{self.trial_name}"
+        trial = read_trial(self._place / "trial.json", self._given.metric)
         self._values = {field: new_config[field] for field in self._given.fields}
-        self._status, self._said = read_end(self._place)
+        self._end = trial if trial.over else None
         self._run = read_run(self._place, self._given, self._values)
-        self._known = deque(known_metrics(self._run, self._given.metric, over=bool(self._status)))
+        self._known = deque(known_metrics(self._run, self._given.metric, over=trial.over))
         self._newest = self._known[-1][0] if self._known else 0
         self._step = 0
         """That of the metric which Tune got last."""
@@ -106,9 +108,10 @@ class TrialActor(tune.Trainable):
             step, value = self._known.popleft()
             self._step = step
             ends = {"done": True, "outcome": "finished", "said": ""}
-            return self._result(step, value, **(ends if self._status == "finished" and not self._known else {}))
-        if self._status:
-            return ended_as(self._status, self._said)
+            finished = self._end is not None and self._end.status == "finished"
+            return self._result(step, value, **(ends if finished and not self._known else {}))
+        if self._end:
+            return ended_as(self._end.status, self._end.reason)
         if self._loop is None:
             if Stop(self._place).asked():
                 return ended_as("stopped", "")
@@ -240,15 +243,6 @@ def free_memory() -> None:
     gc.freeze()  # what is left, all modules, stays: looking through it takes a second
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def read_end(place: Place) -> tuple[str, str]:
-    """How the trial had ended before this start of Tune, and why; empty where it is not over."""
-    try:
-        trial = json.loads((place / "trial.json").read_bytes())
-    except (OSError, ValueError):
-        return "", ""
-    return (trial["status"], trial["reason"]) if trial["status"] in ("finished", "stopped", "failed") else ("", "")
 
 
 def read_run(place: Place, given: Given, values: Mapping[str, Any]) -> TrainConfig:

@@ -15,10 +15,11 @@ from common.places import Place
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
+from pipelines.reports.sweep_trial import Figure
 from pipelines.sweeps.command import read_and_check
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.running import write_best
-from pipelines.sweeps.sweep import Figure, Sweep
+from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.tracking import Tracker
 from pipelines.tracking.identity import RECORD, begin_run

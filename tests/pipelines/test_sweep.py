@@ -24,13 +24,14 @@ from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
+from pipelines.reports.sweep_trial import Trial
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.running import Done, conclude, run_trials
-from pipelines.sweeps.sweep import Sweep, Trial
+from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop

@@ -18,9 +18,9 @@ import ray
 from benchmarks.tune_scale import many, planned
 from common.errors import UserError
 from pipelines import tune
+from pipelines.reports.sweep_trial import Trial
 from pipelines.sweeps import tuner
 from pipelines.sweeps.record import Record
-from pipelines.sweeps.sweep import Trial
 from pipelines.sweeps.trial import TrialActor
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop

@@ -1,0 +1,81 @@
+"""A trial of a sweep, as its trial.json in the sweep's folder has it. All that read this file read it here.
+
+trial = read_trial(Path("runs/sweep/trials/003/trial.json"), "validation/bits_per_token")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from common.errors import UserError
+from common.places import Place
+
+Status = Literal["pending", "running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The sweep's metric at one step of a trial."""
+
+    step: int
+    value: float
+
+
+@dataclass
+class Trial:
+    """One run of a sweep."""
+
+    id: str
+    values: dict[str, Any]
+    status: Status = "pending"
+    reason: str = ""
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    best: Figure | None = None
+    last: Figure | None = None
+    exploited: list[dict[str, Any]] = field(default_factory=list)
+    baseline: bool = False
+    recorded: str = ""
+    """MLflow's id of the sweep's run, if all of it stands below that one, its end included; none without MLflow."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("finished", "stopped", "failed")
+
+    def told(self) -> str:
+        """Its values, as short as they are clear."""
+        return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
+
+    def to_json(self, metric: str) -> dict[str, Any]:
+        """Its metrics stand under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
+        return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
+
+
+def named(figure: Figure | None, metric: str) -> dict[str, Any] | None:
+    """A metric for JSON, under its own name."""
+    return None if figure is None else {"step": figure.step, metric: figure.value}
+
+
+def read_trial(path: Path | Place, metric: str) -> Trial:
+    """Read a trial.json. Raises UserError where it is damaged, and FileNotFoundError where there is none."""
+    try:
+        saved = json.loads(path.read_bytes())
+        if not isinstance(saved, dict):
+            raise ValueError("it holds no JSON object")
+        trial = Trial(**saved)
+        trial.best = _figure(trial.best, metric)
+        trial.last = _figure(trial.last, metric)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}): was it written by pipelines.tune?") from None
+    return trial
+
+
+def _figure(saved: Any, metric: str) -> Figure | None:
+    values: Mapping[str, Any] = saved or {}
+    return Figure(values["step"], values[metric]) if values else None
