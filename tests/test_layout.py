@@ -90,7 +90,7 @@ def test_data_prep_needs_no_torch_and_models_no_ray() -> None:
 ROOMS = {
     "config": set(),
     "terminal": set(),
-    "presets": {"config"},
+    "presets": {"config", "terminal"},
     "checkpoints": {"config"},
     "tracking": {"config"},
     "training": {"checkpoints", "tracking", "config", "terminal"},

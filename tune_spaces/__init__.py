@@ -1,4 +1,4 @@
-"""The search spaces, the papers' tables as named sweeps, and what Ray Tune offers for drawing from them and stopping early.
+"""The search spaces, and what Ray Tune offers for drawing from them and stopping early.
 
 from tune_spaces import combine
 domains = combine("lr+states", preset_values)        # {"optim.lr": tune.loguniform(…), "model.states": tune.choice([…])}

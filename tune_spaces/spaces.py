@@ -7,21 +7,17 @@
 fields that only make sense together: ``"model.gate,model.cell"`` takes pairs. A space whose fields the preset does not have is
 refused, so that no senseless trial is drawn: a state count where there are no states, for example.
 
-The papers' tables are spaces over whole presets: a row is a value of the pseudo-field ``preset``, and fields given on the command
-line override it in all rows. Table 5 varies ``data.store`` instead, which names a folder of stores, one for each vocabulary,
-prepared from the same corpus.
-
-    python -m pipelines.tune rec-table-3-window --search grid --data.store runs/store
+A space may vary the pseudo-field ``preset``: fields given on the command line then override each of its presets. Plug-ins add
+their own spaces to SPACES, as `studies/papers/` adds the papers' tables.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 Values = Mapping[str, Any]
@@ -114,56 +110,6 @@ def staircase_passes(values: Values) -> Domains:
     return {"model.passes": choice(passes), "model.chunk": choice(fitting)}
 
 
-def rows(names: Iterable[str], *of: str) -> Callable[[Values], Domains]:
-    """Of a table: the rows of the preset's corpus or task, where that is one ``of`` these, else of the last."""
-
-    def domains(values: Values) -> Domains:
-        own = values["preset"].partition("-")[0]
-        if own == "tiny":
-            raise ValueError(
-                f"the papers' tables are spaces of presets of the papers' sizes, and {values['preset']} is none: "
-                "python -m pipelines.paper trains them at tiny ones"
-            )
-        own = own if own in of else of[-1]
-        left_out = ("feedback", "memorizing") if own == "github" else ("-",)  # the paper's table has a dash there
-        return {"preset": choice([f"{own}-{name}" for name in names if not name.startswith(left_out)])}
-
-    return domains
-
-
-def stores(values: Values) -> Domains:
-    folder, corpus = Path(values["data.store"]), values["data.corpus"]
-    found = sorted(path for path in folder.glob("*") if (path / corpus / "train" / "manifest.json").exists())
-    if len(found) < 2:
-        raise ValueError(
-            f"{folder} holds {len(found)} stores of {corpus}, and Table 5 compares vocabularies: prepare the corpus with several "
-            f"tokenizers, each with a --store of its own below {folder}"
-        )
-    return {"data.store": choice([str(path) for path in found])}
-
-
-MODELS = (
-    *(f"xl-{window}" for window in (512, 1024, 2048)),
-    *(f"slide-{layers}L" for layers in (12, 13)),
-    *(f"rec-{gate}-{cell}" for gate, cell in product(("fixed", "lstm"), ("dual", "single", "skip"))),
-    *("feedback-lstm-single", "feedback-fixed-skip", "memorizing-64k"),
-)
-WINDOWS = [f"{model}-window-{size}" for model in ("rec-fixed-skip", "slide-12L") for size in (128, 256, 512)]
-STATES = [f"rec-fixed-skip-states-{count}" for count in (128, 256, 512, 1024, 2048)]
-LAYERS = ["rec-fixed-skip", *(f"rec-fixed-skip-{name}" for name in ("13L", "layers-9-10", "layers-4-10"))]
-SCALES = [
-    f"scale-{scale}-{model}" for scale in ("40M", "80M", "150M", "325M", "650M", "1.3B") for model in ("rec", "xl")
-]
-OVERLAPS = [f"{model}-overlap-{overlap}" for model in ("gpt2", "gpt2-rec") for overlap in (0, 5, 10, 30, 50)]
-WIDER = [f"gpt2-overlap-{overlap}" for overlap in (75, 100, 150, 200)]
-TASKS = ("algorithm", "walk", "enwik8", "reddit")
-STEPS = ("xl", "feedback", "cached-staircase", "staircase", "staircase-4", "staircase-8")
-UNIVERSAL = (*(f"universal-{passes}-small" for passes in (2, 4, 8, 16)), "universal")
-FORWARD_SIZES = (
-    *("cached-staircase-chunk-32", "cached-staircase-chunk-64", "cached-staircase"),
-    *("staircase-2-chunk-64", "staircase", "staircase-4-chunk-32", "staircase-4"),
-)
-
 SPACES: dict[str, Space] = {
     "lr": Space("learning rate, a tenth to ten times the preset's", ("optim.lr",), lr),
     "states": Space("state vectors, a quarter to double", ("model.states",), states),
@@ -176,19 +122,6 @@ SPACES: dict[str, Space] = {
         "recurrent steps, 1 to 8, and forward size, half to double", ("model.passes", "model.chunk"), staircase_passes
     ),
     "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
-    "rec-table-1": Space("block-recurrent, Table 1: the models", (), rows(MODELS, "arxiv", "github", "pg19")),
-    "rec-table-3-window": Space("block-recurrent, Table 3a: windows", (), rows(WINDOWS, "pg19")),
-    "rec-table-3-states": Space("block-recurrent, Table 3b: states", (), rows(STATES, "pg19")),
-    "rec-section-4.3": Space("block-recurrent, section 4.3: two recurrent layers", (), rows(LAYERS, "pg19")),
-    "rec-table-4": Space("block-recurrent, Table 4: scales", (), rows(SCALES, "pg19")),
-    "rec-table-5": Space("block-recurrent, Table 5: vocabularies, a store each", (), stores),
-    "staircase-figure-2": Space("staircase, Figure 2: recurrent steps, on the preset's task", (), rows(STEPS, *TASKS)),
-    "staircase-table-2": Space(
-        "staircase, Table 2: recurrent steps", (), rows(("xl-2x", *STEPS, *UNIVERSAL), "reddit")
-    ),
-    "staircase-table-3": Space("staircase, Table 3: forward sizes", (), rows(FORWARD_SIZES, "reddit")),
-    "gpt2-table-1": Space("GPT-2 with recurrence, Table 1: overlaps, WikiText-103", (), rows(OVERLAPS, "wikitext")),
-    "gpt2-table-2": Space("GPT-2 with recurrence, Table 2: overlaps, PG-19", (), rows((*OVERLAPS, *WIDER), "pg19")),
 }
 
 

@@ -26,6 +26,14 @@ from types import ModuleType
 from common.errors import UserError
 
 VARIABLE = "THROUGHLINE_PLUGINS"
+BUNDLED = ("studies.papers",)
+"""Plug-ins that come with the engine. `pipelines.presets` imports them when it is imported, and commands without presets do not."""
+
+
+def load_bundled() -> None:
+    """Import the plug-ins that come with the engine. They are sent to all machines with it, and so are always there."""
+    for name in BUNDLED:
+        importlib.import_module(name)
 
 
 def load() -> list[ModuleType]:

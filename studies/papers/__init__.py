@@ -1,6 +1,13 @@
-"""The papers' tables and figures as data, a module for each paper, and the trainings that they are made of."""
+"""The papers, a module for each: its rows, and the tables, presets and search spaces that are made from them.
+
+A plug-in (pipelines/terminal/plugins.py): importing it adds its presets and spaces to those of the engine.
+"""
 
 from studies.papers import block_recurrent, gpt2, staircase
+from tune_spaces import SPACES
 
 PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "staircase": staircase.TABLES}
 """By paper and by table."""
+
+for paper in (block_recurrent, staircase, gpt2):
+    SPACES.update(paper.SPACES)

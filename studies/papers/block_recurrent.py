@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipelines.presets.block_recurrent import TABLE_3 as X
+from studies.papers.sweeps import over_presets, presets_of, stores
 from studies.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
+from tune_spaces import Space
 
 NORMALIZED = ("--newline", "normalize")
 MATHEMATICS = ("--subject", "math")
@@ -300,4 +303,17 @@ TABLES = {
         x="scale factor",
         rows=tuple(row for row in TABLE_5.rows if row.series == "SPM"),
     ),
+}
+
+OF_WINDOWS = [f"pg19-{name}" for name in X if "window" in name]
+OF_STATES = [f"pg19-{name}" for name in X if "states" in name]
+SPACES = {
+    "rec-table-1": over_presets("block-recurrent, Table 1: the models", presets_of(TABLE_1), "pg19"),
+    "rec-table-3-window": over_presets("block-recurrent, Table 3a: windows", OF_WINDOWS, "pg19"),
+    "rec-table-3-states": over_presets("block-recurrent, Table 3b: states", OF_STATES, "pg19"),
+    "rec-section-4.3": over_presets(
+        "block-recurrent, section 4.3: two recurrent layers", presets_of(SECTION_4_3), "pg19"
+    ),
+    "rec-table-4": over_presets("block-recurrent, Table 4: scales", presets_of(TABLE_4), "pg19"),
+    "rec-table-5": Space("block-recurrent, Table 5: vocabularies, a store each", (), stores),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.presets.gpt2 import TINY_TOKENS, VALIDATED_TOKENS, WINDOWS, two_epochs
+from pipelines.presets.gpt2 import ROWS, TINY_TOKENS, VALIDATED_TOKENS, WINDOWS, two_epochs
+from studies.papers.sweeps import over_presets
 from studies.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
 
 RAW = ("--form", "raw")
@@ -160,5 +161,20 @@ TABLES = {
         ),
         x="FLOPs/token",
         note={scale: f"{note} {CURVES} {OVERLAPPED}" for scale, note in NOTE.items()},
+    ),
+}
+
+
+def trained_with_overlap(corpus: str) -> list[str]:
+    """The presets of a table's rows, each trained with its own overlap, the baseline's too."""
+    return [name for name in ROWS if name.startswith(f"{corpus}-gpt2")]
+
+
+SPACES = {
+    "gpt2-table-1": over_presets(
+        "GPT-2 with recurrence, Table 1: overlaps, WikiText-103", trained_with_overlap("wikitext"), "wikitext"
+    ),
+    "gpt2-table-2": over_presets(
+        "GPT-2 with recurrence, Table 2: overlaps, PG-19", trained_with_overlap("pg19"), "pg19"
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.presets import PRESETS
+from studies.papers.sweeps import over_presets, presets_of
 from studies.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
 
 TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
@@ -198,4 +199,12 @@ TABLES = {
     "figure-3": replace(
         TABLE_2, about="Figure 3: perplexity over training time, Table 2's", x=TIME, size=PARAMETERS.name
     ),
+}
+
+SPACES = {
+    "staircase-figure-2": over_presets(
+        "staircase, Figure 2: recurrent steps, on the preset's task", presets_of(TABLES["figure-2"]), "reddit"
+    ),
+    "staircase-table-2": over_presets("staircase, Table 2: recurrent steps", presets_of(TABLE_2), "reddit"),
+    "staircase-table-3": over_presets("staircase, Table 3: forward sizes", presets_of(TABLE_3), "reddit"),
 }
