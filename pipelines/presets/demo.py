@@ -1,11 +1,22 @@
-"""Runs of a size that a CPU trains: the demo's, a starting point for one's own data, and two studies of what recurrence is for."""
+"""Runs of a size that a CPU trains: the demo's, starting points for one's own data, and two studies of what recurrence is for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from recur_models import MemorizingConfig, RecConfig, SlideConfig, VanillaConfig, XLConfig
+from recur_models import (
+    GPT2Config,
+    GPT2RecConfig,
+    LlamaConfig,
+    LlamaRecConfig,
+    MemorizingConfig,
+    RecConfig,
+    SlideConfig,
+    VanillaConfig,
+    XLConfig,
+)
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.
 SMALL_SIZE = {"d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128, "dropout": 0.0}
@@ -17,6 +28,18 @@ SMALL = TrainConfig(
     steps=2000,
     validate_every=200,
     checkpoint=CheckpointConfig(every=200),
+)
+
+# The same for GPT-2 and Llama, with or without recurrence: windows of 128 of which 16 overlap.
+DECODER_SIZE: dict[str, Any] = {
+    **{"layers": 6, "d_model": 256, "heads": 4, "mlp_dim": 1024, "positions": 1024, "dropout": 0.0},
+    **{"window": 128, "overlap": 16},
+}
+SMALL_GPT2 = replace(
+    SMALL,
+    model=GPT2RecConfig(**DECODER_SIZE),
+    data=replace(SMALL.data, segment_length=1120),
+    optim=OptimConfig(name="adamw", lr=1e-3),
 )
 
 # Whether recurrence helps, at a size where a CPU can show it: bytes of the demo's corpus and a window of 16, so that most of a
@@ -73,4 +96,8 @@ DEMO_PRESETS = {
     "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
     "small-xl": replace(SMALL, model=XLConfig(layers=7, **SMALL_SIZE)),
     "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
+    "small-gpt2-rec": SMALL_GPT2,
+    "small-gpt2": replace(SMALL_GPT2, model=GPT2Config(**DECODER_SIZE)),
+    "small-llama-rec": replace(SMALL_GPT2, model=LlamaRecConfig(kv_heads=2, **DECODER_SIZE)),
+    "small-llama": replace(SMALL_GPT2, model=LlamaConfig(kv_heads=2, **DECODER_SIZE)),
 }

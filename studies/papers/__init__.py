@@ -3,11 +3,16 @@
 A plug-in (pipelines/terminal/plugins.py): importing it adds its presets and spaces to those of the engine.
 """
 
+from dataclasses import replace
+
+from pipelines.presets import PRESETS
 from studies.papers import block_recurrent, gpt2, staircase
 from tune_spaces import SPACES
 
 PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "staircase": staircase.TABLES}
 """By paper and by table."""
 
+for paper in (gpt2,):
+    PRESETS.update({name: replace(config, run=name) for name, config in paper.PRESETS.items()})
 for paper in (block_recurrent, staircase, gpt2):
     SPACES.update(paper.SPACES)

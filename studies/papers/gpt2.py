@@ -1,17 +1,71 @@
 """Tables 1 to 4 and Figures 4 and 5 of "Adding Recurrence to Pretrained Transformers" (Yoshida et al. 2020).
 
-The paper fine-tunes the published GPT-2: `--scale paper --set model.pretrained=FOLDER` names its weights. Its baseline is
-fine-tuned once and scored over windows of every overlap; with recurrence each overlap is trained (section 5).
+    wikitext-gpt2-overlap-…, wikitext-gpt2-rec-overlap-…      Table 1
+    pg19-gpt2-overlap-…, pg19-gpt2-rec-overlap-…              Table 2
+    pg19-llama-overlap-50, pg19-llama-rec-overlap-50          the same of a Llama: ours
+    tiny-wikitext-…, tiny-pg19-…        the same rows at a size that a CPU trains, from weights of no training
+
+The paper fine-tunes the published GPT-2 small: `--model.pretrained FOLDER` names its weights, and the store is prepared with its
+tokenizer, of WikiText-103 in its raw form (`--form raw`). A new run of these rows is refused without that option;
+`--model.pretrained none` begins with untrained weights. The tiny rows have sizes of their own, and begin untrained. The paper's
+baseline is fine-tuned once and scored over windows of every overlap; with recurrence each overlap is trained (section 5). The
+sweeps train both with each overlap.
+
+Settings are those of section 5: windows of 300 tokens, backpropagation through 20 of them, Adam, a warm-up of 100 steps to a
+constant rate, 2 epochs (of PG-19's first 1,250 books), validation every 2M tokens. The paper stops early: the checkpoint that is
+the best on validation is scored. It mentions no limit on gradients: none is set, except in the tiny rows. It does not give the
+learning rate, which it chose on WikiText-103, and the size of a batch: those here are usual for GPT-2 small.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from pipelines.presets.gpt2 import ROWS, TINY_TOKENS, VALIDATED_TOKENS, WINDOWS, two_epochs
+from pipelines.config.dotted import changes
+from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
+from recur_models import GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig
+from recur_models.pretrained_config import DecoderConfig
 from studies.papers.sweeps import over_presets
 from studies.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
+from tune_spaces import Space
 
+# By corpus, model and overlap: perplexity per word on validation and test. Table 1 is of WikiText-103, Table 2 of PG-19.
+PERPLEXITIES: dict[str, dict[str, dict[int, tuple[float, float]]]] = {
+    "wikitext": {
+        "gpt2": {0: (29.00, 30.47), 5: (27.99, 29.36), 10: (27.58, 28.88), 30: (26.72, 27.96), 50: (26.17, 27.31)},
+        "gpt2-rec": {0: (27.70, 29.01), 5: (26.88, 28.12), 10: (26.51, 27.77), 30: (25.90, 27.12), 50: (25.53, 26.73)},
+    },
+    "pg19": {
+        "gpt2": {
+            0: (172.25, 147.71),
+            5: (165.93, 142.30),
+            10: (162.66, 139.49),
+            30: (156.21, 134.30),
+            50: (152.64, 131.25),
+            75: (149.54, 128.46),
+            100: (147.05, 126.51),
+            150: (143.62, 123.53),
+            200: (141.14, 121.40),
+        },
+        "gpt2-rec": {
+            0: (155.27, 133.02),
+            5: (150.00, 128.78),
+            10: (147.53, 127.05),
+            30: (142.35, 122.22),
+            50: (140.10, 119.93),
+        },
+    },
+}
+FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
+"""By overlap, of windows of 300; those of layers and attention, without the output layer (`paper_flops_per_token`)."""
+KINDS: dict[str, tuple[type[DecoderConfig], str]] = {
+    "gpt2": (GPT2Config, "GPT-2"),
+    "gpt2-rec": (GPT2RecConfig, "Recurrent"),
+    "llama": (LlamaConfig, ""),
+    "llama-rec": (LlamaRecConfig, ""),
+}
+"""Models, and how the tables call them."""
 RAW = ("--form", "raw")
 """Section 5: the WikiText-103 whose rare words are not replaced."""
 DATA = {
@@ -24,29 +78,105 @@ DATA = {
         "pg19": Data("pg19", "sentencepiece:4000", ("--newline", "normalize")),
     },
 }
-PREFIXES = {"paper": "", "tiny": "tiny-"}
-SHARES = {"paper": 1, "tiny": 5}
+
+
+class Epoch(NamedTuple):
+    """A pass over the training split."""
+
+    tokens: int
+    documents: int
+
+
+EPOCHS = {"wikitext": Epoch(118_000_000, 28_475), "pg19": Epoch(116_500_000, 1250)}
+"""In GPT-2's tokens: WikiText-103; of PG-19 1,250 books of 69,000 words each (section 5), at 1.35 tokens a word."""
+WINDOWS, LANES = 20, 8
+VALIDATED_TOKENS = 2_000_000
+"""Tokens between validations (section 5)."""
+TINY_TOKENS = 5_000_000
+TINY_SHARE = 5
 """What windows and overlaps are divided by."""
-LANES = {"paper": 8, "tiny": 4}
+
+
+def two_epochs(corpus: str, block: int) -> int:
+    """Steps for two passes over the corpus. A document's last block is padded, by half a block on average."""
+    epoch = EPOCHS[corpus]
+    padded = epoch.tokens + epoch.documents * block // 2
+    return round(2 * padded / (LANES * WINDOWS * block))
+
+
+def fine_tuned(model: DecoderConfig, corpus: str) -> TrainConfig:
+    """This model, fine-tuned on the corpus."""
+    segment = WINDOWS * model.block
+    every = VALIDATED_TOKENS // (LANES * segment)
+    return TrainConfig(
+        model=model,
+        data=DataConfig(corpus=corpus, lanes=LANES, segment_length=segment),
+        optim=OptimConfig(name="adamw", lr=5e-5, betas=(0.9, 0.999), weight_decay=0.0, clip=0.0),
+        schedule=ScheduleConfig(name="constant", warmup=100),
+        steps=two_epochs(corpus, model.block),
+        num_workers=1,
+        recompute="block",
+        validate_every=every,
+        validate_tokens=0,
+        checkpoint=CheckpointConfig(every=every),
+    )
+
+
+def tiny(config: TrainConfig) -> TrainConfig:
+    """The same row with windows and overlaps of a fifth, and as many of them in a segment, of 4 layers."""
+    model: Any = config.model
+    sizes: dict[str, Any] = {"layers": 4, "d_model": 96, "heads": 3, "mlp_dim": 384, "positions": 205, "dropout": 0.0}
+    if isinstance(model, GPT2RecConfig):
+        sizes["hidden"] = (64, 64, 64)
+    model = replace(model, window=model.window // TINY_SHARE, overlap=model.overlap // TINY_SHARE, **sizes)
+    segment = WINDOWS * model.block
+    return replace(
+        config,
+        model=model,
+        data=replace(config.data, lanes=4, segment_length=segment),
+        optim=OptimConfig(name="adamw", lr=4e-3),
+        schedule=ScheduleConfig(name="cosine", warmup=100),
+        steps=TINY_TOKENS // (4 * segment),
+        num_workers=0,
+        recompute="nothing",
+        validate_every=250,
+        validate_tokens=40_000,
+        checkpoint=CheckpointConfig(every=250),
+    )
+
+
+def config_of(corpus: str, name: str, overlap: int, window: int = 300) -> TrainConfig:
+    """A model fine-tuned with this overlap and window, at the paper's scale."""
+    config, _ = KINDS[name]
+    return fine_tuned(config(window=window, overlap=overlap), corpus)
+
+
+def preset_of(corpus: str, name: str, overlap: int) -> str:
+    return f"{corpus}-{name}-overlap-{overlap}"
+
+
+ROWS = {
+    preset_of(corpus, name, overlap): config_of(corpus, name, overlap)
+    for corpus, models in PERPLEXITIES.items()
+    for name, overlaps in models.items()
+    for overlap in overlaps
+}
+LLAMAS = {preset_of("pg19", name, 50): config_of("pg19", name, 50) for name in ("llama", "llama-rec")}
+PRESETS = {**ROWS, **LLAMAS, **{f"tiny-{name}": tiny(run) for name, run in ROWS.items()}}
 
 
 def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:
     """A model fine-tuned with this overlap and window; ``scored``: with this overlap, where it is another than in training."""
-    found = {}
-    for scale, prefix in PREFIXES.items():
-        share, fields = SHARES[scale], dict[str, Any]()
-        if window != 300:
-            segment = WINDOWS * window // share
-            step = LANES[scale] * segment
-            steps = two_epochs(corpus, window) if scale == "paper" else TINY_TOKENS // step
-            fields = {"model.window": window // share, "data.segment_length": segment, "steps": steps}
-            if scale == "paper":
-                every = VALIDATED_TOKENS // step
-                fields |= {"validate_every": every, "checkpoint.every": every}
-        read = {"overlap": scored // share} if scored else {}
-        preset = f"{prefix}{corpus}-{name}-overlap-{overlap}"
-        found[scale] = {"": Run(preset, DATA[scale][corpus], fields, read, checkpoint="best")}
-    return found
+    preset = preset_of(corpus, name, overlap)
+    config = config_of(corpus, name, overlap, window)
+    fields = changes(config, PRESETS[preset])
+    tiny_fields = changes(tiny(config), PRESETS[f"tiny-{preset}"])
+    read = {"overlap": scored} if scored else {}
+    tiny_read = {"overlap": scored // TINY_SHARE} if scored else {}
+    return {
+        "paper": {"": Run(preset, DATA["paper"][corpus], fields, read, checkpoint="best")},
+        "tiny": {"": Run(f"tiny-{preset}", DATA["tiny"][corpus], tiny_fields, tiny_read, checkpoint="best")},
+    }
 
 
 VALIDATION, TEST = "validation perplexity", "test perplexity"
@@ -55,39 +185,22 @@ COLUMNS = (
     Column(TEST, "word_perplexity", form=".2f"),
     FLOPS_PER_TOKEN,
 )
-FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
-"""By overlap, of windows of 300; those of layers and attention, without the output layer (`paper_flops_per_token`)."""
-# By overlap: perplexity per word on validation and test, of GPT-2 and with recurrence.
-WIKITEXT = {
-    0: ((29.00, 30.47), (27.70, 29.01)),
-    5: ((27.99, 29.36), (26.88, 28.12)),
-    10: ((27.58, 28.88), (26.51, 27.77)),
-    30: ((26.72, 27.96), (25.90, 27.12)),
-    50: ((26.17, 27.31), (25.53, 26.73)),
-}
-PG19: dict[int, tuple[tuple[float, float], ...]] = {
-    0: ((172.25, 147.71), (155.27, 133.02)),
-    5: ((165.93, 142.30), (150.00, 128.78)),
-    10: ((162.66, 139.49), (147.53, 127.05)),
-    30: ((156.21, 134.30), (142.35, 122.22)),
-    50: ((152.64, 131.25), (140.10, 119.93)),
-    75: ((149.54, 128.46),),
-    100: ((147.05, 126.51),),
-    150: ((143.62, 123.53),),
-    200: ((141.14, 121.40),),
-}
 
 
-def rows(corpus: str, figures: dict[int, Any]) -> tuple[Row, ...]:
+def row_of(corpus: str, name: str, overlap: int) -> Row:
+    """The row of Table 1 or 2: the baseline scored with this overlap, the recurrent model trained with it."""
+    validation, test = PERPLEXITIES[corpus][name][overlap]
+    paper = {VALIDATION: validation, TEST: test, FLOPS_PER_TOKEN.name: FLOPS[overlap]}
+    runs = trained(corpus, name, scored=overlap) if name == "gpt2" else trained(corpus, name, overlap)
+    _, series = KINDS[name]
+    return Row(f"{series}, overlap {overlap}", paper, runs, series)
+
+
+def rows(corpus: str) -> tuple[Row, ...]:
     """GPT-2's by overlap, then those with recurrence."""
-    made = []
-    for number, series in enumerate(("GPT-2", "Recurrent")):
-        for overlap, values in figures.items():
-            if number < len(values):
-                paper = dict(zip((VALIDATION, TEST), values[number], strict=True)) | {"FLOPs/token": FLOPS[overlap]}
-                runs = trained(corpus, "gpt2-rec", overlap) if number else trained(corpus, "gpt2", scored=overlap)
-                made.append(Row(f"{series}, overlap {overlap}", paper, runs, series))
-    return tuple(made)
+    return tuple(
+        row_of(corpus, name, overlap) for name in PERPLEXITIES[corpus] for overlap in PERPLEXITIES[corpus][name]
+    )
 
 
 FIFTH = (
@@ -137,8 +250,8 @@ CHOSEN = (
     "from. Ours are drawn at random. As in the paper, one window is read before each, and the likeliest token is written each time."
 )
 TABLES = {
-    "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext", WIKITEXT), note=NOTE),
-    "table-2": Table("Table 2: PG-19, windows of 300 tokens", COLUMNS, rows("pg19", PG19), note=NOTE),
+    "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext"), note=NOTE),
+    "table-2": Table("Table 2: PG-19, windows of 300 tokens", COLUMNS, rows("pg19"), note=NOTE),
     "table-3": continuations(
         "Table 3: continuations of PG-19 validation passages (the paper's keep the topic)", seed=0
     ),
@@ -165,16 +278,12 @@ TABLES = {
 }
 
 
-def trained_with_overlap(corpus: str) -> list[str]:
-    """The presets of a table's rows, each trained with its own overlap, the baseline's too."""
-    return [name for name in ROWS if name.startswith(f"{corpus}-gpt2")]
+def sweep(about: str, corpus: str) -> Space:
+    """A table's rows, each trained with its own overlap, the baseline's too."""
+    return over_presets(about, [name for name in ROWS if name.startswith(corpus)], corpus)
 
 
 SPACES = {
-    "gpt2-table-1": over_presets(
-        "GPT-2 with recurrence, Table 1: overlaps, WikiText-103", trained_with_overlap("wikitext"), "wikitext"
-    ),
-    "gpt2-table-2": over_presets(
-        "GPT-2 with recurrence, Table 2: overlaps, PG-19", trained_with_overlap("pg19"), "pg19"
-    ),
+    "gpt2-table-1": sweep("GPT-2 with recurrence, Table 1: overlaps, WikiText-103", "wikitext"),
+    "gpt2-table-2": sweep("GPT-2 with recurrence, Table 2: overlaps, PG-19", "pg19"),
 }

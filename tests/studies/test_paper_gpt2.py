@@ -20,23 +20,18 @@ from pipelines import evaluate
 from pipelines.inference.subjects import subjects_of
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.presets.gpt2 import EPOCHS, LANES, OVERLAPS, WINDOWS
 from pipelines.terminal import cli
 from pipelines.train import main as train
 from pipelines.tune import main as tune
 from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
+from studies.papers.gpt2 import EPOCHS, LANES, LLAMAS, ROWS, WINDOWS
 from studies.papers.jobs import Job
 from studies.papers.tables import Run
 from tests.studies.test_paper import REC, TEXT
 
 GPT2 = PAPERS["gpt2"]
-FINE_TUNED = [
-    f"{corpus}-{name}-overlap-{overlap}"
-    for corpus in OVERLAPS
-    for name in OVERLAPS[corpus]
-    for overlap in OVERLAPS[corpus][name]
-]
+FINE_TUNED = [*ROWS, *LLAMAS]
 
 
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
