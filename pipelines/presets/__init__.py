@@ -10,11 +10,10 @@ from dataclasses import replace
 from pipelines.config.run import TrainConfig
 from pipelines.presets.block_recurrent import PAPER_PRESETS, TINY_PRESETS
 from pipelines.presets.demo import DEMO_PRESETS
-from pipelines.presets.staircase import STAIRCASE_PRESETS
 from pipelines.presets.state_tracking import STATE_TRACKING_PRESETS
 from pipelines.terminal.plugins import load_bundled
 
-OF_PAPERS = {**PAPER_PRESETS, **TINY_PRESETS, **STAIRCASE_PRESETS}
+OF_PAPERS = {**PAPER_PRESETS, **TINY_PRESETS}
 PRESETS: dict[str, TrainConfig] = {
     name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **STATE_TRACKING_PRESETS, **OF_PAPERS}.items()
 }

@@ -1,24 +1,206 @@
-"""Tables 1 to 3 and Figures 2 and 3 of "Staircase Attention for Recurrent Processing of Sequences" (Ju et al. 2021)."""
+"""Tables 1 to 3 and Figures 2 and 3 of "Staircase Attention for Recurrent Processing of Sequences" (Ju et al. 2021).
+
+    algorithm-…   walk-…   enwik8-…     Table 1 and Figure 2, on three of its tasks
+    reddit-…                            Tables 2 and 3
+    tiny-enwik8-…                       enwik8, and Reddit's rows on its bytes, at a size that a CPU trains, with slide and rec
+
+Within a task all have the same data, optimizer and steps, and parameters within 3 %, except those named as larger (…-2x) or smaller
+(…-small), and Reddit's feedback transformer, whose keys are shared. `staircase` has 2 passes; `staircase-4` and
+`staircase-8` have more, of shorter chunks in the same step.
+
+The appendix with the settings is not in the text that we have. Of Algorithm they are known: 4 layers, d 256, 4 heads, MLP 1,024,
+dropout 0.2, Adam at 1e-4 after 1,000 steps, clip 0.1, C 64 of a step of 128, spans of 100; its Transformer-XL has 8 layers
+(`algorithm-xl-2x`). Reddit's sizes follow from Table 2, all of whose counts they give: 8 layers of d 1,024 and 8,000 symbols.
+What is ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
+Random Walk, which has Algorithm's sizes and shorter chunks; enwik8, at the sizes of a 12-layer Transformer-XL (Dai et al. 2019).
+
+    python -m pipelines.prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400
+    python -m pipelines.prepare enwik8 --source enwik8.zip --pieces 32
+    python -m pipelines.prepare jsonl --source threads.jsonl --thread-field link_id --tokenizer sentencepiece:8000
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from pipelines.presets import PRESETS
+from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
+from pipelines.presets.state_tracking import STATE_TRACKING_PRESETS
+from recur_models import (
+    CachedStaircaseConfig,
+    FeedbackTransformerConfig,
+    LSTMConfig,
+    RecConfig,
+    SlideConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    UniversalTransformerConfig,
+)
 from studies.papers.sweeps import over_presets, presets_of
 from studies.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
 
-TASKS = ("Random Walk", "Algorithm", "Enwik8", "Reddit")
-PREFIXES = dict(zip(TASKS, ("walk", "algorithm", "enwik8", "reddit"), strict=True))
+Models = dict[str, ModelSettings]
+
+
+def family(size: dict[str, Any], step: int, span: int, lstm: int, universal: dict[str, Any]) -> Models:
+    """Each model in this size of core, by the name of its row.
+
+    Args:
+        step: tokens of a staircase's step. A cached staircase looks at so many beside the chunk that joins (as Table 3 counts).
+        span: tokens that the others see.
+        lstm: width of its two layers.
+        universal: sizes of its one layer, where they differ.
+    """
+    chunk = step // 2
+    sight: dict[str, Any] = {"span": span, "window": chunk}
+    return {
+        "staircase": StaircaseConfig(**size, chunk=chunk, passes=2),
+        **{f"staircase-{passes}": StaircaseConfig(**size, chunk=step // passes, passes=passes) for passes in (4, 8)},
+        "cached-staircase": CachedStaircaseConfig(**size, chunk=chunk, passes=1, chunks=3),
+        "feedback": FeedbackTransformerConfig(**size, **sight),
+        "xl": TransformerXLConfig(**size, **sight),
+        "xl-2x": TransformerXLConfig(**size | {"layers": 2 * size["layers"]}, **sight),
+        "universal": UniversalTransformerConfig(**size | {"layers": 1} | universal, **sight, passes=8),
+        "lstm": LSTMConfig(layers=2, d_model=lstm, window=chunk, dropout=size["dropout"]),
+    }
+
+
+def in_detail(size: dict[str, Any], step: int, span: int) -> Models:
+    """Further models of Tables 2 and 3: universal transformers of the same layers; half the step, or a forward size that the
+    ``step`` tokens that are looked at are beside. Names have the forward sizes of a step of 256.
+    """
+    small = partial(UniversalTransformerConfig, **size | {"layers": 1}, span=span, window=step // 2)
+    return {
+        **{f"universal-{n}-small": small(passes=n) for n in (2, 4, 8, 16)},
+        **{f"staircase-{n}-chunk-{128 // n}": StaircaseConfig(**size, chunk=step // 2 // n, passes=n) for n in (2, 4)},
+        **{
+            f"cached-staircase-chunk-{256 // n}": CachedStaircaseConfig(**size, chunk=step // n, passes=1, chunks=n + 1)
+            for n in (8, 4)
+        },
+    }
+
+
+def core(layers: int, d_model: int, heads: int, mlp_dim: int, dropout: float) -> dict[str, Any]:
+    sizes = {"layers": layers, "d_model": d_model, "heads": heads, "head_dim": d_model // heads, "mlp_dim": mlp_dim}
+    return sizes | {"dropout": dropout}
+
+
+TASK_SIZE = core(layers=4, d_model=256, heads=4, mlp_dim=1024, dropout=0.2)
+WIDE = {"d_model": 512, "heads": 8, "mlp_dim": 1984}
+ON_TASK: dict[str, Any] = {
+    "optim": OptimConfig(name="adamw", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, clip=0.1),
+    "schedule": ScheduleConfig(name="constant", warmup=1000),
+    "steps": 50_000,
+    "validate_every": 1000,
+    "validate_tokens": 0,
+    "checkpoint": CheckpointConfig(every=500),
+}
+"""Algorithm's settings."""
+
+ENWIK8_SIZE = core(layers=12, d_model=512, heads=8, mlp_dim=2048, dropout=0.1)
+ENWIK8_WIDE = {"d_model": 1792, "heads": 28, "mlp_dim": 6784}
+REDDIT_SIZE = core(layers=8, d_model=1024, heads=16, mlp_dim=4096, dropout=0.1)
+REDDIT_WIDE = {"d_model": 2560, "heads": 40, "mlp_dim": 10_240}
+ON_TEXT: dict[str, Any] = {
+    "optim": OptimConfig(name="adamw", lr=2.5e-4, betas=(0.9, 0.999), weight_decay=0.0, clip=0.25),
+    "schedule": ScheduleConfig(name="cosine", warmup=1000, final=0.0),
+    "steps": 400_000,
+    "num_workers": 8,
+    "validate_every": 4000,
+    "validate_tokens": 1_000_000,
+    "checkpoint": CheckpointConfig(every=1000),
+}
+"""Adam and cosine, as Transformer-XL on enwik8."""
+
+# A size that a CPU trains, parameters within 3 %: what each sees directly is 64 bytes, in slide and rec 32 to 63 a layer.
+TINY_SIZE = core(layers=4, d_model=96, heads=3, mlp_dim=384, dropout=0.0)
+TINY_MODELS: Models = {
+    **family(TINY_SIZE, step=64, span=64, lstm=162, universal={"d_model": 192, "heads": 6, "mlp_dim": 672}),
+    **in_detail(TINY_SIZE, step=64, span=64),
+    "slide": SlideConfig(**TINY_SIZE | {"mlp_dim": 416}, window=32),
+    "rec": RecConfig(
+        **TINY_SIZE | {"layers": 3, "mlp_dim": 416}, window=32, recurrent_layers=(2,), states=32, gate="lstm"
+    ),
+}
+
+
+def tiny(model: ModelSettings) -> TrainConfig:
+    """1,000 steps of 4,096 bytes."""
+    return TrainConfig(
+        model=model,
+        data=DataConfig(corpus="enwik8", store="runs/enwik8/store", lanes=16, segment_length=256),
+        optim=OptimConfig(name="adamw", lr=3e-3),
+        schedule=ScheduleConfig(name="cosine", warmup=100),
+        root="runs/enwik8",
+        steps=1000,
+        num_workers=0,
+        validate_every=250,
+        validate_tokens=40_000,
+        checkpoint=CheckpointConfig(every=250),
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the paper, at the paper's scale."""
+
+    prefix: str
+    """How its presets' names begin."""
+    prepared: Data
+    read: DataConfig
+    settings: dict[str, Any]
+    """Further fields of its runs."""
+    models: Models
+    """By the name of a row."""
+
+
 CURRICULUM = "--train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400"
 """A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
-REDDIT = Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id"))
-PAPER_DATA = {
-    "Random Walk": Data("random-walk", options=tuple(CURRICULUM.split())),
-    "Algorithm": Data("algorithm"),
-    "Enwik8": Data("enwik8", "bytes", ("--pieces", "32")),
-    "Reddit": REDDIT,
+TASKS = {
+    "Random Walk": Task(
+        "walk",
+        Data("random-walk", options=tuple(CURRICULUM.split())),
+        DataConfig(corpus="random-walk", order="listed", lanes=64, segment_length=400),  # a walk's steps
+        ON_TASK,
+        family(TASK_SIZE, step=32, span=100, lstm=440, universal=WIDE),
+    ),
+    "Algorithm": Task(
+        "algorithm",
+        Data("algorithm"),
+        DataConfig(corpus="algorithm", lanes=64, segment_length=512),  # a program has about 431 tokens
+        ON_TASK,
+        family(TASK_SIZE, step=128, span=100, lstm=440, universal=WIDE),
+    ),
+    "Enwik8": Task(
+        "enwik8",
+        Data("enwik8", "bytes", ("--pieces", "32")),
+        DataConfig(corpus="enwik8", lanes=32, segment_length=1024),
+        ON_TEXT,
+        family(ENWIK8_SIZE, step=512, span=512, lstm=1528, universal=ENWIK8_WIDE),
+    ),
+    "Reddit": Task(
+        "reddit",
+        Data("jsonl", "sentencepiece:8000", ("--thread-field", "link_id")),
+        DataConfig(corpus="jsonl", lanes=64, segment_length=512),
+        ON_TEXT,
+        {
+            **family(REDDIT_SIZE, step=256, span=512, lstm=2250, universal=REDDIT_WIDE),
+            "feedback": FeedbackTransformerConfig(**REDDIT_SIZE, span=512, window=128, keys="shared"),
+            **in_detail(REDDIT_SIZE, step=256, span=512),
+        },
+    ),
 }
+PRESETS = {
+    **{
+        f"{task.prefix}-{name}": TrainConfig(model=model, data=task.read, **task.settings)
+        for task in TASKS.values()
+        for name, model in task.models.items()
+    },
+    **{f"tiny-enwik8-{name}": tiny(model) for name, model in TINY_MODELS.items()},
+}
+
 WALKS = "--grid 3 --length 128 --curriculum 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64 128"
 PROGRAMS = "--variables 1 --statements 100 --curriculum 5 5 5 5 5 5 5 5 10 10 10 10 20 20 40 100"
 SMALL = "--train 200000 --validation 500 --test 500 --segment-length 64"
@@ -27,24 +209,22 @@ TINY_DATA = {
     "Algorithm": Data("algorithm", options=tuple(f"{PROGRAMS} {SMALL}".split())),
     "Enwik8": Data("enwik8", "bytes", ("--pieces", "16")),
 }
+SYNTHETIC = ("Random Walk", "Algorithm")
 TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
 """What the presets of the tiny tasks call a model."""
 
 
-def on_tasks(model: str, *tasks: str, passes: int = 0) -> dict[str, dict[str, Run]]:
-    """The presets of a model on these tasks. ``passes``: of a staircase; 0 for what Table 1 has."""
-    name = f"{model}-{passes}" if passes > 2 else model
+def on_tasks(name: str, tasks: Iterable[str], passes: int = 0) -> dict[str, dict[str, Run]]:
+    """The presets of this name on these tasks. ``passes``: of a staircase; 0 for what Table 1 has."""
+    paper = {task: Run(f"{TASKS[task].prefix}-{name}", TASKS[task].prepared) for task in tasks}
     tiny: dict[str, Run] = {}
-    for task in TASKS[:2]:
-        preset = f"tiny-{PREFIXES[task]}-{TINY_NAMES.get(model, model)}"
-        other = passes > 1 and getattr(PRESETS[preset].model, "passes", passes) != passes
+    for task in SYNTHETIC:
+        model = name.removesuffix(f"-{passes}")
+        preset = f"tiny-{TASKS[task].prefix}-{TINY_NAMES.get(model, model)}"
+        other = passes > 1 and getattr(STATE_TRACKING_PRESETS[preset].model, "passes", passes) != passes
         tiny[task] = Run(preset, TINY_DATA[task], {"model.passes": passes} if other else {})
     tiny["Enwik8"] = Run(f"tiny-enwik8-{name}", TINY_DATA["Enwik8"])
-    paper = {task: Run(f"{PREFIXES[task]}-{name}", PAPER_DATA[task]) for task in TASKS}
-    return {
-        scale: {task: found[task] for task in tasks if task in found}
-        for scale, found in (("paper", paper), ("tiny", tiny))
-    }
+    return {"paper": paper, "tiny": {task: run for task, run in tiny.items() if task in paper}}
 
 
 COUNTED = "FLOPs are those of the forward pass, without the output layer."
@@ -69,40 +249,30 @@ COLUMNS = (
     Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
 )
 COMPUTE = tuple(replace(FLOPS_PER_TOKEN, name=f"{task}, {FLOPS_PER_TOKEN.name}", of=task) for task in TASKS)
-RESULTS: dict[str, tuple[str, dict[str, float]]] = {
-    "LSTM": ("lstm", {"Random Walk": 0.6, "Algorithm": 1.0, "Enwik8": 1.38}),
-    "Transformer-XL": (
-        "xl",
-        {"Random Walk": 84.1, "Algorithm": 48.7, "Enwik8": 1.15, "Reddit": 26.2, "BASE Data": 28.0},
-    ),
-    "Feedback Transformer": (
-        "feedback",
-        {"Random Walk": 0.1, "Algorithm": 0.2, "Enwik8": 1.12, "Reddit": 25.5, "BASE Data": 26.6},
-    ),
-    "Staircase": (
-        "staircase",
-        {"Random Walk": 0.1, "Algorithm": 0.2, "Enwik8": 1.14, "Reddit": 22.6, "BASE Data": 23.0},
-    ),
-    "Cached Staircase": (
-        "cached-staircase",
-        {"Random Walk": 0.1, "Algorithm": 1.2, "Enwik8": 1.13, "Reddit": 26.1, "BASE Data": 27.8},
-    ),
+# The preset after the task's name, and the columns' figures.
+RESULTS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "LSTM": ("lstm", (0.6, 1.0, 1.38)),
+    "Transformer-XL": ("xl", (84.1, 48.7, 1.15, 26.2, 28.0)),
+    "Feedback Transformer": ("feedback", (0.1, 0.2, 1.12, 25.5, 26.6)),
+    "Staircase": ("staircase", (0.1, 0.2, 1.14, 22.6, 23.0)),
+    "Cached Staircase": ("cached-staircase", (0.1, 1.2, 1.13, 26.1, 27.8)),
 }
 
 
-def runs_of(label: str) -> dict[str, dict[str, Run]]:
-    """Table 1's; its Staircase is on Reddit that of 8 steps, by Table 2."""
-    model, paper = RESULTS[label]
-    runs = on_tasks(model, *(task for task in TASKS if task in paper))
-    if model == "staircase":
-        runs["paper"]["Reddit"] = Run("reddit-staircase-8", REDDIT)
-    return runs
+def row_of_table_1(label: str) -> Row:
+    """Its Staircase is on Reddit that of 8 steps, by Table 2."""
+    name, figures = RESULTS[label]
+    paper = {column.name: figure for column, figure in zip(COLUMNS, figures, strict=False)}
+    runs = on_tasks(name, [task for task in TASKS if task in paper])
+    if name == "staircase":
+        runs["paper"]["Reddit"] = Run("reddit-staircase-8", TASKS["Reddit"].prepared)
+    return Row(label, paper, runs)
 
 
 TABLE_1 = Table(
     "Table 1: all models on all tasks",
-    (*(replace(column, best=column.name in TASKS[:2]) for column in COLUMNS), *COMPUTE),
-    tuple(Row(label, paper, runs_of(label)) for label, (_, paper) in RESULTS.items()),
+    (*(replace(column, best=column.name in SYNTHETIC) for column in COLUMNS), *COMPUTE),
+    tuple(map(row_of_table_1, RESULTS)),
     note={"tiny": TINY, "paper": PAPER},
 )
 
@@ -121,15 +291,22 @@ REDDIT_ROWS: dict[str, tuple[str, tuple[float, float, float, float]]] = {
     "Universal, 8 steps, wide": ("universal", (120, 25.9, 25.6, 766)),
     "Universal, 16 steps": ("universal-16-small", (29, 31.5, 31.1, 328)),
 }
-STEPS = tuple(
-    Row(label, {"Reddit": REDDIT_ROWS[label][1][2]}, on_tasks(model, *TASKS, passes=n), label.partition(",")[0], n)
-    for label, model, n in (
-        ("Transformer-XL", "xl", 0),
-        ("Feedback Transformer", "feedback", 1),
-        ("Cached Staircase", "cached-staircase", 1),
-        *((f"Staircase, {n} steps", "staircase", n) for n in (2, 4, 8)),
-    )
-)
+STEPS = {
+    "Transformer-XL": 0,
+    "Feedback Transformer": 1,
+    "Cached Staircase": 1,
+    "Staircase, 2 steps": 2,
+    "Staircase, 4 steps": 4,
+    "Staircase, 8 steps": 8,
+}
+"""Rows of Table 2 that Figure 2 has on all tasks, by recurrent steps."""
+
+
+def row_of_figure_2(label: str, steps: int) -> Row:
+    name, figures = REDDIT_ROWS[label]
+    return Row(label, {"Reddit": figures[2]}, on_tasks(name, TASKS, steps), label.partition(",")[0], steps)
+
+
 CURVES = "Of the other tasks than Reddit the paper has curves alone, without figures."
 
 VALIDATION, TEST, TIME = "validation ppl", "test ppl", "batch time, ms"
@@ -146,7 +323,7 @@ FORWARD_ROWS: dict[str, tuple[str, tuple[float, float]]] = {
 
 def on_reddit(model: str) -> dict[str, dict[str, Run]]:
     return {
-        "paper": {"": Run(f"reddit-{model}", REDDIT)},
+        "paper": {"": Run(f"reddit-{model}", TASKS["Reddit"].prepared)},
         "tiny": {"": Run(f"tiny-enwik8-{model}", TINY_DATA["Enwik8"])},
     }
 
@@ -192,7 +369,7 @@ TABLES = {
     "figure-2": Table(
         "Figure 2: recurrent steps on the four tasks",
         (*COLUMNS[:4], *COMPUTE),
-        STEPS,
+        tuple(row_of_figure_2(label, steps) for label, steps in STEPS.items()),
         x="recurrent steps",
         note={"tiny": f"{TINY} {CURVES}", "paper": f"Enwik8 is in bytes. {PIECES} {COUNTED} {CURVES}"},
     ),

@@ -16,12 +16,12 @@ from pipelines.config.run import TrainConfig, to_json
 from pipelines.prepare import commands, prepare
 from pipelines.presets import PRESETS
 from pipelines.presets.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
-from pipelines.presets.staircase import STAIRCASE_PRESETS
 from pipelines.presets.state_tracking import MODELS as STATE_TRACKING_MODELS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, StaircaseConfig, XLConfig, model_from_json
+from studies.papers import staircase
 from tests.small_corpus import contents
 
 
@@ -134,7 +134,7 @@ SYMBOLS = {"algorithm": 23, "walk": 68, "enwik8": 257, "reddit": 8001, "tiny-enw
 @pytest.mark.parametrize("task", SYMBOLS)
 def test_models_of_a_task_have_the_same_parameters_and_read_the_same_tokens(task: str) -> None:
     rows = {
-        name.removeprefix(f"{task}-"): run for name, run in STAIRCASE_PRESETS.items() if name.startswith(f"{task}-")
+        name.removeprefix(f"{task}-"): run for name, run in staircase.PRESETS.items() if name.startswith(f"{task}-")
     }
     expected = rows["staircase"].model.costs(SYMBOLS[task]).parameters
     for name, run in rows.items():
