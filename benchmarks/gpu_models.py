@@ -21,7 +21,7 @@ from benchmarks.contenders import fill_memory, peer_model
 from common.choices import Compile
 from common.errors import UserError
 from pipelines.config.run import ModelSettings
-from pipelines.presets.block_recurrent import TABLE_1
+from pipelines.presets import PRESETS
 from pipelines.training.optim import build_optimizer
 from recur_models import (
     CachedStaircaseConfig,
@@ -41,12 +41,12 @@ Ours = Literal[
 Model = Literal[Ours, "peer"]
 SIZE: dict[str, Any] = {"layers": 12, "d_model": 1024, "heads": 8, "head_dim": 128, "mlp_dim": 4096}
 MODELS: dict[Ours, ModelSettings] = {
-    "slide": TABLE_1["slide-13L"].model,
-    "rec": TABLE_1["rec-fixed-skip"].model,
-    "rec-lstm-dual": TABLE_1["rec-lstm-dual"].model,
-    "feedback": TABLE_1["feedback-fixed-skip"].model,
-    "xl": TABLE_1["xl-2048"].model,
-    "memorizing": TABLE_1["memorizing-64k"].model,
+    "slide": PRESETS["pg19-slide-13L"].model,
+    "rec": PRESETS["pg19-rec-fixed-skip"].model,
+    "rec-lstm-dual": PRESETS["pg19-rec-lstm-dual"].model,
+    "feedback": PRESETS["pg19-feedback-fixed-skip"].model,
+    "xl": PRESETS["pg19-xl-2048"].model,
+    "memorizing": PRESETS["pg19-memorizing-64k"].model,
     "staircase": StaircaseConfig(**SIZE, chunk=512, passes=2),
     "cached-staircase": CachedStaircaseConfig(**SIZE, chunk=512, passes=1, chunks=2),
     "transformer-xl": TransformerXLConfig(**SIZE, window=512, span=512),
@@ -177,7 +177,7 @@ class Training:
                 return loss
 
         self.loss = read
-        run = TABLE_1["slide-13L"]
+        run = PRESETS["pg19-slide-13L"]
         self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup**-0.5))  # its peak
 
     @property

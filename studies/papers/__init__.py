@@ -12,7 +12,6 @@ from tune_spaces import SPACES
 PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "staircase": staircase.TABLES}
 """By paper and by table."""
 
-for paper in (staircase, gpt2):
-    PRESETS.update({name: replace(config, run=name) for name, config in paper.PRESETS.items()})
 for paper in (block_recurrent, staircase, gpt2):
+    PRESETS.update({name: replace(config, run=name) for name, config in paper.PRESETS.items()})
     SPACES.update(paper.SPACES)

@@ -1,13 +1,64 @@
-"""Tables 1 to 5, section 4.3 and Figures 3 to 7 of "Block-Recurrent Transformers" (Hutchins et al. 2022)."""
+"""Tables 1 to 5, section 4.3 and Figures 3 to 7 of "Block-Recurrent Transformers" (Hutchins et al. 2022).
+
+    pg19-…      Table 1, Table 3 (…-window-256, …-states-1024), section 4.3 (…-layers-4-10) and Table 4 (scale-650M-rec,
+                scale-650M-xl)
+    arxiv-…     Table 1's arXiv column          github-…     Table 1's GitHub column
+    tiny-pg19-…     the pg19 rows at a size that a CPU trains in minutes
+
+All rows read 131,072 tokens in a step, whatever their segment: as many lanes as that takes (section 4.1); GitHub four times
+as many. The vocabulary is that of the store: Table 1 has T5's of 32k for PG-19 and LaMDA's of 32k for the others, Table 4 a
+SentencePiece one of 32k trained on PG-19, and Table 1's column of bytes is the pg19 rows on a store prepared with
+`--tokenizer bytes`. Settings are those of Appendix C.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from pipelines.presets.block_recurrent import TABLE_3 as X
+from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
+from recur_models import MemorizingConfig, RecConfig, SlideConfig, XLConfig
 from studies.papers.sweeps import over_presets, presets_of, stores
 from studies.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
+from studies.papers.tiny import THIRTY_SECOND, tiny_block_recurrent
 from tune_spaces import Space
+
+TOKENS_PER_STEP = 32 * 4096
+
+
+def on_pg19(model: ModelSettings) -> TrainConfig:
+    """This model on PG-19, by default 150M parameters: Adafactor, a rate that rises to 0.0316 over 1,000 steps, then 1/√step."""
+    # Models that carry keys and values alone have segments of one window.
+    segment = model.window if isinstance(model, (XLConfig, MemorizingConfig)) else 4096
+    return TrainConfig(
+        model=model,
+        data=DataConfig(corpus="pg19", lanes=TOKENS_PER_STEP // segment, segment_length=segment),
+        optim=OptimConfig(name="adafactor", lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, clip=0.0),
+        schedule=ScheduleConfig(name="inverse-sqrt", warmup=1000),
+        steps=500_000,
+        num_workers=32,
+        validate_every=5000,
+        validate_tokens=1_000_000,
+        checkpoint=CheckpointConfig(every=1000),
+    )
+
+
+def cosine(config: TrainConfig, lr: float) -> TrainConfig:
+    """The same run with a cosine schedule, from ``lr`` to a tenth of it."""
+    schedule = ScheduleConfig(name="cosine", warmup=1000, final=0.1)
+    return replace(config, optim=replace(config.optim, lr=lr), schedule=schedule)
+
+
+def on_arxiv(config: TrainConfig) -> TrainConfig:
+    """Half the rate: longer segments were unstable."""
+    return replace(config, data=replace(config.data, corpus="arxiv"), optim=replace(config.optim, lr=0.5))
+
+
+def on_github(config: TrainConfig) -> TrainConfig:
+    """Four times the lanes against the noise, half the steps, cosine from 0.005."""
+    data = replace(config.data, corpus="github", lanes=4 * config.data.lanes)
+    return replace(cosine(config, lr=0.005), data=data, steps=250_000)
+
 
 NORMALIZED = ("--newline", "normalize")
 MATHEMATICS = ("--subject", "math")
@@ -30,59 +81,57 @@ DATA = {
 """T5's vocabulary is the paper's for PG-19, and LaMDA's for the others, which is not published: SentencePiece's of that size."""
 OWN = {"paper": Data("pg19", "sentencepiece:32000"), "tiny": DATA["tiny"]["PG19 tokens"]}
 """A vocabulary trained on PG-19: the scaling study's."""
-PREFIXES = {"PG19 bytes": "pg19", "PG19 tokens": "pg19", "arXiv": "arxiv", "GitHub": "github"}
+PREFIXES = {"paper": "pg19-", "tiny": "tiny-pg19-"}
 
 
 def runs(name: str, *of: str) -> dict[str, dict[str, Run]]:
     """The preset of this name on these corpora, at both scales."""
     return {
-        "paper": {key: Run(f"{PREFIXES[key]}-{name}", DATA["paper"][key]) for key in of},
-        "tiny": {key: Run(f"tiny-pg19-{name}", DATA["tiny"][key]) for key in of},
+        "paper": {key: Run(f"{DATA['paper'][key].corpus}-{name}", DATA["paper"][key]) for key in of},
+        "tiny": {key: Run(f"{PREFIXES['tiny']}{name}", DATA["tiny"][key]) for key in of},
     }
 
 
 def on(name: str, data: dict[str, Data]) -> dict[str, dict[str, Run]]:
     """The PG-19 preset of this name, on this data of each scale."""
-    prefixes = {"paper": "pg19", "tiny": "tiny-pg19"}
-    return {scale: {"PG19": Run(f"{prefixes[scale]}-{name}", data[scale])} for scale in data}
+    return {scale: {"PG19": Run(f"{PREFIXES[scale]}{name}", data[scale])} for scale in data}
 
 
-# Relative step time, then bits per token. Error bars of PG19 tokens are 0.01 where the paper has them.
-MODELS: dict[str, tuple[str, float, float, float, float, float | None]] = {
-    "XL:512": ("xl-512", 0.88, 1.01, 3.62, 1.45, 1.21),
-    "XL:1024": ("xl-1024", 1.20, 0.997, 3.59, 1.37, 1.08),
-    "XL:2048": ("xl-2048", 2.11, 0.990, 3.58, 1.31, 1.01),
-    "Slide:12L": ("slide-12L", 0.93, 0.989, 3.60, 1.43, 1.19),
-    "Slide:13L": ("slide-13L", 1.00, 0.989, 3.58, 1.42, 1.17),
-    "Rec:lstm:dual": ("rec-lstm-dual", 1.06, 0.985, 3.54, 1.26, 1.01),
-    "Rec:lstm:single": ("rec-lstm-single", 1.05, 0.962, 3.54, 1.29, 1.03),
-    "Rec:lstm:skip": ("rec-lstm-skip", 1.00, 0.969, 3.56, 1.31, 1.10),
-    "Rec:fixed:dual": ("rec-fixed-dual", 1.01, 0.957, 3.52, 1.27, 0.991),
-    "Rec:fixed:single": ("rec-fixed-single", 1.02, 0.966, 3.58, 1.25, 1.00),
-    "Rec:fixed:skip": ("rec-fixed-skip", 0.99, 0.952, 3.53, 1.24, 0.976),
-    "Feedback:lstm:single": ("feedback-lstm-single", 1.40, 0.977, 3.50, 1.22, None),
-    "Feedback:fixed:skip": ("feedback-fixed-skip", 1.35, 0.935, 3.49, 1.24, None),
-    "Memorizing Trans. 64k": ("memorizing-64k", 1.94, 0.950, 3.53, 1.22, None),
+FEEDBACK_LSTM = RecConfig(gate="lstm", cell="single", feedback=True)
+FEEDBACK_FIXED = RecConfig(gate="fixed", cell="skip", feedback=True)
+# The preset behind the corpus, the model, then relative step time and bits per token; GitHub has a dash where no last one is.
+# Error bars of PG19 tokens are 0.01 where the paper has them.
+MODELS: dict[str, tuple[str, ModelSettings, tuple[float, ...]]] = {
+    "XL:512": ("xl-512", XLConfig(window=512), (0.88, 1.01, 3.62, 1.45, 1.21)),
+    "XL:1024": ("xl-1024", XLConfig(window=1024), (1.20, 0.997, 3.59, 1.37, 1.08)),
+    "XL:2048": ("xl-2048", XLConfig(window=2048), (2.11, 0.990, 3.58, 1.31, 1.01)),
+    "Slide:12L": ("slide-12L", SlideConfig(layers=12), (0.93, 0.989, 3.60, 1.43, 1.19)),
+    "Slide:13L": ("slide-13L", SlideConfig(layers=13), (1.00, 0.989, 3.58, 1.42, 1.17)),
+    "Rec:lstm:dual": ("rec-lstm-dual", RecConfig(gate="lstm", cell="dual"), (1.06, 0.985, 3.54, 1.26, 1.01)),
+    "Rec:lstm:single": ("rec-lstm-single", RecConfig(gate="lstm", cell="single"), (1.05, 0.962, 3.54, 1.29, 1.03)),
+    "Rec:lstm:skip": ("rec-lstm-skip", RecConfig(gate="lstm", cell="skip"), (1.00, 0.969, 3.56, 1.31, 1.10)),
+    "Rec:fixed:dual": ("rec-fixed-dual", RecConfig(gate="fixed", cell="dual"), (1.01, 0.957, 3.52, 1.27, 0.991)),
+    "Rec:fixed:single": ("rec-fixed-single", RecConfig(gate="fixed", cell="single"), (1.02, 0.966, 3.58, 1.25, 1.00)),
+    "Rec:fixed:skip": ("rec-fixed-skip", RecConfig(gate="fixed", cell="skip"), (0.99, 0.952, 3.53, 1.24, 0.976)),
+    "Feedback:lstm:single": ("feedback-lstm-single", FEEDBACK_LSTM, (1.40, 0.977, 3.50, 1.22)),
+    "Feedback:fixed:skip": ("feedback-fixed-skip", FEEDBACK_FIXED, (1.35, 0.935, 3.49, 1.24)),
+    "Memorizing Trans. 64k": ("memorizing-64k", MemorizingConfig(memory=65_536), (1.94, 0.950, 3.53, 1.22)),
 }
 CORPORA = ("PG19 bytes", "PG19 tokens", "arXiv", "GitHub")
-SPLITS = {corpus: "validation" if corpus == "GitHub" else "test" for corpus in CORPORA}
-"""The split that the paper reports, by corpus (Appendix C)."""
 
 
 def row_of_table_1(label: str) -> Row:
-    preset, time, *bits = MODELS[label]
-    known = {corpus: value for corpus, value in zip(CORPORA, bits, strict=True) if value is not None}
-    return Row(label, {"step time": time, **known}, runs(preset, *known))
+    preset, _, figures = MODELS[label]
+    paper = dict(zip(("step time", *CORPORA), figures, strict=False))
+    return Row(label, paper, runs(preset, *(corpus for corpus in CORPORA if corpus in paper)))
 
 
 def column_of_table_1(corpus: str, figure: Figure, form: str, suffix: str = "") -> Column:
-    return Column(f"{corpus}{suffix}", figure, of=corpus, split=SPLITS[corpus], form=form)
+    """A column of the split that the paper reports (Appendix C)."""
+    split = "validation" if corpus == "GitHub" else "test"
+    return Column(f"{corpus}{suffix}", figure, of=corpus, split=split, form=form)
 
 
-THIRTY_SECOND = (
-    "Windows, states and memory are a 32nd of the paper's, which the labels name; 12 layers are 4 and 13 are 5, and widths are "
-    "3/32 of the paper's."
-)
 PIECES = "Tokens that are not bytes are of 4,000 pieces; GitHub is the standard library's source."
 T5 = "PG-19's tokens are of T5's 32,000 pieces, as in the paper."
 OWN_PIECES = "Tokens are of SentencePiece's 32,000 pieces, trained on PG-19 as the paper's are."
@@ -127,9 +176,9 @@ PUBLISHED: dict[str, tuple[int, float, float | None, int, str]] = {
 
 
 def row_of_table_2(label: str) -> Row:
-    layers, perplexity, parameters, vocabulary, preset = PUBLISHED[label]
-    known = {"layers": layers, "word perplexity": perplexity, "parameters": parameters, "vocabulary": vocabulary}
-    paper = {name: value for name, value in known.items() if value is not None}
+    *figures, preset = PUBLISHED[label]
+    known = zip(("layers", "word perplexity", "parameters", "vocabulary"), figures, strict=True)
+    paper = {name: figure for name, figure in known if figure is not None}
     return Row(label, paper, on(preset, OWN) if preset else {})
 
 
@@ -145,8 +194,15 @@ TABLE_2 = Table(
     note=notes(OWN_PIECES, EMBEDDINGS, WORDS),
 )
 
+# By window, bits per token of Rec:fixed:skip and Slide:12L; and by states, of the former. The states stay at 512 where the window
+# changes, and the window where the states do.
 WINDOWS = {128: (3.58, 3.69), 256: (3.54, 3.64), 512: (3.53, 3.60)}
 STATES = {128: 3.54, 256: 3.535, 512: 3.53, 1024: 3.51, 2048: 3.55}
+OF_WINDOWS = {
+    **{f"pg19-rec-fixed-skip-window-{window}": on_pg19(RecConfig(window=window)) for window in WINDOWS},
+    **{f"pg19-slide-12L-window-{window}": on_pg19(SlideConfig(window=window)) for window in WINDOWS},
+}
+OF_STATES = {f"pg19-rec-fixed-skip-states-{states}": on_pg19(RecConfig(states=states)) for states in STATES}
 PG19 = {scale: DATA[scale]["PG19 tokens"] for scale in ("paper", "tiny")}
 BITS = Column("bits per token", "bits_per_token")
 
@@ -158,8 +214,7 @@ def window_row(series: str, preset: str, window: int, bits: float) -> Row:
 
 def states_row(states: int, bits: float) -> Row:
     name = "rec-fixed-skip" if states == 512 else f"rec-fixed-skip-states-{states}"
-    series = "Rec:fixed:skip, states"
-    return Row(f"Rec:fixed:skip, {states} states", {"bits per token": bits}, on(name, PG19), series, states)
+    return Row(f"Rec:fixed:skip, {states} states", {BITS.name: bits}, on(name, PG19), "Rec:fixed:skip, states", states)
 
 
 TABLE_3 = Table(
@@ -176,11 +231,12 @@ TABLE_3 = Table(
     ),
 )
 
+# The preset behind the corpus, and the model.
 TWO_LAYERS = {
-    "Rec:fixed:skip": "rec-fixed-skip",
-    "Rec:fixed:skip, a layer more": "rec-fixed-skip-13L",
-    "Rec:fixed:skip, layers 9 and 10": "rec-fixed-skip-layers-9-10",
-    "Rec:fixed:skip, layers 4 and 10": "rec-fixed-skip-layers-4-10",
+    "Rec:fixed:skip": ("rec-fixed-skip", RecConfig()),
+    "Rec:fixed:skip, a layer more": ("rec-fixed-skip-13L", RecConfig(layers=13)),
+    "Rec:fixed:skip, layers 9 and 10": ("rec-fixed-skip-layers-9-10", RecConfig(recurrent_layers=(9, 10))),
+    "Rec:fixed:skip, layers 4 and 10": ("rec-fixed-skip-layers-4-10", RecConfig(recurrent_layers=(4, 10))),
 }
 IN_WORDS = (
     "The paper gives no number here: two recurrent layers next to each other (9 and 10) did not improve perplexity, and two that "
@@ -190,27 +246,44 @@ IN_WORDS = (
 SECTION_4_3 = Table(
     "Section 4.3: two recurrent layers on PG19",
     (BITS, PARAMETERS, Column("states cleared", "states_cleared", form="+.3f")),
-    tuple(Row(label, {}, on(preset, PG19)) for label, preset in TWO_LAYERS.items()),
+    tuple(Row(label, {}, on(preset, PG19)) for label, (preset, _) in TWO_LAYERS.items()),
     note=notes(T5, IN_WORDS, EMBEDDINGS),
 )
 
+# Layers, d, heads, head size and MLP; parameters, and bits per token of Rec:fixed:skip and XL:512:13-layer.
 SCALES = {
-    "40M": (40.6e6, 3.96, 4.03), "80M": (81.2e6, 3.79, 3.86), "150M": (162e6, 3.59, 3.67),
-    "325M": (325e6, 3.44, 3.51), "650M": (650e6, 3.29, 3.39), "1.3B": (1.3e9, 3.22, 3.31),
-}  # fmt: skip
+    "40M": ((12, 512, 8, 64, 2048), (40.6e6, 3.96, 4.03)),
+    "80M": ((12, 512, 8, 128, 4096), (81.2e6, 3.79, 3.86)),
+    "150M": ((12, 1024, 8, 128, 4096), (162e6, 3.59, 3.67)),
+    "325M": ((12, 1024, 16, 128, 8192), (325e6, 3.44, 3.51)),
+    "650M": ((24, 1024, 16, 128, 8192), (650e6, 3.29, 3.39)),
+    "1.3B": ((24, 2048, 16, 128, 8192), (1.3e9, 3.22, 3.31)),
+}
+
+
+def scaled(scale: str) -> dict[str, TrainConfig]:
+    """The two rows of Table 4 at one size: recurrence on every tenth layer, and xl with one layer more in twelve."""
+    (layers, d_model, heads, head_dim, mlp_dim), _ = SCALES[scale]
+    size: dict[str, Any] = {"d_model": d_model, "heads": heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
+    rec = RecConfig(layers=layers, recurrent_layers=tuple(range(10, layers, 10)), **size)
+    xl = XLConfig(layers=layers * 13 // 12, **size)
+    return {
+        f"pg19-scale-{scale}-rec": cosine(on_pg19(rec), lr=0.01),
+        f"pg19-scale-{scale}-xl": cosine(on_pg19(xl), lr=0.01),
+    }
 
 
 def scale_row(series: str, name: str, scale: str, parameters: float, bits: float) -> Row:
-    figures = {"parameters": parameters, "bits per token": bits}
-    return Row(f"{series}, {scale}", figures, on(f"scale-{scale}-{name}", OWN), series)
+    paper = {PARAMETERS.name: parameters, BITS.name: bits}
+    return Row(f"{series}, {scale}", paper, on(f"scale-{scale}-{name}", OWN), series)
 
 
 TABLE_4 = Table(
     "Table 4: bits per token on PG19 at various scales",
     (PARAMETERS, BITS),
     (
-        *(scale_row("Rec:fixed:skip", "rec", name, size, bits) for name, (size, bits, _) in SCALES.items()),
-        *(scale_row("XL:512:13-layer", "xl", name, size, bits) for name, (size, _, bits) in SCALES.items()),
+        *(scale_row("Rec:fixed:skip", "rec", name, size, bits) for name, (_, (size, bits, _)) in SCALES.items()),
+        *(scale_row("XL:512:13-layer", "xl", name, size, bits) for name, (_, (size, _, bits)) in SCALES.items()),
     ),
     x="parameters",
     note=notes(
@@ -265,19 +338,14 @@ TABLE_5 = Table(
     ),
 )
 
-PAIR = (
-    Row("XL:512:13-layer", {}, on("scale-150M-xl", OWN)),
-    Row("Rec:fixed:skip", {}, on("scale-150M-rec", OWN)),
-)
+PAIR = (Row("XL:512:13-layer", {}, on("scale-150M-xl", OWN)), Row("Rec:fixed:skip", {}, on("scale-150M-rec", OWN)))
 UNSIZED = (
     "The paper gives no number for this figure, and names its models without a size: these are Table 4's of 162 million "
     "parameters, where XL:512:13-layer has 3.67 bits per token and Rec:fixed:skip 3.59."
 )
 TOKEN_BY_TOKEN = Table("", (BITS,), PAIR, note=notes(OWN_PIECES, UNSIZED))
-
 FIVE_BOOKS = ("--documents", "5", "--per-document", "4", "--by", "token")
 """Appendix G: five books at random, and of each the four tokens that the recurrent model predicts better by most."""
-
 TABLES = {
     **{f"table-{number}": table for number, table in enumerate((TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5), 1)},
     "section-4.3": SECTION_4_3,
@@ -305,15 +373,27 @@ TABLES = {
     ),
 }
 
-OF_WINDOWS = [f"pg19-{name}" for name in X if "window" in name]
-OF_STATES = [f"pg19-{name}" for name in X if "states" in name]
+OF_TABLE_1 = {preset: on_pg19(model) for preset, model, _ in MODELS.values()}
+ON_GITHUB = [preset for preset, _, figures in MODELS.values() if len(figures) > len(CORPORA)]
+ON_PG19 = {
+    **{f"pg19-{preset}": run for preset, run in OF_TABLE_1.items()},
+    **OF_WINDOWS,
+    **OF_STATES,
+    **{f"pg19-{preset}": on_pg19(model) for preset, model in TWO_LAYERS.values()},
+    **{name: run for scale in SCALES for name, run in scaled(scale).items()},
+}
+PAPER_PRESETS = {
+    **ON_PG19,
+    **{f"arxiv-{preset}": on_arxiv(run) for preset, run in OF_TABLE_1.items()},
+    **{f"github-{preset}": on_github(OF_TABLE_1[preset]) for preset in ON_GITHUB},
+}
+PRESETS = {**PAPER_PRESETS, **{f"tiny-{name}": tiny_block_recurrent(run.model) for name, run in ON_PG19.items()}}
+
 SPACES = {
-    "rec-table-1": over_presets("block-recurrent, Table 1: the models", presets_of(TABLE_1), "pg19"),
-    "rec-table-3-window": over_presets("block-recurrent, Table 3a: windows", OF_WINDOWS, "pg19"),
-    "rec-table-3-states": over_presets("block-recurrent, Table 3b: states", OF_STATES, "pg19"),
-    "rec-section-4.3": over_presets(
-        "block-recurrent, section 4.3: two recurrent layers", presets_of(SECTION_4_3), "pg19"
-    ),
-    "rec-table-4": over_presets("block-recurrent, Table 4: scales", presets_of(TABLE_4), "pg19"),
+    "rec-table-1": over_presets("block-recurrent, Table 1: the models", presets_of(TABLE_1)),
+    "rec-table-3-window": over_presets("block-recurrent, Table 3a: windows", OF_WINDOWS),
+    "rec-table-3-states": over_presets("block-recurrent, Table 3b: states", OF_STATES),
+    "rec-section-4.3": over_presets("block-recurrent, section 4.3: two recurrent layers", presets_of(SECTION_4_3)),
+    "rec-table-4": over_presets("block-recurrent, Table 4: scales", presets_of(TABLE_4)),
     "rec-table-5": Space("block-recurrent, Table 5: vocabularies, a store each", (), stores),
 }

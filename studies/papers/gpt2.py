@@ -28,7 +28,7 @@ from recur_models import GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig
 from recur_models.pretrained_config import DecoderConfig
 from studies.papers.sweeps import over_presets
 from studies.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
-from tune_spaces import Space
+from studies.papers.tiny import tiny_run
 
 # By corpus, model and overlap: perplexity per word on validation and test. Table 1 is of WikiText-103, Table 2 of PG-19.
 PERPLEXITIES: dict[str, dict[str, dict[int, tuple[float, float]]]] = {
@@ -130,19 +130,8 @@ def tiny(config: TrainConfig) -> TrainConfig:
         sizes["hidden"] = (64, 64, 64)
     model = replace(model, window=model.window // TINY_SHARE, overlap=model.overlap // TINY_SHARE, **sizes)
     segment = WINDOWS * model.block
-    return replace(
-        config,
-        model=model,
-        data=replace(config.data, lanes=4, segment_length=segment),
-        optim=OptimConfig(name="adamw", lr=4e-3),
-        schedule=ScheduleConfig(name="cosine", warmup=100),
-        steps=TINY_TOKENS // (4 * segment),
-        num_workers=0,
-        recompute="nothing",
-        validate_every=250,
-        validate_tokens=40_000,
-        checkpoint=CheckpointConfig(every=250),
-    )
+    data = replace(config.data, lanes=4, segment_length=segment)
+    return tiny_run(model, data, lr=4e-3, steps=TINY_TOKENS // (4 * segment))
 
 
 def config_of(corpus: str, name: str, overlap: int, window: int = 300) -> TrainConfig:
@@ -277,13 +266,12 @@ TABLES = {
     ),
 }
 
-
-def sweep(about: str, corpus: str) -> Space:
-    """A table's rows, each trained with its own overlap, the baseline's too."""
-    return over_presets(about, [name for name in ROWS if name.startswith(corpus)], corpus)
-
-
+# Each row trained with its own overlap, the baseline's too.
 SPACES = {
-    "gpt2-table-1": sweep("GPT-2 with recurrence, Table 1: overlaps, WikiText-103", "wikitext"),
-    "gpt2-table-2": sweep("GPT-2 with recurrence, Table 2: overlaps, PG-19", "pg19"),
+    "gpt2-table-1": over_presets(
+        "GPT-2 with recurrence, Table 1: overlaps, WikiText-103", [name for name in ROWS if name.startswith("wikitext")]
+    ),
+    "gpt2-table-2": over_presets(
+        "GPT-2 with recurrence, Table 2: overlaps, PG-19", [name for name in ROWS if name.startswith("pg19")]
+    ),
 }

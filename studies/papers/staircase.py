@@ -40,6 +40,7 @@ from recur_models import (
 )
 from studies.papers.sweeps import over_presets, presets_of
 from studies.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
+from studies.papers.tiny import tiny_run
 
 Models = dict[str, ModelSettings]
 
@@ -124,22 +125,7 @@ TINY_MODELS: Models = {
         **TINY_SIZE | {"layers": 3, "mlp_dim": 416}, window=32, recurrent_layers=(2,), states=32, gate="lstm"
     ),
 }
-
-
-def tiny(model: ModelSettings) -> TrainConfig:
-    """1,000 steps of 4,096 bytes."""
-    return TrainConfig(
-        model=model,
-        data=DataConfig(corpus="enwik8", store="runs/enwik8/store", lanes=16, segment_length=256),
-        optim=OptimConfig(name="adamw", lr=3e-3),
-        schedule=ScheduleConfig(name="cosine", warmup=100),
-        root="runs/enwik8",
-        steps=1000,
-        num_workers=0,
-        validate_every=250,
-        validate_tokens=40_000,
-        checkpoint=CheckpointConfig(every=250),
-    )
+TINY_BYTES = DataConfig(corpus="enwik8", store="runs/enwik8/store", lanes=16, segment_length=256)
 
 
 @dataclass(frozen=True)
@@ -198,7 +184,10 @@ PRESETS = {
         for task in TASKS.values()
         for name, model in task.models.items()
     },
-    **{f"tiny-enwik8-{name}": tiny(model) for name, model in TINY_MODELS.items()},
+    **{
+        f"tiny-enwik8-{name}": tiny_run(model, TINY_BYTES, lr=3e-3, root="runs/enwik8")
+        for name, model in TINY_MODELS.items()
+    },
 }
 
 WALKS = "--grid 3 --length 128 --curriculum 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64 128"
@@ -382,6 +371,6 @@ SPACES = {
     "staircase-figure-2": over_presets(
         "staircase, Figure 2: recurrent steps, on the preset's task", presets_of(TABLES["figure-2"]), "reddit"
     ),
-    "staircase-table-2": over_presets("staircase, Table 2: recurrent steps", presets_of(TABLE_2), "reddit"),
-    "staircase-table-3": over_presets("staircase, Table 3: forward sizes", presets_of(TABLE_3), "reddit"),
+    "staircase-table-2": over_presets("staircase, Table 2: recurrent steps", presets_of(TABLE_2)),
+    "staircase-table-3": over_presets("staircase, Table 3: forward sizes", presets_of(TABLE_3)),
 }

@@ -18,8 +18,10 @@ def presets_of(table: Table) -> list[str]:
     return [run.preset for run in runs]
 
 
-def over_presets(about: str, presets: Iterable[str], default: str) -> Space:
-    """The presets of a table whose names begin with the corpus or task of the sweep's own preset, or else with ``default``."""
+def over_presets(about: str, presets: Iterable[str], default: str = "") -> Space:
+    """The presets of a table whose names begin with the corpus or task of the sweep's own preset; if there are none, with
+    ``default``, or with that of the first preset.
+    """
     names = list(dict.fromkeys(presets))
 
     def domains(values: Values) -> Domains:
@@ -30,7 +32,8 @@ def over_presets(about: str, presets: Iterable[str], default: str) -> Space:
                 "python -m pipelines.paper trains them at tiny ones"
             )
         found = [name for name in names if name.startswith(f"{own}-")]
-        return {"preset": choice(found or [name for name in names if name.startswith(f"{default}-")])}
+        other = default or names[0].partition("-")[0]
+        return {"preset": choice(found or [name for name in names if name.startswith(f"{other}-")])}
 
     return Space(about, (), domains)
 

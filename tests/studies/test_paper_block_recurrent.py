@@ -16,12 +16,12 @@ from data_prep.documents import SPLITS
 from data_prep.store import SegmentStore
 from pipelines import prepare as prepare_command
 from pipelines.presets import PRESETS
-from pipelines.presets.block_recurrent import SCALES
 from pipelines.terminal import cli
 from pipelines.tracking.score import Evaluation, Score
 from studies import paper
 from studies import tokens as tokens_command
 from studies.papers import PAPERS
+from studies.papers.block_recurrent import SCALES
 from studies.papers.plan import figure_of
 from studies.papers.tables import Data, Figure
 from studies.papers.trainings import Place
