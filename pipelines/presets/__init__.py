@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 from pipelines.config.run import TrainConfig
 from pipelines.presets.demo import DEMO_PRESETS
 from pipelines.presets.state_tracking import STATE_TRACKING_PRESETS
-from pipelines.terminal.plugins import load_bundled
+from pipelines.terminal.plugins import BUNDLED
 
 PRESETS: dict[str, TrainConfig] = {
     name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **STATE_TRACKING_PRESETS}.items()
 }
 
-load_bundled()
+for name in BUNDLED:
+    importlib.import_module(name)

@@ -30,12 +30,6 @@ BUNDLED = ("studies.papers",)
 """Plug-ins that come with the engine. `pipelines.presets` imports them when it is imported, and commands without presets do not."""
 
 
-def load_bundled() -> None:
-    """Import the plug-ins that come with the engine. They are sent to all machines with it, and so are always there."""
-    for name in BUNDLED:
-        importlib.import_module(name)
-
-
 def load() -> list[ModuleType]:
     """Import them, those that are imported already excepted. Raises UserError for one that is not there."""
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]

@@ -38,34 +38,21 @@ PERPLEXITIES: dict[str, dict[str, dict[int, tuple[float, float]]]] = {
     },
     "pg19": {
         "gpt2": {
-            0: (172.25, 147.71),
-            5: (165.93, 142.30),
-            10: (162.66, 139.49),
-            30: (156.21, 134.30),
-            50: (152.64, 131.25),
-            75: (149.54, 128.46),
-            100: (147.05, 126.51),
-            150: (143.62, 123.53),
-            200: (141.14, 121.40),
+            0: (172.25, 147.71), 5: (165.93, 142.30), 10: (162.66, 139.49), 30: (156.21, 134.30), 50: (152.64, 131.25),
+            75: (149.54, 128.46), 100: (147.05, 126.51), 150: (143.62, 123.53), 200: (141.14, 121.40),
         },
         "gpt2-rec": {
-            0: (155.27, 133.02),
-            5: (150.00, 128.78),
-            10: (147.53, 127.05),
-            30: (142.35, 122.22),
-            50: (140.10, 119.93),
+            0: (155.27, 133.02), 5: (150.00, 128.78), 10: (147.53, 127.05), 30: (142.35, 122.22), 50: (140.10, 119.93),
         },
     },
-}
+}  # fmt: skip
 FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
 """By overlap, of windows of 300; those of layers and attention, without the output layer (`paper_flops_per_token`)."""
-KINDS: dict[str, tuple[type[DecoderConfig], str]] = {
-    "gpt2": (GPT2Config, "GPT-2"),
-    "gpt2-rec": (GPT2RecConfig, "Recurrent"),
-    "llama": (LlamaConfig, ""),
-    "llama-rec": (LlamaRecConfig, ""),
+KINDS: dict[str, type[DecoderConfig]] = {
+    config.name: config for config in (GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig)
 }
-"""Models, and how the tables call them."""
+SERIES = {"gpt2": "GPT-2", "gpt2-rec": "Recurrent"}
+"""How the tables call a model."""
 RAW = ("--form", "raw")
 """Section 5: the WikiText-103 whose rare words are not replaced."""
 DATA = {
@@ -136,27 +123,22 @@ def tiny(config: TrainConfig) -> TrainConfig:
 
 def config_of(corpus: str, name: str, overlap: int, window: int = 300) -> TrainConfig:
     """A model fine-tuned with this overlap and window, at the paper's scale."""
-    config, _ = KINDS[name]
-    return fine_tuned(config(window=window, overlap=overlap), corpus)
-
-
-def preset_of(corpus: str, name: str, overlap: int) -> str:
-    return f"{corpus}-{name}-overlap-{overlap}"
+    return fine_tuned(KINDS[name](window=window, overlap=overlap), corpus)
 
 
 ROWS = {
-    preset_of(corpus, name, overlap): config_of(corpus, name, overlap)
+    f"{corpus}-{name}-overlap-{overlap}": config_of(corpus, name, overlap)
     for corpus, models in PERPLEXITIES.items()
     for name, overlaps in models.items()
     for overlap in overlaps
 }
-LLAMAS = {preset_of("pg19", name, 50): config_of("pg19", name, 50) for name in ("llama", "llama-rec")}
+LLAMAS = {f"pg19-{name}-overlap-50": config_of("pg19", name, 50) for name in ("llama", "llama-rec")}
 PRESETS = {**ROWS, **LLAMAS, **{f"tiny-{name}": tiny(run) for name, run in ROWS.items()}}
 
 
 def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:
     """A model fine-tuned with this overlap and window; ``scored``: with this overlap, where it is another than in training."""
-    preset = preset_of(corpus, name, overlap)
+    preset = f"{corpus}-{name}-overlap-{overlap}"
     config = config_of(corpus, name, overlap, window)
     fields = changes(config, PRESETS[preset])
     tiny_fields = changes(tiny(config), PRESETS[f"tiny-{preset}"])
@@ -181,8 +163,7 @@ def row_of(corpus: str, name: str, overlap: int) -> Row:
     validation, test = PERPLEXITIES[corpus][name][overlap]
     paper = {VALIDATION: validation, TEST: test, FLOPS_PER_TOKEN.name: FLOPS[overlap]}
     runs = trained(corpus, name, scored=overlap) if name == "gpt2" else trained(corpus, name, overlap)
-    _, series = KINDS[name]
-    return Row(f"{series}, overlap {overlap}", paper, runs, series)
+    return Row(f"{SERIES[name]}, overlap {overlap}", paper, runs, SERIES[name])
 
 
 def rows(corpus: str) -> tuple[Row, ...]:

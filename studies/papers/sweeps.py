@@ -1,7 +1,4 @@
-"""A paper's table as a search space: `python -m pipelines.tune rec-table-3-window --search grid --data.store runs/store`.
-
-A row is a value of the pseudo-field ``preset``; fields given on the command line override it in all rows.
-"""
+"""A paper's table as a search space, in which a row is a value of the pseudo-field ``preset``."""
 
 from __future__ import annotations
 
