@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,8 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer
-from pipelines.training.scoring import SEGMENTS, read_segments
-from pipelines.training.shares import Share
+from pipelines.training.reading import Share, read_segments
+from pipelines.training.scoring import add_to
 from recur_models import RecurrentModel, detach
 
 VOCAB = 257
@@ -89,19 +88,21 @@ def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Itera
 def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
     """Tokens of each step of scoring, all documents again and again."""
     while True:
-        share, schedule = share_of(config, model, store)
-        sums_3N = np.zeros((3, share.starts[-1]))
+        schedule = schedule_of(config, model, store)
+        starts = np.concatenate([[0], np.cumsum(-(-store.lengths // model.block))])
+        sums_3N = np.zeros((3, starts[-1]))
         segments = read_segments(model, store, schedule, (0, schedule.lanes), torch.device("cpu"))
         for step in range(schedule.steps):
             with torch.inference_mode():
-                next(segments).add_to(sums_3N, share.bucket, share.starts)
+                add_to(sums_3N, next(segments), model.block, starts)
             yield schedule.valid_tokens(step)
 
 
-def share_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> tuple[Share, EvaluationLanes]:
-    """All documents in one share, and its schedule."""
-    share = Share("nothing", store.lengths, model.block, model.block, Path())
-    return share, share.lanes(config.data.lanes, config.data.segment_length, SEGMENTS)
+def schedule_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> EvaluationLanes:
+    """That of all documents in one share."""
+    whole = Share("", store, store.lengths, config.data.lanes, config.data.segment_length)
+    [share] = whole.shared_out(1, model.block)
+    return EvaluationLanes(share.lengths, lanes=share.lanes, segment_length=share.segment_length, block=model.block)
 
 
 def measure(name: str, rounds: int) -> None:
@@ -111,7 +112,7 @@ def measure(name: str, rounds: int) -> None:
     model: RecurrentModel = config.model.build(VOCAB)
     slots = config.data.lanes * config.data.segment_length
     store = Memory((np.random.default_rng(1).lognormal(0, 1, 4 * config.data.lanes) * 2 * slots).astype(np.int64) + 1)
-    (_, schedule), made = share_of(config, model, store), {"train": training, "score": scoring}
+    schedule, made = schedule_of(config, model, store), {"train": training, "score": scoring}
     passes = {kind: make(config, model, store) for kind, make in made.items()}
     rates: list[dict[str, float]] = []
     for _ in range(rounds):

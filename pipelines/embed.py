@@ -17,10 +17,11 @@ from typing import Literal
 import tyro
 
 from common.errors import UserError
+from common.lock import hold
 from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import check_fits
-from pipelines.inference.trained import Trained, device, load, read_text
+from pipelines.inference.trained import Trained, load, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
@@ -100,29 +101,35 @@ def main(argv: list[str]) -> None:
     output, text = Place.parse(config.output), read_text(config.file) if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
     # With torch, which takes seconds: not before there is something to embed.
-    from pipelines.inference.embedding import EmbeddingPlan, embed, texts_of_ids, texts_of_store, width_of
+    from pipelines.inference.embedding import Embeddings, texts_of_ids, texts_of_store, width_of
+    from pipelines.training.reading import Reading, Share
 
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
     else:
         texts = texts_of_store(open_split(trained, config), config.documents)
-    model = trained.model.to(device())
+    model = trained.model
     checkpoint = trained.checkpoint
     data = {"lanes": LANES, "segment_length": -(-SEGMENT // model.block) * model.block}
     if checkpoint is not None:
         data = checkpoint.meta["config"]["data"]
-    plan = EmbeddingPlan(
-        model=checkpoint.meta["digest"] if checkpoint else (Place.parse(config.run) / "model.safetensors").xxh3(),
-        every=config.every,
-        dtype=config.dtype,
-        lanes=config.lanes or data["lanes"],
-        segment_length=config.segment_length or data["segment_length"],
-    )
+    weights = checkpoint.meta["digest"] if checkpoint else (Place.parse(config.run) / "model.safetensors").xxh3()
+    embeddings = Embeddings(output, texts, width_of(model), weights, config.every, config.dtype)
+    lanes = config.lanes or data["lanes"]
+    segment_length = config.segment_length or data["segment_length"]
     counts = f"{len(texts.ids):,} documents, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
-    with pass_progress("embedding") as update:
-        rows = embed(model, texts, output, plan, lambda done, total: update(completed=done, total=total))
-    print(f"{rows:,} embeddings of {width_of(model)} {config.dtype} in {cli.shown(output.recorded)}")
+    with pass_progress("embedding") as update, hold(output, "another pipelines.embed"):
+        shares = [
+            Share(name, part, part.lengths + part.before, min(lanes, len(part.ids)), segment_length)
+            for name, part in embeddings.missing()
+        ]
+        reading = Reading(lambda: model, shares, embeddings.sink, hidden=True)
+        total = int((texts.lengths + texts.before).sum())
+        update(total=total, completed=total - reading.tokens)
+        reading.read(1, lambda tokens: update(advance=tokens))
+        rows = embeddings.finish()
+    print(f"{rows:,} embeddings of {embeddings.width} {config.dtype} in {cli.shown(output.recorded)}")
     print(f'  read them  pyarrow.dataset.dataset("{cli.shown(output.recorded)}", format="arrow").to_table()')
 
 

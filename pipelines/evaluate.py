@@ -43,7 +43,7 @@ from pipelines.tracking.client import check_tracking
 from pipelines.tracking.score import Evaluation, windows_of
 
 if TYPE_CHECKING:
-    from pipelines.training.scoring import Clear
+    from pipelines.training.reading import Clear
 
 NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
 """What MLflow takes in no name of a param or figure, and how long a param's name may be."""
@@ -69,8 +69,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.scoring import Clearing, has_states
-    from pipelines.training.shares import Reading, workers_for
+    from pipelines.training.reading import Clearing, workers_for
+    from pipelines.training.scoring import Scoring, has_states
 
     checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
     costs = subject.model.costs(meta["vocab_size"])
@@ -79,7 +79,7 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
     ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
     workers = workers_for(config.num_workers, costs.flops_per_token * int(store.lengths.sum()) * len(ways))
-    reading = Reading(
+    scoring = Scoring(
         checkpoint,
         subject.model,
         store,
@@ -91,8 +91,8 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         folder=folder,
     )
     told = ", ".join(["State carried", *(LABELS[way] for way in ways if way != "nothing")])
-    with pass_progress(f"{subject.name}, {told}", reading.tokens) as update:
-        scores = dict(zip(ways, reading.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
+    with pass_progress(f"{subject.name}, {told}", scoring.reading.tokens) as update:
+        scores = dict(zip(ways, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     return Evaluation(
         name=subject.name,
         model=meta["config"]["model"]["name"],

@@ -16,6 +16,7 @@ import itertools
 import math
 import shutil
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,14 +108,14 @@ class Pass:
             print(f"{self.name}: {path.name} is there already", flush=True)
             return found
         # With torch, which takes seconds: not before there is something to score.
-        from pipelines.training.scoring import Clearing
-        from pipelines.training.shares import Reading, workers_for
+        from pipelines.training.reading import Clearing, workers_for
+        from pipelines.training.scoring import Scoring, token_nats
 
         subject = self.subject
         flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
         workers = workers_for(workers, flops * int(subject.store.lengths.sum()))
         with TokenLosses.make(path, subject.store, self.key()) as nats:
-            reading = Reading(
+            scoring = Scoring(
                 subject.checkpoint,
                 subject.model,
                 subject.store,
@@ -124,8 +125,8 @@ class Pass:
                 segment_length=subject.segment_length,
                 shares=max(workers, 1),
                 folder=nats.parent,
-                losses=nats,
             )
+            reading = replace(scoring.reading, sink=partial(token_nats, nats, subject.store.lengths))
             with pass_progress(self.name, reading.tokens) as update:
                 reading.read(workers, lambda tokens: update(advance=tokens))
         made = TokenLosses.open(path, self.key())

@@ -1,7 +1,9 @@
 """Contextual embeddings of whole documents, State carried from their first token to their last, as Arrow files.
 
     texts = texts_of_store(SegmentStore.open("runs/store", "pg19", "test"), ids=())
-    embed(model, texts, Place.parse("embedded"), EmbeddingPlan(every=1, dtype="float32", ...), progress)
+    embeddings = Embeddings(Place.parse("embedded"), texts, width_of(model), model="1f0a...", every=1, dtype="float32")
+    Reading(..., [Share(*part, ...) for part in embeddings.missing()], embeddings.sink, hidden=True).read(workers=1, progress=print)
+    embeddings.finish()
 
     embedded/part-00000.arrow …    rows `document` (its id), `offset` (of its token, or of the first of them, in the document) and
                                    `embedding` (fixed_size_list [D]); those of a document are in order and in one part
@@ -20,7 +22,9 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -29,9 +33,8 @@ import torch
 
 from common.errors import UserError
 from common.files import digest
-from common.lock import LOCK, hold
+from common.lock import LOCK
 from common.places import TEMPORARY, Place
-from data_prep.lanes import EvaluationLanes, read_batch
 from data_prep.plan import group_by_bytes
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
@@ -76,19 +79,30 @@ class Texts:
         some = slice(run.start, run.stop)
         return replace(self, ids=self.ids[some], lengths=self.lengths[some], numbers=self.numbers[some])
 
+    def spans(self, segment: Any) -> Iterator[tuple[int, int, np.ndarray]]:
+        """What was read in a segment of them: document, offset of the first token, hidden states [n, D] in float32."""
+        schedule = segment.schedule
+        for lane, hidden_TD in enumerate(segment.output.float().cpu().numpy()):
+            for column, document, offset, length in schedule.spans(segment.step, lane):
+                first = column * schedule.block
+                skipped = max(self.before - offset, 0)
+                yield document, offset + skipped - self.before, hidden_TD[first + skipped : first + length]
+
 
 def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
     """A split's documents; those of these ids where there are any. Raises UserError where it has not one, or no token of it."""
-    numbers = {id: i for i, id in enumerate(store.documents.texts("id")) if store.lengths[i]}
+    names = store.documents.texts("id")
+    numbers = {name: i for i, name in enumerate(names) if store.lengths[i]}
     if odd := [name for name in ids if name not in numbers]:
         near = difflib.get_close_matches(odd[0], numbers, n=1, cutoff=0.0)
         raise UserError(f"{store.folder} has no document {odd[0]!r} with tokens: its ids are such as {', '.join(near)}")
-    chosen = sorted({numbers[name] for name in ids}) if ids else list(numbers.values())
+    chosen = sorted({numbers[name] for name in ids} if ids else numbers.values())
     if not chosen:
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
-    names = list(numbers) if len(chosen) == len(numbers) else [store.manifest.documents[i].id for i in chosen]
-    before, index = 0 if store.labelled else 1, np.asarray(chosen)
-    return Texts(names, store.lengths[index], index, store.tokens, store.bod_id, before, store.manifest.fingerprint)
+    before = 0 if store.labelled else 1
+    index = np.asarray(chosen)
+    made_of = store.manifest.fingerprint
+    return Texts([names[i] for i in chosen], store.lengths[index], index, store.tokens, store.bod_id, before, made_of)
 
 
 def texts_of_ids(name: str, ids_n: np.ndarray, bod_id: int, labels: bool) -> Texts:
@@ -100,51 +114,6 @@ def texts_of_ids(name: str, ids_n: np.ndarray, bod_id: int, labels: bool) -> Tex
     return Texts([name], *one, lambda _, start, stop: ids_n[start:stop], bod_id, 0 if labels else 1, made_of)
 
 
-@dataclass(frozen=True)
-class EmbeddingPlan:
-    """What is made of the hidden states. Neither lanes nor segments change a figure."""
-
-    model: str
-    """Digest of the weights."""
-    every: int
-    """Tokens that have one row, their mean."""
-    dtype: Literal["float32", "float16"]
-    lanes: int
-    segment_length: int
-
-    def fingerprint(self, texts: Texts) -> str:
-        return digest([self.model, self.every, self.dtype, texts.fingerprint, list(texts.ids)])
-
-
-def embed(
-    model: RecurrentModel, texts: Texts, output: Place, plan: EmbeddingPlan, progress: Callable[[int, int], None]
-) -> int:
-    """Write the parts that are missing. Returns the number of rows of all. ``progress(tokens, all of them)``.
-
-    Raises UserError where the folder holds anything else.
-    """
-    done, total, rows, fingerprint = 0, int(texts.lengths.sum()), 0, plan.fingerprint(texts)
-    schema = _schema(plan, width_of(model), fingerprint)
-    with hold(output, "another pipelines.embed"):
-        _check_is_ours(output)
-        parts = group_by_bytes(texts.lengths, PART_TOKENS)
-        for index, run in enumerate(parts):
-            place, part = output / f"part-{index:05d}.arrow", texts.part(run)
-            if place.exists():
-                _check_is_of(place, fingerprint)
-            else:
-                with place.writing() as stream, pa.ipc.new_file(stream, schema) as file:
-                    for batch, tokens in _batches(model, part, plan, schema):
-                        file.write_batch(batch)
-                        progress(done := done + tokens, total)
-            rows += int(np.sum(-(-part.lengths // plan.every)))
-            progress(done := int(texts.lengths[: run.stop].sum()), total)
-        about = {"fingerprint": fingerprint, "model": plan.model, "text": texts.fingerprint, "every": plan.every}
-        about |= {"documents": len(texts.ids), "tokens": total, "rows": rows, "parts": len(parts)}
-        (output / LAST).write_atomically(json.dumps(about, indent=1).encode())
-    return rows
-
-
 @torch.no_grad()
 def width_of(model: RecurrentModel) -> int:
     """D of the hidden states, which need not be that of the embeddings of the inputs."""
@@ -152,77 +121,99 @@ def width_of(model: RecurrentModel) -> int:
     return hidden_states(model, block_1W)[0].shape[-1]
 
 
-def _check_is_ours(output: Place) -> None:
-    """Also takes away what a killed command was writing."""
-    for file in output.list():
-        if file.name.endswith(TEMPORARY):
-            file.place.delete()
-        elif file.name not in (LAST, LOCK) and not re.fullmatch(r"part-\d{5}\.arrow", file.name):
-            raise UserError(f"{output} holds other files ({file.name}): name a folder of its own with --output")
+@dataclass(frozen=True)
+class Embeddings:
+    """What is made of texts' hidden states, and the folder that it is in. Neither lanes nor segments change a value."""
 
+    output: Place
+    texts: Texts
+    width: int
+    model: str
+    """Digest of the weights."""
+    every: int
+    """Tokens that have one row, their mean."""
+    dtype: Literal["float32", "float16"]
 
-def _check_is_of(part: Place, fingerprint: str) -> None:
-    try:
-        with pa.ipc.open_file(part.open_random()) as file:
-            found = (file.schema.metadata or {}).get(MADE_OF, b"").decode()
-    except pa.ArrowInvalid:
-        found = ""
-    if found != fingerprint:
-        raise UserError(f"{part} is of another model, text or option: remove {part.parent}, or choose another --output")
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest([self.model, self.every, self.dtype, self.texts.fingerprint, list(self.texts.ids)])
 
+    @cached_property
+    def schema(self) -> pa.Schema:
+        item = pa.field("item", pa.float32() if self.dtype == "float32" else pa.float16(), nullable=False)
+        return pa.schema(
+            [
+                pa.field("document", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+                pa.field("offset", pa.int64(), nullable=False),
+                pa.field("embedding", pa.list_(item, self.width), nullable=False),
+            ],
+            metadata={MADE_OF: self.fingerprint.encode()},
+        )
 
-def _schema(plan: EmbeddingPlan, width: int, fingerprint: str) -> pa.Schema:
-    item = pa.field("item", pa.float32() if plan.dtype == "float32" else pa.float16(), nullable=False)
-    return pa.schema(
-        [
-            pa.field("document", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-            pa.field("offset", pa.int64(), nullable=False),
-            pa.field("embedding", pa.list_(item, width), nullable=False),
-        ],
-        metadata={MADE_OF: fingerprint.encode()},
-    )
+    @cached_property
+    def parts(self) -> list[tuple[str, Texts]]:
+        """The name of each part, and its documents."""
+        runs = group_by_bytes(self.texts.lengths, PART_TOKENS)
+        return [(f"part-{index:05d}.arrow", self.texts.part(run)) for index, run in enumerate(runs)]
 
+    def missing(self) -> list[tuple[str, Texts]]:
+        """The parts that are to be made. Removes what a killed command was writing.
 
-def _batches(
-    model: RecurrentModel, texts: Texts, plan: EmbeddingPlan, schema: pa.Schema
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """A record batch for each step, and how many tokens were read for it."""
-    names, means = pa.array(texts.ids, pa.string()), Means(plan.every, texts.lengths)
-    for spans in read_hidden(model, texts, plan.lanes, plan.segment_length):
+        Raises UserError where the folder holds anything else, or parts that were made of something else.
+        """
+        there = set[str]()
+        for file in self.output.list():
+            if file.name.endswith(TEMPORARY):
+                file.place.delete()
+            elif re.fullmatch(r"part-\d{5}\.arrow", file.name):
+                self._check_is_ours(file.place)
+                there.add(file.name)
+            elif file.name not in (LAST, LOCK):
+                raise UserError(
+                    f"{self.output} holds other files ({file.name}): name a folder of its own with --output"
+                )
+        return [part for part in self.parts if part[0] not in there]
+
+    def _check_is_ours(self, part: Place) -> None:
+        try:
+            with pa.ipc.open_file(part.open_random()) as file:
+                found = (file.schema.metadata or {}).get(MADE_OF, b"").decode()
+        except pa.ArrowInvalid:
+            found = ""
+        if found != self.fingerprint:
+            raise UserError(
+                f"{part} is of another model, text or option: remove {part.parent}, or choose another --output"
+            )
+
+    @contextmanager
+    def sink(self, share: Any, _: object) -> Iterator[Callable[[Any], None]]:
+        """A sink for `training.reading` that writes a record batch for each step; the file has its name when it is whole."""
+        means = Means(self.every, share.store.lengths)
+        with (self.output / share.name).writing() as stream, pa.ipc.new_file(stream, self.schema) as file:
+            yield lambda segment: file.write_batch(self._batch(share.store, means, segment))
+
+    def _batch(self, texts: Texts, means: Means, segment: Any) -> pa.RecordBatch:
+        spans = texts.spans(segment)
         made = [(document, *means.of(document, offset, hidden_nD)) for document, offset, hidden_nD in spans]
-        tokens = sum(len(hidden_nD) for _, _, hidden_nD in spans)
         counts = [len(offsets_m) for _, offsets_m, _ in made]
         document_m = np.repeat(np.array([document for document, *_ in made], dtype=np.int32), counts)
         offset_m = np.concatenate([offsets_m for _, offsets_m, _ in made])
-        values = np.concatenate([mean_mD for *_, mean_mD in made]).astype(plan.dtype).reshape(-1)
+        values = np.concatenate([mean_mD for *_, mean_mD in made]).astype(self.dtype).reshape(-1)
         columns = [
-            pa.DictionaryArray.from_arrays(arrow_array(document_m), names),
+            pa.DictionaryArray.from_arrays(arrow_array(document_m), pa.array(texts.ids, pa.string())),
             arrow_array(offset_m),
-            pa.FixedSizeListArray.from_arrays(arrow_array(values), type=schema.field("embedding").type),
+            pa.FixedSizeListArray.from_arrays(arrow_array(values), type=self.schema.field("embedding").type),
         ]
-        yield pa.record_batch(columns, schema=schema), tokens
+        return pa.record_batch(columns, schema=self.schema)
 
-
-@torch.no_grad()
-def read_hidden(
-    model: RecurrentModel, texts: Texts, lanes: int, segment_length: int
-) -> Iterator[list[tuple[int, int, np.ndarray]]]:
-    """Step by step what has been read on all lanes: document, offset of the first token, hidden states [n, D] in float32."""
-    device = model.embedding.weight.device
-    sizes = {"segment_length": segment_length, "block": model.block}
-    schedule = EvaluationLanes(texts.lengths + texts.before, lanes=min(lanes, len(texts.ids)), **sizes)
-    state = model.initial_state(schedule.lanes)
-    for step in range(schedule.steps):
-        batch = read_batch(texts, schedule, step, 0, schedule.lanes)
-        tokens_BT, fresh_BK = (torch.from_numpy(x).to(device) for x in (batch.tokens_BT, batch.fresh_BK))
-        hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)
-        whole_BTD, spans = hidden_BTD.float().cpu().numpy(), []
-        for lane in range(schedule.lanes):
-            for column, document, offset, length in schedule.spans(step, lane):
-                first, skipped = column * model.block, max(texts.before - offset, 0)
-                hidden_nD = whole_BTD[lane, first + skipped : first + length]
-                spans.append((document, offset + skipped - texts.before, hidden_nD))
-        yield spans
+    def finish(self) -> int:
+        """Write that all parts are there. Returns the number of their rows."""
+        rows = int(np.sum(-(-self.texts.lengths // self.every)))
+        about = {"fingerprint": self.fingerprint, "model": self.model, "text": self.texts.fingerprint}
+        about |= {"every": self.every, "documents": len(self.texts.ids), "tokens": int(self.texts.lengths.sum())}
+        about |= {"rows": rows, "parts": len(self.parts)}
+        (self.output / LAST).write_atomically(json.dumps(about, indent=1).encode())
+        return rows
 
 
 class Means:

@@ -1,6 +1,6 @@
 """Pieces of work over several processes of this machine, whichever is free taking the next; each leaves its result in a file.
 
-    over_processes(work, pieces=6, workers=2, progress=print)
+    over_processes(open_work, pieces=6, workers=2, progress=print)
 
 Plain processes, because they stand sooner than a Ray session does: forks of one that has imported what they need. They end with
 the one that started them, however that ends, and an error in one ends all; what is not done then, the next call does: which pieces
@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, get_context, parent_process
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,12 +27,9 @@ from pipelines.terminal import cli, plugins
 POLL_SECONDS = 0.2
 
 
-class Work(Protocol):
-    """What is given to each process: it must be picklable."""
-
-    def open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
-        """What does a piece, by its number: it yields how many more tokens have been read, those of an earlier call included."""
-        ...
+Work = Callable[[torch.device], Callable[[int], Iterator[int]]]
+"""What is given to each process, picklable: it opens what does a piece, by its number, and yields how many more tokens have been
+read, those of an earlier call included."""
 
 
 def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:
@@ -43,7 +40,7 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
     """
     workers = min(workers, pieces)
     if workers <= 1:
-        do = work.open(_device(0))
+        do = work(_device(0))
         for piece in range(pieces):
             for tokens in do(piece):
                 progress(tokens)
@@ -95,7 +92,7 @@ def _work(number: int, work: Work, pieces: int, threads: int, taken: Any, read: 
     torch.set_num_threads(threads)
     try:
         plugins.load()
-        do = work.open(_device(number))
+        do = work(_device(number))
         while True:
             with taken.get_lock():
                 piece = taken.value

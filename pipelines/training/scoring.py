@@ -1,63 +1,44 @@
-"""One pass of a model over one split: every token of every document once, State carried, nats summed.
+"""Scores of a model on a split: every token of every document once, State carried, nats summed.
 
-    score = score_split(model, store, lanes=8, segment_length=1024, world=World.alone())
+    score = score_split(model, store, lanes=8, segment_length=1024, world=World.alone())      # validation inside the loop
     score.bits_per_token, score.bits_per_byte, score.word_perplexity
 
-Validation inside the loop calls it; `pipelines.evaluate` shares a split out among processes, which read it in the same way.
+    scoring = Scoring(checkpoint, model, store, ("nothing", "states"), SEGMENTS, lanes=8, segment_length=1024, shares=2, folder=f)
+    scores = scoring.scores(workers=2, progress=print)                                # `pipelines.evaluate`: one for each way
 
-Letters: B lanes · T tokens · K blocks · W tokens of a block · N blocks that were read · P positions, in buckets of a document.
+Letters: B lanes · T tokens · K blocks · N blocks that were read, or positions of a share · P positions, in buckets of a document ·
+G groups of the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from common.errors import UserError
+from common.files import digest
 from data_prep.corpora import CODE
-from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
+from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import ModelSettings
+from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
-from pipelines.training.forward import predict, tensors
+from pipelines.training.reading import SEGMENTS, Clear, Clearing, Kept, Reading, Segment, Share, read_segments
 from pipelines.training.world import World
-from recur_models import RECURRENT, RecurrentModel, State, clear, detach
+from recur_models import RECURRENT, ModelConfig, RecurrentModel
 from recur_models.protocol import kind_of
 
-Clear = Literal["nothing", "states", "everything"]
-"""What is put back to its initial value: the study of section 4.6 clears the states."""
-
-
-@dataclass(frozen=True)
-class Clearing:
-    """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
-
-    every: int = 0
-    """At each multiple of so many blocks."""
-    at: int = 0
-    """At this token, which begins a block."""
-
-    def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
-        """bool [B, K]: on which lane before which block."""
-        if self.every:
-            return offset_BK % (self.every * block) == 0
-        if self.at:
-            return offset_BK == self.at
-        return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
-
-    def first(self, segment_length: int, block: int) -> int:
-        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
-        return self.every * block or self.at or segment_length
-
-
-SEGMENTS = Clearing()
+LAYOUT = 3
+"""Of documents on lanes and of what is saved: a pass that was begun under another one is begun anew."""
 MOST_POSITIONS = 65_536
 """Buckets of the longest document, at most, so that memory does not grow with it. They take 0.3 kB each."""
 
@@ -79,77 +60,129 @@ def carries_states(config: ModelSettings, vocab_size: int) -> bool:
         return has_states(config.build(vocab_size))
 
 
-class Segment(NamedTuple):
-    """What a process has read in one step."""
+def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
+    """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
 
-    batch: Batch
-    nats_BT: Tensor
-    wrong_BT: Tensor | None
-    state: State
-    """After it."""
+    ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents share them.
+    """
+    batch = segment.batch
+    targets_BT = torch.from_numpy(batch.targets_BT >= 0)
+    wrong_BT = torch.zeros_like(targets_BT) if segment.wrong_BT is None else segment.wrong_BT
+    used_BK = batch.document_BK >= 0
+    positions_N = batch.offset_BK[used_BK] // bucket
+    if starts is not None:
+        positions_N += starts[batch.document_BK[used_BK]]
+    for sums_P, counted_BT in zip(sums_3P, (segment.output, targets_BT, wrong_BT), strict=True):
+        sums_BK = counted_BT.double().unflatten(1, (used_BK.shape[1], -1)).sum(-1).cpu().numpy()
+        np.add.at(sums_P, positions_N, sums_BK[used_BK])
 
-    def add_to(self, sums_3P: np.ndarray, bucket: int, starts: np.ndarray | None = None) -> None:
-        """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
 
-        ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents share them.
-        """
-        blocks = self.batch.document_BK.shape[1]
-        targets_BT = torch.from_numpy(self.batch.targets_BT >= 0)
-        figures = [self.nats_BT, targets_BT, torch.zeros_like(targets_BT) if self.wrong_BT is None else self.wrong_BT]
-        sums = [figure_BT.double().unflatten(1, (blocks, -1)).sum(-1).cpu().numpy() for figure_BT in figures]
-        used_BK = self.batch.document_BK >= 0
-        positions_N = self.batch.offset_BK[used_BK] // bucket
-        if starts is not None:
-            positions_N += starts[self.batch.document_BK[used_BK]]
-        for sums_P, sums_BK in zip(sums_3P, sums, strict=True):
-            np.add.at(sums_P, positions_N, sums_BK[used_BK])
+@contextmanager
+def token_nats(file: Path, lengths: np.ndarray, share: Share, kept: Kept) -> Iterator[Callable[[Segment], None]]:
+    """A sink that puts the nats of each token where it stands in the split, into a file, float32 [tokens of the split].
 
-    def put(self, nats_T: np.ndarray, before: np.ndarray) -> None:
-        """Each target's nats at its place in a split, where so many tokens stand before each document [documents]."""
-        batch, block = self.batch, self.nats_BT.shape[1] // self.batch.document_BK.shape[1]
+    ``lengths``: int64, those of all its documents.
+    """
+    before = np.cumsum(lengths) - lengths
+    nats_T = np.memmap(file, np.float32, "r+")
+    kept["nats"] = nats_T
+
+    def put(segment: Segment) -> None:
+        batch = segment.batch
+        block = segment.schedule.block
         begin_BK = before[batch.document_BK] + batch.offset_BK
         place_BT = (begin_BK[:, :, None] + np.arange(block)).reshape(batch.targets_BT.shape)
         read_BT = (batch.targets_BT >= 0) & np.repeat(batch.document_BK >= 0, block, 1)
-        nats_T[place_BT[read_BT]] = self.nats_BT.float().cpu().numpy()[read_BT]
+        nats_T[place_BT[read_BT]] = segment.output.float().cpu().numpy()[read_BT]
+
+    yield put
 
 
-def read_segments(
-    model: RecurrentModel,
-    store: TokenStore,
-    schedule: EvaluationLanes,
-    lanes: tuple[int, int],
-    device: torch.device,
-    *,
-    clearing: Clear = "nothing",
-    where: Clearing = SEGMENTS,
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-    begin: int = 0,
-    state: State | None = None,
-) -> Iterator[Segment]:
-    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. Gradients are the
-    caller's to turn off, and the mode of the model is too.
+@dataclass(frozen=True)
+class Scoring:
+    """A checkpoint that is scored on all of a split, whose documents several processes share.
 
-    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
+    Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read them
+    changes nothing.
     """
-    initial = model.initial_state(lanes[1] - lanes[0])
-    kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
-    state = initial if state is None else state
-    for step in range(begin, schedule.steps):
-        batch = read_batch(store, schedule, step, *lanes)
-        tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
-        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
-        changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
-        parts: list[list[Tensor]] = []
-        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
-            state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
-            tokens = slice(first * model.block, last * model.block)
-            read = tokens_BT[:, tokens], state, fresh_BK[:, first:last], targets_BT[:, tokens]
-            with autocast():
-                nats, wrong, state = predict(model, *read, store.labelled)
-            parts.append([nats] if wrong is None else [nats, wrong])
-            state = detach(state)
-        nats_BT, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        yield Segment(batch, nats_BT, wrong_BT[0] if wrong_BT else None, state)
+
+    checkpoint: Checkpoint
+    model: ModelConfig
+    """The checkpoint's, or another one that its weights are read with."""
+    store: SegmentStore
+    ways: tuple[Clear, ...]
+    """The first reads all. What the others clear, a document may be too short for: it is not read again."""
+    where: Clearing
+    lanes: int
+    """Documents that a process reads side by side."""
+    segment_length: int
+    shares: int
+    folder: Path
+    """Where what has been read is kept."""
+
+    @property
+    def beyond(self) -> int:
+        """Tokens of a document before its State is cleared."""
+        return self.where.first(self.segment_length, self.model.block)
+
+    @cached_property
+    def bucket(self) -> int:
+        """Tokens of a position."""
+        return bucket_of(self.store.lengths, self.model.block)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """All shares of all ways, those of the first way first, with a sink of sums.
+
+        Raises UserError where the split has no token.
+        """
+        lengths = self.store.lengths
+        if not lengths.any():
+            raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
+        model = [self.checkpoint.meta["digest"], self.model.to_json(), self.store.manifest.fingerprint]
+        key = digest([*model, asdict(self.where), self.lanes, self.segment_length, self.shares, self.bucket, LAYOUT])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = list[Share]()
+        for way in self.ways:
+            read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)
+            whole = Share(f"{key}-{way}", self.store, read, self.lanes, self.segment_length, way, self.where)
+            found += whole.shared_out(self.shares, self.model.block)
+        return Reading(self.load, found, self.sums, self.folder)
+
+    @contextmanager
+    def sums(self, share: Share, kept: Kept) -> Iterator[Callable[[Segment], None]]:
+        """A sink of sums [3, N], over N positions of its documents, document after document."""
+        counts = -(-share.lengths // self.bucket)
+        sums_3N = kept.setdefault("sums", np.zeros((3, int(counts.sum()))))
+        yield partial(add_to, sums_3N, bucket=self.bucket, starts=np.cumsum(counts) - counts)
+
+    def load(self) -> RecurrentModel:
+        """The model, in evaluation mode."""
+        return self.model.restore(self.checkpoint.meta["vocab_size"], self.checkpoint.weights()).eval()
+
+    def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
+        """Read all; one score for each way. Raises UserError where the split has no token, or is labelled and has no label."""
+        self.reading.read(workers, progress)
+        counts = -(-self.store.lengths // self.bucket)
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        sums_3N = np.zeros((3, int(edges[-1])))
+        found = []
+        for way in self.ways:
+            sums_3N = sums_3N.copy()  # of documents that a cleared way need not read, those of the first way
+            for share in self.reading.shares:
+                if share.clearing == way:
+                    step, kept, _ = self.reading.saved(share)
+                    assert step, f"{self.folder / share.name} is not what was written"
+                    sums_3N[:, np.repeat(share.lengths > 0, counts)] = kept["sums"]
+            sums_3P = np.zeros((3, int(counts.max())))
+            for start, stop in pairwise(edges):
+                sums_3P[:, : stop - start] += sums_3N[:, start:stop]
+            score = score_of(self.store, self.store.lengths, sums_3P, bucket=self.bucket, beyond=self.beyond)
+            nats_G, *counted = np.add.reduceat(sums_3N, edges_of(edges)[:-1], axis=1)
+            tokens, errors = (tuple(count_G.astype(np.int64).tolist()) for count_G in counted)
+            groups = {"group_nats": tuple(nats_G.tolist()), "group_tokens": tokens}
+            found.append(replace(score, **groups, group_errors=errors if self.store.labelled else ()))
+        return found
 
 
 @torch.no_grad()
@@ -183,10 +216,10 @@ def score_split(
     model.eval()
     own = world.lanes(schedule.lanes)
     how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
-    for step, segment in enumerate(read_segments(model, store, schedule, own, world.device, **how)):
-        segment.add_to(sums_3P, bucket)
+    for segment in read_segments(model, store, schedule, own, world.device, **how):
+        add_to(sums_3P, segment, bucket)
         if progress:
-            progress(step + 1, schedule.steps)
+            progress(segment.step + 1, schedule.steps)
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
     beyond = where.first(segment_length, model.block)

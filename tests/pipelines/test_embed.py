@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from common.errors import UserError
+from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
 from pipelines import embed, export
 from pipelines.inference import embedding
-from pipelines.inference.embedding import Means, Texts, read_hidden
+from pipelines.inference.embedding import Means, Texts
+from pipelines.training import reading
+from pipelines.training.reading import read_segments
 from recur_models import RecurrentModel
 from tests.recur_models.conftest import small_configs
 
@@ -38,10 +41,13 @@ def texts(*lengths: int) -> Texts:
 def whole(model: RecurrentModel, some: Texts, lanes: int, segment_length: int) -> list[np.ndarray]:
     """The embeddings of each document, whose pieces must follow one another."""
     found: list[list[np.ndarray]] = [[] for _ in some.ids]
-    for spans in read_hidden(model, some, lanes, segment_length):
-        for document, offset, hidden_nD in spans:
-            assert offset == sum(map(len, found[document]))
-            found[document].append(hidden_nD.copy())
+    sizes = {"lanes": min(lanes, len(some.ids)), "segment_length": segment_length, "block": model.block}
+    schedule = EvaluationLanes(some.lengths + some.before, **sizes)
+    with torch.no_grad():
+        for segment in read_segments(model, some, schedule, (0, schedule.lanes), torch.device("cpu"), hidden=True):
+            for document, offset, hidden_nD in some.spans(segment):
+                assert offset == sum(map(len, found[document]))
+                found[document].append(hidden_nD.copy())
     return [np.concatenate(pieces) for pieces in found]
 
 
@@ -140,7 +146,7 @@ def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(
     embed.main([*words[:-1], str(tmp_path / "undisturbed")])
     parts = sorted(path.name for path in (tmp_path / "undisturbed").glob("*.arrow"))
     assert len(parts) == 2
-    real, steps = embedding.hidden_states, 0
+    real, steps = reading.hidden_states, 0
 
     def stops(*arguments: Any) -> Any:
         nonlocal steps
@@ -149,7 +155,7 @@ def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(embedding, "hidden_states", stops)
+    monkeypatch.setattr(reading, "hidden_states", stops)
     with pytest.raises(KeyboardInterrupt):
         embed.main(words)
     begun = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}

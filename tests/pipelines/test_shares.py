@@ -19,10 +19,10 @@ from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.tracking.score import Score
-from pipelines.training import scoring, shares
+from pipelines.training import reading, scoring
 from pipelines.training.processes import over_processes
-from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
-from pipelines.training.shares import Reading, shared_out
+from pipelines.training.reading import SEGMENTS, Clear, Clearing, Share
+from pipelines.training.scoring import Scoring, score_split
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, clear
 from recur_models.decoding import begin, read
@@ -33,7 +33,7 @@ SEGMENT = 32
 
 
 @pytest.fixture
-def reading(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Reading:
+def scored(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Scoring:
     """Of five documents, two of which end in their first segment."""
     for number, size in enumerate((2, 120, 3), 2):
         (text_folder / "validation" / f"doc{number}.txt").write_text(words(f"more{number}", size))
@@ -43,11 +43,11 @@ def reading(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -
     split = SegmentStore.open(tmp_path / "store", "text", "validation")
     assert np.count_nonzero(split.lengths <= SEGMENT) == 2
     sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shares": 1}
-    return Reading(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
+    return Scoring(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
 
 
-def scores(reading: Reading, workers: int = 1) -> list[Score]:
-    return reading.scores(workers, lambda _: None)
+def scores(scored: Scoring, workers: int = 1) -> list[Score]:
+    return scored.scores(workers, lambda _: None)
 
 
 def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clear) -> float:
@@ -66,15 +66,15 @@ def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clea
     return nats
 
 
-def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(reading: Reading) -> None:
-    found = scores(reading)
+def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(scored: Scoring) -> None:
+    found = scores(scored)
     others: list[dict[str, Any]] = [{"shares": 3, "lanes": 1}, {"shares": 2, "lanes": 8}]
     for changed in others:
-        for ours, theirs in zip(scores(replace(reading, **changed)), found, strict=True):
+        for ours, theirs in zip(scores(replace(scored, **changed)), found, strict=True):
             assert ours.nats == pytest.approx(theirs.nats, rel=1e-9)
             np.testing.assert_allclose(ours.bucket_nats, theirs.bucket_nats, rtol=1e-9)
             assert ours.bucket_tokens == theirs.bucket_tokens
-    model, split = model_of(reading.checkpoint), reading.store
+    model, split = model_of(scored.checkpoint), scored.store
     totals = split.manifest.totals
     texts = [
         torch.from_numpy(split.tokens(document, 0, length).astype("int64"))
@@ -84,13 +84,13 @@ def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(rea
         assert (score.tokens, score.bytes, score.documents) == (totals.tokens, totals.bytes, totals.documents)
         assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, way) for text in texts), rel=1e-6)
     assert len({score.nats for score in found}) == 3
-    other = replace(reading, where=Clearing(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
+    other = replace(scored, where=Clearing(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
     assert [score.nats for score in scores(other)] == pytest.approx([score.nats for score in found], rel=1e-9)
 
 
-def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(reading: Reading) -> None:
-    split, model = SegmentStore.open(reading.store.place.parent, "test"), model_of(reading.checkpoint)
-    [score] = scores(replace(reading, store=split, ways=("nothing",)))
+def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(scored: Scoring) -> None:
+    split, model = SegmentStore.open(scored.store.place.parent, "test"), model_of(scored.checkpoint)
+    [score] = scores(replace(scored, store=split, ways=("nothing",)))
     text = torch.from_numpy(split.tokens(0, 0, int(split.lengths[0])).astype("int64"))
     stepper = model.stepper()
     at, nats = begin(stepper, 1), 0.0
@@ -99,6 +99,11 @@ def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(reading: Reading
             logits, at = read(stepper, at, torch.tensor([[token]]))
         nats += float(F.cross_entropy(logits[0, -1].double(), target))
     assert len(split.lengths) == 1 and score.nats == pytest.approx(nats, rel=1e-6)
+
+
+def shared_out(lengths: np.ndarray, shares: int) -> list[np.ndarray]:
+    nowhere: Any = None
+    return [share.lengths for share in Share("all", nowhere, lengths, 4, 64).shared_out(shares, 8)]
 
 
 def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
@@ -110,15 +115,15 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
     assert len(shared_out(np.array([5, 0]), 3)) == 1
 
 
-def test_a_long_document_has_no_more_positions_than_others(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine, block = scores(reading), reading.model.block
+def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, block = scores(scored), scored.model.block
     monkeypatch.setattr(scoring, "MOST_POSITIONS", 100)
-    reading = replace(reading, shares=2, folder=reading.folder.with_name("other"))
+    scored = replace(scored, shares=2, folder=scored.folder.with_name("other"))
     together = 4
     assert 2 < len(fine[0].bucket_nats) / 100 <= together
-    coarse = scores(reading)
+    coarse = scores(scored)
     sizes: dict[str, Any] = {"lanes": 3, "segment_length": SEGMENT, "world": World.alone()}
-    coarse.append(score_split(model_of(reading.checkpoint), reading.store, **sizes))
+    coarse.append(score_split(model_of(scored.checkpoint), scored.store, **sizes))
     for ours, theirs in zip(coarse, [*fine, fine[0]], strict=True):
         assert (ours.bucket, theirs.bucket, ours.tokens) == (together * block, block, theirs.tokens)
         assert ours.nats == pytest.approx(theirs.nats, rel=1e-6)
@@ -134,32 +139,33 @@ def test_a_bucket_holds_few_blocks_and_a_document_few_buckets() -> None:
 
 
 def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+    scored: Scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "MOST_POSITIONS", 10)  # of several segments: it is killed within one
-    undisturbed = scores(replace(reading, folder=reading.folder.with_name("other")))
-    monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
+    undisturbed = scores(replace(scored, folder=scored.folder.with_name("other")))
+    monkeypatch.setattr(reading, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "SAVE_SHARE", 1e9)
     told: list[int] = []
 
     def killed(tokens: int) -> None:
         told.append(tokens)
-        if sum(told) > reading.tokens // 2:
+        if sum(told) > scored.reading.tokens // 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reading.scores(1, killed)
+        scored.scores(1, killed)
     again: list[int] = []
-    assert reading.scores(1, again.append) == undisturbed
-    assert sum(again[:2]) == sum(told) < sum(again) == reading.tokens  # one share was over, and some steps of another
-    files = sorted(reading.folder.iterdir())
+    assert scored.scores(1, again.append) == undisturbed
+    # One share was over, and some steps of another.
+    assert sum(again[:2]) == sum(told) < sum(again) == scored.reading.tokens
+    files = sorted(scored.folder.iterdir())
     assert len(files) == 3
     for file, damage in zip(
         files, (lambda data: data[:-9], lambda data: data[:40] + b"\0" + data[41:], None), strict=True
     ):
         data = file.read_bytes()
         file.unlink() if damage is None else file.write_bytes(damage(data))
-        assert reading.scores(1, lambda _: None) == undisturbed and file.read_bytes() == data
+        assert scored.scores(1, lambda _: None) == undisturbed and file.read_bytes() == data
 
 
 def test_the_command_goes_on_with_what_another_left(
@@ -178,7 +184,7 @@ def test_the_command_goes_on_with_what_another_left(
         evaluate.main([*given, "--output", str(out)])
     assert {path.name for path in out.iterdir()} == {evaluate.PARTIAL}
     monkeypatch.setattr(evaluate, "write_report", real)
-    monkeypatch.setattr(shares, "read_segments", lambda *_, begin, **__: iter([None] * (begin == 0)))  # none is begun
+    monkeypatch.setattr(reading, "read_segments", lambda *_, begin, **__: iter([None] * (begin == 0)))  # none is begun
     evaluate.main([*given, "--output", str(out)])
     assert evaluate.PARTIAL not in {path.name for path in out.iterdir()}
     assert (out / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
@@ -205,15 +211,15 @@ class Counting:
         (self.folder / str(number)).write_text(str(os.getpid()))
 
 
-def test_processes_share_the_work_and_an_error_in_one_is_told(reading: Reading, tmp_path: Path) -> None:
+def test_processes_share_the_work_and_an_error_in_one_is_told(scored: Scoring, tmp_path: Path) -> None:
     folder, told = tmp_path / "pieces", []
     folder.mkdir()
-    over_processes(Counting(folder), 5, 2, told.append)
+    over_processes(Counting(folder).open, 5, 2, told.append)
     assert sum(told) == 10 and len(list(folder.iterdir())) == 5
     assert str(os.getpid()) not in {path.read_text() for path in folder.iterdir()}
     with pytest.raises(UserError, match="the third piece is damaged: make it again"):
-        over_processes(Counting(folder, "refused"), 5, 2, told.append)
+        over_processes(Counting(folder, "refused").open, 5, 2, told.append)
     with pytest.raises(UserError, match=r"ended from outside \(status -9\).*the same command goes on"):
-        over_processes(Counting(folder, "killed"), 5, 2, told.append)
-    reading = replace(reading, shares=3)
-    assert scores(reading, 3) == scores(replace(reading, folder=tmp_path / "alone"))
+        over_processes(Counting(folder, "killed").open, 5, 2, told.append)
+    scored = replace(scored, shares=3)
+    assert scores(scored, 3) == scores(replace(scored, folder=tmp_path / "alone"))

@@ -32,8 +32,9 @@ from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
 from pipelines.training.optim import build_optimizer
+from pipelines.training.reading import SEGMENTS, Clear, Clearing
 from pipelines.training.restoring import restore_lanes
-from pipelines.training.scoring import SEGMENTS, Clear, Clearing, score_split
+from pipelines.training.scoring import score_split
 from pipelines.training.world import World
 from recur_models import RecurrentModel, clear, model_from_json
 from tests.small_corpus import contents, words

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of, writing_of
-from pipelines.training import shares
-from pipelines.training.scoring import SEGMENTS
-from pipelines.training.shares import Reading
+from pipelines.training import reading
+from pipelines.training.reading import SEGMENTS
+from pipelines.training.scoring import Scoring, token_nats
 from studies.token_comparison import TokenComparison
 from studies.token_losses import WORKING, TokenLosses
 from studies.tokens import main
@@ -187,8 +188,11 @@ def test_every_token_is_there_once_and_sums_to_the_score(trained: Path, store: P
         path = tmp_path / f"{lanes}.arrow"
         with TokenLosses.make(path, split, {"lanes": lanes}) as nats:
             sizes: dict[str, Any] = {"lanes": lanes, "segment_length": 32, "shares": lanes}
-            where: dict[str, Any] = {"where": SEGMENTS, "folder": nats.parent, "losses": nats}
-            [score] = Reading(checkpoint, model, split, ("nothing",), **sizes, **where).scores(1, lambda _: None)
+            where: dict[str, Any] = {"where": SEGMENTS, "folder": nats.parent}
+            scoring = Scoring(checkpoint, model, split, ("nothing",), **sizes, **where)
+            losses = replace(scoring.reading, sink=partial(token_nats, nats, split.lengths))
+            losses.read(1, lambda _: None)
+        [score] = replace(scoring, folder=tmp_path / "sums").scores(1, lambda _: None)
         losses = TokenLosses.open(path, {"lanes": lanes})
         assert losses is not None
         documents = range(len(split.lengths))
@@ -314,9 +318,9 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
 ) -> None:
     given = [str(train("--steps", "4")), "--split", "train", "--tracking.backend", "none", "--num-workers", "1"]
     main([*given, "--output", str(tmp_path / "whole")])
-    monkeypatch.setattr(shares, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(shares, "SAVE_SHARE", 1e9)
-    real, begun, read, left = shares.read_segments, list[int](), list[int](), 6
+    monkeypatch.setattr(reading, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "SAVE_SHARE", 1e9)
+    real, begun, read, left = reading.read_segments, list[int](), list[int](), 6
 
     def killed(*args: Any, **how: Any) -> Iterator[Any]:
         begun.append(how["begin"])
@@ -329,7 +333,7 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
             read[-1] += 1
             yield segment
 
-    monkeypatch.setattr(shares, "read_segments", killed)
+    monkeypatch.setattr(reading, "read_segments", killed)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         main([*given, "--output", str(out)])

@@ -1,0 +1,260 @@
+"""One pass of a model over whole documents, State carried from their first token to their last; sinks keep what it makes of them.
+
+    share = Share("all", store, store.lengths, lanes=8, segment_length=1024)
+    Reading(load_model, [share], sink, folder).read(workers=2, progress=print)
+
+One process reads a share over its lanes, the longest documents first. Its sink gets what the model makes of each step: losses, or
+hidden states. What the sink keeps is saved every few seconds with the State, and the same command again resumes there. Where
+something is cleared, documents begin with a segment, so that it is cleared at the same tokens whatever the lanes.
+
+    <folder>/<name of a share>     checksum, then safetensors
+
+The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows or
+more; products of fewer rows are rounded in another way, in the last bit.
+
+Letters: B lanes · T tokens · K blocks · D width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from heapq import heapreplace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+import xxhash
+from safetensors.torch import load, save
+from torch import Tensor
+
+from common.files import write_atomically
+from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
+from pipelines.training.forward import predict, tensors
+from pipelines.training.processes import over_processes
+from recur_models import RECURRENT, RecurrentModel, State, clear, detach
+from recur_models.losses import hidden_states
+
+SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
+"""A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
+KEPT = "="
+"""Begins the names of what a sink keeps, as against those of State."""
+MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
+"""Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
+stand."""
+
+Clear = Literal["nothing", "states", "everything"]
+"""What is put back to its initial value: the study of section 4.6 clears the states."""
+
+
+@dataclass(frozen=True)
+class Clearing:
+    """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
+
+    every: int = 0
+    """At each multiple of so many blocks."""
+    at: int = 0
+    """At this token, which begins a block."""
+
+    def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
+        """bool [B, K]: on which lane before which block."""
+        if self.every:
+            return offset_BK % (self.every * block) == 0
+        if self.at:
+            return offset_BK == self.at
+        return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
+
+    def first(self, segment_length: int, block: int) -> int:
+        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
+        return self.every * block or self.at or segment_length
+
+
+SEGMENTS = Clearing()
+
+
+class Segment(NamedTuple):
+    """What a process has read in one step."""
+
+    step: int
+    schedule: EvaluationLanes
+    batch: Batch
+    output: Tensor
+    """Nats [B, T] of the targets, or the last hidden states [B, T, D]."""
+    wrong_BT: Tensor | None
+    """Which labels were wrong, of a store that labels its tokens."""
+    state: State
+    """After it."""
+
+
+def read_segments(
+    model: RecurrentModel,
+    store: TokenStore,
+    schedule: EvaluationLanes,
+    lanes: tuple[int, int],
+    device: torch.device,
+    *,
+    clearing: Clear = "nothing",
+    where: Clearing = SEGMENTS,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    begin: int = 0,
+    state: State | None = None,
+    hidden: bool = False,
+) -> Iterator[Segment]:
+    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. Gradients are the
+    caller's to turn off, and the mode of the model is too.
+
+    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
+    ``hidden`` asks the model for its hidden states in the place of losses.
+    """
+    initial = model.initial_state(lanes[1] - lanes[0])
+    kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
+    state = initial if state is None else state
+    for step in range(begin, schedule.steps):
+        batch = read_batch(store, schedule, step, *lanes)
+        tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
+        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
+        changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
+        parts: list[list[Tensor]] = []
+        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
+            state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
+            tokens = slice(first * model.block, last * model.block)
+            read = (tokens_BT[:, tokens], state, fresh_BK[:, first:last])
+            wrong = None
+            with autocast():
+                if hidden:
+                    output, state = hidden_states(model, *read)
+                else:
+                    output, wrong, state = predict(model, *read, targets_BT[:, tokens], store.labelled)
+            parts.append([output] if wrong is None else [output, wrong])
+            state = detach(state)
+        output, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        yield Segment(step, schedule, batch, output, wrong_BT[0] if wrong_BT else None, state)
+
+
+class Share(NamedTuple):
+    """Documents that one process reads in one way."""
+
+    name: str
+    store: TokenStore
+    lengths: np.ndarray
+    """int64 [documents]. Tokens of each document of the store; 0 of those in other shares."""
+    lanes: int
+    segment_length: int
+    clearing: Clear = "nothing"
+    where: Clearing = SEGMENTS
+
+    def shared_out(self, count: int, block: int) -> list[Self]:
+        """Its documents in so many shares: the longest first, each to the share that has least. Shares without documents are left
+        out. None has more lanes than its longest document leaves something to do for.
+        """
+        aligned = self.clearing != "nothing"
+        every = self.where.every * block
+        segment_length = self.segment_length
+        if aligned and 0 < every <= segment_length:  # it is cleared on all lanes at once
+            segment_length = segment_length // every * every
+        lengths = np.zeros((count, len(self.lengths)), dtype=np.int64)
+        filled = [(0, number) for number in range(count)]
+        for document in np.argsort(-self.lengths, kind="stable")[: np.count_nonzero(self.lengths)]:
+            tokens, number = filled[0]
+            lengths[number, document] = self.lengths[document]
+            heapreplace(filled, (tokens + int(self.lengths[document]), number))
+        found = []
+        for number, own in enumerate(lengths[lengths.any(1)]):
+            taken = -(-own // (segment_length if aligned else block))
+            lanes = min(self.lanes, int(-(-taken.sum() // taken.max())))
+            # Longer segments keep a step as large where there are fewer lanes; but at each segment something may be cleared.
+            length = segment_length * (1 if aligned else self.lanes // lanes)
+            found.append(self._replace(name=f"{self.name}-{number}", lengths=own, lanes=lanes, segment_length=length))
+        return found
+
+
+Kept = dict[str, np.ndarray]
+"""What a sink fills, by name: it is saved with the State. A mapped file is flushed then, before anything else is saved."""
+Sink = Callable[[Share, Kept], AbstractContextManager[Callable[[Segment], None]]]
+"""What a process opens for a share: it gets what was kept of it, and gives what takes in each segment."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Shares that a model reads. All is picklable where there are several workers."""
+
+    model: Callable[[], RecurrentModel]
+    """Gives it, in evaluation mode."""
+    shares: Sequence[Share]
+    sink: Sink
+    folder: Path | None = None
+    """Where shares are saved, by their names; without it those that are not finished are read anew."""
+    hidden: bool = False
+    """Sinks get hidden states in the place of losses."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all shares."""
+        return sum(int(share.lengths.sum()) for share in self.shares)
+
+    def read(self, workers: int, progress: Callable[[int], None]) -> None:
+        """Read what is not read yet. ``progress(tokens)`` is called with how many more of `tokens` have been.
+
+        Raises what `over_processes` does.
+        """
+        over_processes(self._open, len(self.shares), workers, progress)
+
+    def saved(self, share: Share) -> tuple[int, Kept, State]:
+        """Steps, what the sink kept of them, and the State; 0 steps where nothing is there, or what is there is damaged."""
+        path = self.folder / share.name if self.folder else None
+        data = path.read_bytes() if path and path.exists() else b""
+        if xxhash.xxh3_64_digest(memoryview(data)[8:]) != data[:8]:
+            return 0, {}, {}
+        found = load(data[8:])
+        kept = {name[1:]: found.pop(name).numpy() for name in list(found) if name.startswith(KEPT)}
+        return int(found.pop("step")), kept, found
+
+    def _save(self, path: Path, step: int, kept: Kept, state: State) -> None:
+        # A copy: safetensors takes none that share memory.
+        here = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+        for name, array in kept.items():
+            if isinstance(array, np.memmap):
+                array.flush()
+            else:
+                here[KEPT + name] = torch.from_numpy(array)
+        data = save({**here, "step": torch.tensor(step)})
+        write_atomically(path, xxhash.xxh3_64_digest(data) + data)
+
+    def _open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
+        model = self.model().to(device)
+        return lambda number: self._read(model, self.shares[number], device)
+
+    @torch.inference_mode()
+    def _read(self, model: RecurrentModel, share: Share, device: torch.device) -> Iterator[int]:
+        """Read a share, from where it was saved; tokens, step by step."""
+        sizes = {"lanes": share.lanes, "segment_length": share.segment_length, "block": model.block}
+        schedule = EvaluationLanes(share.lengths, **sizes, aligned=share.clearing != "nothing")
+        first, kept, state = self.saved(share)
+        how: dict[str, Any] = {"clearing": share.clearing, "where": share.where, "hidden": self.hidden, "begin": first}
+        if first:
+            how["state"] = {name: tensor.to(device) for name, tensor in state.items()}
+        yield sum(schedule.valid_tokens(step) for step in range(first))
+        saved = time.monotonic()
+        pause = SAVE_SECONDS
+        with self.sink(share, kept) as add:
+            segments = read_segments(model, share.store, schedule, (0, schedule.lanes), device, **how)
+            for step, segment in enumerate(segments, first + 1):
+                add(segment)
+                over = step == schedule.steps
+                if self.folder and (over or time.monotonic() - saved > pause):
+                    began = time.monotonic()
+                    self._save(self.folder / share.name, step, kept, {} if over else segment.state)
+                    saved = time.monotonic()
+                    pause = max(SAVE_SECONDS, (saved - began) / SAVE_SHARE)
+                yield schedule.valid_tokens(step - 1)
+
+
+def workers_for(asked: int | None, flops: float) -> int:
+    """Processes for a pass: those asked for, else as many as so many FLOPs are worth."""
+    if asked is not None:
+        return asked
+    return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
