@@ -25,7 +25,8 @@ def without_credentials(value: object) -> str:
 
 def _public_user(match: re.Match[str]) -> str:
     """Azure writes the container in the user part's place, which stays."""
-    scheme, user = match[1], match[2].partition(":")[0]
+    scheme = match[1]
+    user = match[2].partition(":")[0]
     return f"{scheme}://{user}@" if user and scheme.startswith(("abfs", "wasb")) else f"{scheme}://"
 
 

@@ -333,7 +333,8 @@ def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
         with entries:
             for entry in entries:
                 try:
-                    is_dir, size = entry.is_dir(), entry.stat().st_size
+                    is_dir = entry.is_dir()
+                    size = entry.stat().st_size
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
                 yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)

@@ -71,11 +71,13 @@ def beginning(text: str, limit: int, tokenizer: Tokenizer) -> str:
     def fits(characters: int) -> bool:
         return len(tokenizer.encode(text[:characters])) <= limit
 
-    low, high = 0, min(limit, len(text))
+    low = 0
+    high = min(limit, len(text))
     while fits(high):  # a token is at least a character, or a part of one
         if high == len(text):
             return text
-        low, high = high, min(2 * high, len(text))
+        low = high
+        high = min(2 * high, len(text))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -86,7 +86,8 @@ def write_table(folder: Place, groups: Iterable[Mapping[str, Any]]) -> TableEntr
     Args:
         groups: a column [documents] for each field, numbers or strings.
     """
-    place, rows = folder / NAME, 0
+    place = folder / NAME
+    rows = 0
     with place.writing() as stream:
         sink = ChecksummedSink(stream)
         with pa.ipc.new_file(sink, SCHEMA) as writer:

@@ -129,8 +129,12 @@ class TrainingLanes:
         fingerprint: str = "",
         order: Order = "shuffled",
     ) -> None:
-        self.lanes, self.segment_length, self.block = lanes, segment_length, block
-        self.seed, self.fingerprint, self.listed = seed, fingerprint, order == "listed"
+        self.lanes = lanes
+        self.segment_length = segment_length
+        self.block = block
+        self.seed = seed
+        self.fingerprint = fingerprint
+        self.listed = order == "listed"
         self._lengths = _usable(lengths)
         self._documents = np.flatnonzero(self._lengths > 0)
         self._timeline = self._begin()
@@ -220,7 +224,9 @@ class EvaluationLanes:
         limit_tokens: int | None = None,
         aligned: bool = False,
     ) -> None:
-        self.lanes, self.segment_length, self.block = lanes, segment_length, block
+        self.lanes = lanes
+        self.segment_length = segment_length
+        self.block = block
         lengths = _usable(lengths)
         if limit_tokens is not None:
             lengths = _clip(lengths, block, limit_tokens)
@@ -251,7 +257,8 @@ class EvaluationLanes:
         return self.tokens / (self.steps * self.lanes * self.segment_length)
 
 
-SAMPLE_DOCUMENTS, SAMPLE_TOKENS = 8, 16_384
+SAMPLE_DOCUMENTS = 8
+SAMPLE_TOKENS = 16_384
 """Of a document in a sample so much is read, or the whole of it: an eighth of the sample, or four of the papers' segments."""
 
 
@@ -295,7 +302,8 @@ def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, l
 
     Returns arrays whose first dimension is `lane_stop - lane_start`.
     """
-    block, K = schedule.block, schedule.segment_length // schedule.block
+    block = schedule.block
+    K = schedule.segment_length // schedule.block
     B = lane_stop - lane_start
     tokens_BT = np.full((B, schedule.segment_length), store.bod_id, dtype=np.int64)
     targets_BT = np.full((B, schedule.segment_length), IGNORE, dtype=np.int64)

@@ -196,9 +196,11 @@ class ChecksummedSink:
     closed = False
 
     def __init__(self, stream: pa.NativeFile, header: int = 0) -> None:
-        self._stream, self._header = stream, header
+        self._stream = stream
+        self._header = header
         self.position = 0
-        self.whole, self.frame = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self.whole = xxhash.xxh3_64()
+        self.frame = xxhash.xxh3_64()
         self._section = self.frame
 
     @contextmanager

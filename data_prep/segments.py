@@ -294,7 +294,8 @@ class PartWriter:
     """Gathers tokenized documents into record batches, writes each as soon as it is full, and the footer at the end."""
 
     def __init__(self, stream: pa.NativeFile, schema: pa.Schema, segment_length: int) -> None:
-        self._segment_length, self._schema = segment_length, schema
+        self._segment_length = segment_length
+        self._schema = schema
         self._sink = ChecksummedSink(stream, header=len(MAGIC) + self._schema.serialize().size)
         self._file = pa.ipc.new_file(self._sink, self._schema)
         self._pending: list[Encoded] = []
@@ -335,7 +336,8 @@ class PartWriter:
     def entry(self, name: str) -> PartEntry:
         """What the manifest says of the file, once it is closed."""
         rows = sum(batch.rows for batch in self._batches)
-        whole, frame = self._sink.whole.hexdigest(), self._sink.frame.hexdigest()
+        whole = self._sink.whole.hexdigest()
+        frame = self._sink.frame.hexdigest()
         return PartEntry(name, self._sink.position, rows, whole, frame, tuple(self._batches))
 
     def _flush(self) -> None:

@@ -246,7 +246,9 @@ def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
 def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
     """The manifest, after the table of the documents was written. Raises FileNotFoundError where the ledger is gone."""
     parts: list[PartEntry] = []
-    tokens, lossless, labels = 0, True, None
+    tokens = 0
+    lossless = True
+    labels = None
 
     def documents() -> Iterator[dict[str, Any]]:
         nonlocal tokens, lossless, labels

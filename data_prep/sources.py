@@ -84,7 +84,8 @@ class NumberedSources(Sequence[Source]):
 
     def take(self, indices: np.ndarray) -> NumberedSources:
         """Those at some places (int64, in ascending order)."""
-        own, count = indices[indices < len(self.numbers)], len(self.numbers)
+        own = indices[indices < len(self.numbers)]
+        count = len(self.numbers)
         others = tuple(self.others[i - count] for i in indices[len(own) :].tolist())
         return NumberedSources(
             self.split, self.files, self.file[own], self.numbers[own], self.sizes[own], self.places[own], others

@@ -57,7 +57,9 @@ class SegmentStore:
     """
 
     def __init__(self, place: Place, manifest: Manifest, documents: Documents, cache: str = "") -> None:
-        self.place, self.manifest, self.cache = place, manifest, cache
+        self.place = place
+        self.manifest = manifest
+        self.cache = cache
         self._cache = None if place.is_local else SegmentCache.of(cache)
         self._copies: dict[int, Path] = {}  # parts that are read from the cache
         self.documents = documents
@@ -259,7 +261,8 @@ def _missing(folder: Place) -> str:
     """The sentence for a folder without a manifest: unfinished, or a near name that does exist."""
     if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, it goes on where it stopped"
-    if splits := [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]:
+    splits = [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]
+    if splits:
         return f"{folder} is no split but has some: name {folder / splits[0]}"
     own = ("tokenizer", folder.name)  # which may be an empty folder
     names = [file.name for file in folder.parent.list() if file.is_dir and file.name not in own]

@@ -63,7 +63,9 @@ class Timeline:
                 f"segment_length {segment_length} is not a multiple of the model's block {block}: "
                 "choose a segment length that the block divides"
             )
-        self.lanes, self.segment_length, self.block = lanes, segment_length, block
+        self.lanes = lanes
+        self.segment_length = segment_length
+        self.block = block
         self.blocks_per_step = segment_length // block
         self._unit = self.blocks_per_step if aligned else 1
         self.valid = np.zeros(64, dtype=np.int64)
@@ -82,9 +84,11 @@ class Timeline:
 
     def extend(self, end: float, begin: int = 0) -> None:
         """Place documents until no lane is free before block `end`; forget those that ended at block `begin` or before."""
-        free, most = self._free, end * self.lanes
+        free = self._free
+        most = end * self.lanes
         while free[0] < most:
-            places, documents = [], []
+            places = []
+            documents = []
             for document, taken in self._stream:
                 place = free[0]
                 places.append(place)
@@ -98,12 +102,16 @@ class Timeline:
 
     def spans(self, step: int, lane: int) -> list[Span]:
         """The documents of one lane in one step, in order; of a step that begins before `forgotten`, some are missing."""
-        begin, end = step * self.blocks_per_step, (step + 1) * self.blocks_per_step
+        begin = step * self.blocks_per_step
+        end = (step + 1) * self.blocks_per_step
         first, starts, documents = self._sorted_by_lane()
         own = slice(first[lane], first[lane + 1])
-        starts, documents = starts[own], documents[own]
+        starts = starts[own]
+        documents = documents[own]
         known = slice(max(int(starts.searchsorted(begin, "right")) - 1, 0), int(starts.searchsorted(end)))
-        starts, documents, found = starts[known], documents[known], []
+        starts = starts[known]
+        documents = documents[known]
+        found = []
         for start, document, length in zip(
             starts.tolist(), documents.tolist(), self._lengths[documents].tolist(), strict=True
         ):
@@ -136,8 +144,10 @@ class Timeline:
         T = self.segment_length
         first = places // self.lanes * self.block  # in token slots of the lane
         last = first + self._lengths[documents]
-        step, last_step = first // T, (last - 1) // T
-        lowest, steps = int(step.min()), int(last_step.max()) + 2
+        step = first // T
+        last_step = (last - 1) // T
+        lowest = int(step.min())
+        steps = int(last_step.max()) + 2
         if steps > len(self.valid):
             more = np.zeros(max(steps - len(self.valid), len(self.valid)), dtype=np.int64)
             self.valid = np.concatenate([self.valid, more])
@@ -153,7 +163,8 @@ class Timeline:
         starts, lanes = np.divmod(self._places, self.lanes)
         known = starts + self._blocks(self._documents) > begin
         np.add.at(self._read, lanes[~known], self._lengths[self._documents[~known]])
-        self._places, self._documents = self._places[known], self._documents[known]
+        self._places = self._places[known]
+        self._documents = self._documents[known]
 
     def _sorted_by_lane(self) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Where each lane's documents begin in the arrays that follow: their starts, and themselves."""

@@ -143,7 +143,8 @@ def _leftovers(folder: Place, manifest: Manifest) -> Iterator[str]:
 
 
 def _table_faults(folder: Place, manifest: Manifest, documents: Documents) -> Iterator[str]:
-    where, totals = f"{folder}/{manifest.table.name}", manifest.totals
+    where = f"{folder}/{manifest.table.name}"
+    totals = manifest.totals
     if len(documents) != totals.documents or len(documents) != manifest.table.rows:
         yield f"{where} has {len(documents):,} documents and the manifest {totals.documents:,}"
     for name in ("tokens", "words", "bytes"):
@@ -196,7 +197,8 @@ def _part_faults(
     if data.size != part.bytes:
         yield f"{where} has {data.size} bytes and should have {part.bytes}"
     whole = xxhash.xxh3_64_hexdigest(data) == part.xxh3
-    named, labels = False, 0
+    named = False
+    labels = 0
     schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
     for i, entry in enumerate(part.batches):
         block = data[entry.offset : entry.offset + entry.bytes]
@@ -254,7 +256,8 @@ def _row_faults(
     if documents is None:
         return labels
     own = documents.of(part, batch)
-    lengths, T = documents.lengths[own], manifest.segment_length
+    lengths = documents.lengths[own]
+    T = manifest.segment_length
     count = -(-lengths // T)
     if rows.num_rows != count.sum():
         yield f"{where} has {rows.num_rows} rows and its documents in the table have {count.sum()}"

@@ -116,7 +116,8 @@ def main(argv: list[str]) -> None:
     tracker.finish()
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
-    if several := seeds_of(comparison):
+    several = seeds_of(comparison)
+    if several:
         Console(width=150, markup=False).print(several)
     for note in comparison.notes:
         print(f"note: {note}")
@@ -124,7 +125,8 @@ def main(argv: list[str]) -> None:
         print(f"  {cli.shown(path)}")
     if not target.is_local:
         print(f"  {output}")
-    if page := write_index(target.folder):
+    page = write_index(target.folder)
+    if page:
         print(f"  index {cli.shown(page)}")
 
 

@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
     if find_run(config.run)[1]:
         raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
     found: dict[str, Checkpoint] = {}
-    complaints, names, unsafe = list[str](), run.checkpoint_names(), False
+    complaints = list[str]()
+    names = run.checkpoint_names()
+    unsafe = False
     for name in names:
         try:
             found[name] = run.open_checkpoint(name)
@@ -55,7 +57,8 @@ def main(argv: list[str]) -> int:
                 complaints.append(str(error))
                 unsafe = unsafe or (isinstance(error, PickledError) and not found)  # one in its way ends a run
     names = [name for name in names if name in found or name in run.checkpoint_names()]
-    rows, blank = [COLUMNS], [""] * (len(COLUMNS) - 2)
+    rows = [COLUMNS]
+    blank = [""] * (len(COLUMNS) - 2)
     newest = next(iter(found.values()), None)
     first = next(iter(best(found.values())), None)
     for name in names:

@@ -25,7 +25,8 @@ from pipelines.inference.trained import Trained, load, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
-LANES, SEGMENT = 8, 1024
+LANES = 8
+SEGMENT = 1024
 """Of an exported model, which does not say how it was trained."""
 SAMPLE = 4096
 """So many tokens of a store are compared with what the tokenizer of an exported model makes of their text."""
@@ -69,10 +70,14 @@ class EmbedConfig:
 
 def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
     """The split to read. Raises UserError where it is not there, or has other tokens than the model."""
-    checkpoint, place, corpus, cache = trained.checkpoint, config.store, config.corpus, ""
+    checkpoint = trained.checkpoint
+    place = config.store
+    corpus = config.corpus
+    cache = ""
     if checkpoint is not None:
         data = checkpoint.meta["config"]["data"]
-        place, corpus = place or data["store"], corpus or data["corpus"]
+        place = place or data["store"]
+        corpus = corpus or data["corpus"]
         cache = data["cache"]
     if not (place and corpus):
         raise UserError(
@@ -98,7 +103,8 @@ def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(EmbedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    output, text = Place.parse(config.output), read_text(config.file) if config.file else ""
+    output = Place.parse(config.output)
+    text = read_text(config.file) if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
     # With torch, which takes seconds: not before there is something to embed.
     from pipelines.inference.embedding import Embeddings, texts_of_ids, texts_of_store, width_of

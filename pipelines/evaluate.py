@@ -45,7 +45,8 @@ from pipelines.tracking.score import Evaluation, windows_of
 if TYPE_CHECKING:
     from pipelines.training.reading import Clear
 
-NO_PARAM, MOST_LETTERS = r"[^\w\-. :/]", 250
+NO_PARAM = r"[^\w\-. :/]"
+MOST_LETTERS = 250
 """What MLflow takes in no name of a param or figure, and how long a param's name may be."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
@@ -72,7 +73,9 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
     from pipelines.training.reading import Clearing, workers_for
     from pipelines.training.scoring import Scoring, has_states
 
-    checkpoint, store, meta = subject.checkpoint, subject.store, subject.checkpoint.meta
+    checkpoint = subject.checkpoint
+    store = subject.store
+    meta = subject.checkpoint.meta
     costs = subject.model.costs(meta["vocab_size"])
     with torch.device("meta"):
         model = subject.model.build(meta["vocab_size"])
@@ -134,7 +137,8 @@ def characters_of(store: SegmentStore) -> int:
 def whole_characters(write: Callable[[Sequence[int]], str], ids: Sequence[int], most: int) -> int:
     """How many ids end with a character, at most so many: those before and after a cut write there what all write."""
     for cut in range(most, most - BYTES, -1):
-        before, after = ids[max(cut - BYTES, 0) : cut], ids[cut : cut + BYTES]
+        before = ids[max(cut - BYTES, 0) : cut]
+        after = ids[cut : cut + BYTES]
         if write(before) + write(after) == write([*before, *after]):
             return cut
     return most
@@ -182,7 +186,8 @@ def main(argv: list[str]) -> None:
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
-    if page := write_index(target.folder):
+    page = write_index(target.folder)
+    if page:
         print(f"  index     {cli.shown(page)}")
 
 
@@ -193,7 +198,8 @@ def report(
     first = subjects[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
-    if several := seeds_of(evaluations):
+    several = seeds_of(evaluations)
+    if several:
         Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
@@ -208,8 +214,10 @@ def report(
 
 def called(subject: Subject, config: EvaluateConfig) -> str:
     """How the names of a run's figures begin: with what is another than in training, or a step would have two of one name."""
-    manifest, meta = subject.store.manifest, subject.checkpoint.meta
-    data, parts = meta["config"]["data"], [f"whole_{manifest.split}{config.cleared}"]
+    manifest = subject.store.manifest
+    meta = subject.checkpoint.meta
+    data = meta["config"]["data"]
+    parts = [f"whole_{manifest.split}{config.cleared}"]
     trained = subject.train is None or subject.train.manifest.fingerprint == meta["store"]
     if not trained or manifest.corpus != data["corpus"]:
         parts.append(f"{re.sub(NO_PARAM, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
@@ -223,14 +231,16 @@ def track(
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
     for subject, evaluation in zip(subjects, evaluations, strict=True):
-        if (run := subject.run) is None:
+        run = subject.run
+        if run is None:
             continue
         run.fetch(*RECORDS)
         if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
             print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
         tracker = Tracker.attach(*tracking_of(subject.checkpoint, run, config.tracking), run.folder, run.place)
-        row, of = evaluation_rows([evaluation])[0], called(subject, config)
+        row = evaluation_rows([evaluation])[0]
+        of = called(subject, config)
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training

@@ -100,7 +100,8 @@ def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, gener
         return logits_V.argmax()
     logits_V, ids_V = torch.sort(logits_V / temperature, descending=True)
     if top_k:
-        logits_V, ids_V = logits_V[:top_k], ids_V[:top_k]
+        logits_V = logits_V[:top_k]
+        ids_V = ids_V[:top_k]
     chances_V = torch.softmax(logits_V, dim=-1)
     before_V = chances_V.cumsum(-1) - chances_V  # of all likelier ones together
     before_V[0] = -1.0  # the first is always kept, also where so small a top_p is rounded to 0
@@ -112,7 +113,8 @@ class TextStream:
     """Text of ids that come one by one: each character once it is complete."""
 
     def __init__(self, tokenizer: TextTokenizer, before: list[int]) -> None:
-        self._tokenizer, self._before = tokenizer, before[-CONTEXT:]
+        self._tokenizer = tokenizer
+        self._before = before[-CONTEXT:]
         self._waiting: list[int] = []
 
     def put(self, token: int) -> str:
@@ -122,7 +124,8 @@ class TextStream:
             certain = self._waiting[: len(self._waiting) - held]
             text = self._text(certain)
             if held == INCOMPLETE or not text.endswith("\ufffd"):
-                self._before, self._waiting = (self._before + certain)[-CONTEXT:], self._waiting[len(certain) :]
+                self._before = (self._before + certain)[-CONTEXT:]
+                self._waiting = self._waiting[len(certain) :]
                 return text
         return ""
 
@@ -147,7 +150,9 @@ def main(argv: list[str]) -> None:
     seed = secrets.randbits(31) if config.seed is None else config.seed
     print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
     safe = printable if sys.stdout.isatty() else str
-    stream, began, first = TextStream(trained.tokenizer, prompt_ids), time.monotonic(), 0.0
+    stream = TextStream(trained.tokenizer, prompt_ids)
+    began = time.monotonic()
+    first = 0.0
     try:
         for count, token in enumerate(generate(trained, prompt_ids, config, seed)):
             first = time.monotonic() if count == 0 else first

@@ -79,7 +79,8 @@ def main(argv: list[str]) -> None:
 
 def describe(console: Console, store: SegmentStore) -> None:
     """Counts, lengths and tokenizer, in words."""
-    manifest, totals = store.manifest, store.manifest.totals
+    manifest = store.manifest
+    totals = store.manifest.totals
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in totals.skipped.items())
     console.print(f"{store.folder}: {manifest.corpus}, split {manifest.split}, fingerprint {manifest.fingerprint[:12]}")
     console.print(
@@ -94,7 +95,8 @@ def describe(console: Console, store: SegmentStore) -> None:
         console.print(
             f"  {totals.labels:,} of its tokens are labelled ({share:.1%}): there the label is predicted, not the next token"
         )
-    tokenizer, lossless = manifest.tokenizer, "lossless in samples" if manifest.tokenizer.lossless else "not lossless"
+    tokenizer = manifest.tokenizer
+    lossless = "lossless in samples" if manifest.tokenizer.lossless else "not lossless"
     console.print(f"  tokenizer {tokenizer.name}: {tokenizer.vocab_size:,} ids with begin-of-document, {lossless}")
     console.print(
         f"  {rows_of(manifest.segment_length)}: {manifest.file_bytes:,} bytes of files, "
@@ -133,7 +135,8 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
 
 def default_png(store: SegmentStore) -> Path:
     """`<store>-<corpus>-<split>-lengths.png` beside the store; in the working directory where nothing can be written there."""
-    corpus, root = store.place.parent, store.place.parent.parent
+    corpus = store.place.parent
+    root = store.place.parent.parent
     name = f"{root.name}-{corpus.name}-{store.place.name}-lengths.png"
     beside = root.parent
     return Path(beside.path) / name if beside.is_local and os.access(beside.path, os.W_OK) else Path(name)

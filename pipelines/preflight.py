@@ -28,7 +28,8 @@ HERE = "--here"
 
 def main(argv: list[str]) -> int:
     if HERE in argv or not argv:
-        complaints, otherwise = taken_ports(socket.gethostname(), ports_of(argv)), "the ports are free"
+        complaints = taken_ports(socket.gethostname(), ports_of(argv))
+        otherwise = "the ports are free"
     else:
         config = cli.parse_preset(
             presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]
@@ -36,7 +37,8 @@ def main(argv: list[str]) -> int:
         ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus) or 1)
         nodes = ray_session.nodes()
         print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
-        complaints, otherwise = readiness.check(config, nodes), f"{config.run} can be trained here"
+        complaints = readiness.check(config, nodes)
+        otherwise = f"{config.run} can be trained here"
     for complaint in complaints:
         print(f"wrong: {complaint}", file=sys.stderr, flush=True)
     if not complaints:
@@ -51,7 +53,8 @@ def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
     complaints = []
     for port in ports:
         if port in listening:
-            owner, process = "", listening[port]
+            owner = ""
+            process = listening[port]
             if process:  # whose it is may not be for us to know
                 with contextlib.suppress(psutil.Error):
                     owner = f" by {psutil.Process(process).name()} (process {process})"

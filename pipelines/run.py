@@ -101,7 +101,8 @@ class PipelineConfig:
         from pipelines.presets import PRESETS
 
         preset = PRESETS[self.preset]
-        data, root = preset.data, self.root or preset.root
+        data = preset.data
+        root = self.root or preset.root
         return replace(self, corpus=self.corpus or data.corpus, store=self.store or data.store, root=root)
 
 
@@ -126,7 +127,8 @@ class Stage:
 
 def stages(config: PipelineConfig) -> list[Stage]:
     """The stages of a pipeline, in order."""
-    store, root = Place.parse(config.store) / config.corpus, Place.parse(config.root)
+    store = Place.parse(config.store) / config.corpus
+    root = Place.parse(config.root)
     manifests = tuple(store / split / "manifest.json" for split in SPLITS)
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
@@ -137,13 +139,15 @@ def stages(config: PipelineConfig) -> list[Stage]:
     runs: list[str] = []
     for preset in (config.preset, *config.also):
         run = f"{config.name}-{preset}" if config.name else preset
-        what, reads = preset, manifests[:2]
+        what = preset
+        reads = manifests[:2]
         if config.tune:
             sweep = f"{run}-sweep"
             best = root / sweep / "best.json"
             words = (config.tune, "--preset", preset, "--run", sweep, *where, *_options(config.set + config.tune_set))
             found.append(Stage(f"tune {run}", "tune", words, reads, (best,)))
-            what, reads = best.text, (*reads, best)
+            what = best.text
+            reads = (*reads, best)
         words = (what, "--run", run, *where, *_options(config.set))
         found.append(Stage(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
         runs.append(run)
@@ -194,9 +198,12 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
-    name, began, planned = config.name or config.preset, time.monotonic(), stages(config)
+    name = config.name or config.preset
+    began = time.monotonic()
+    planned = stages(config)
     check(config, planned)
-    record, done = Place.parse(config.root) / "pipelines" / f"{name}.json", {}
+    record = Place.parse(config.root) / "pipelines" / f"{name}.json"
+    done = {}
     with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
         done = json.loads(record.read_bytes())
     for number, stage in enumerate(planned, 1):

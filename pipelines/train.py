@@ -36,7 +36,8 @@ from pipelines.training.world import Launched, World, join_torchrun
 
 def describe(config: TrainConfig, run: Run) -> int:
     """Say what will be done. Returns the number of parameters."""
-    totals, data = run.train_store.manifest.totals, config.data
+    totals = run.train_store.manifest.totals
+    data = config.data
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     tokens = config.steps * config.tokens_per_step
     workers = " to ".join(str(number) for number in dict.fromkeys((config.workers[0], config.workers[-1])))
@@ -63,7 +64,8 @@ def main(argv: list[str]) -> int:
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
-    run, place = open_run(config), RunPlace.of(config)
+    run = open_run(config)
+    place = RunPlace.of(config)
     check_tracking(config.tracking, root_of(place.folder, config.run))
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
@@ -104,7 +106,8 @@ def train_beside(config: TrainConfig) -> int:
 
 def start(config: TrainConfig, run: Run) -> None:
     """Train in this process or on Ray, showing progress."""
-    place, resume_step = RunPlace.of(config), run.resume.step if run.resume else 0
+    place = RunPlace.of(config)
+    resume_step = run.resume.step if run.resume else 0
     write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
     place.publish("config.json")
     stop = Stop(place.place)

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
     folders = find_splits(config.store)
     sizes = {folder: split_bytes(folder) for folder in folders}
     total = sum(sizes.values())
-    console, start = lines(), time.perf_counter()
+    console = lines()
+    start = time.perf_counter()
     faults: list[str] = []
     with bar("verifying", total, DownloadColumn(), TransferSpeedColumn(), console=console) as update:
         for folder in folders:

@@ -86,7 +86,10 @@ class RecConfig(WindowedConfig):
 
     def state_costs(self) -> Costs:
         """The horizontal direction: one update of the states, once per block."""
-        S, d, F, width = self.states, self.d_model, self.mlp_dim, 2 * self.width
+        S = self.states
+        d = self.d_model
+        F = self.mlp_dim
+        width = 2 * self.width
         total = scales(2 * S * d) + projector_costs(self, S, cross=True)
         total += attention(self.width, S * S + S * 2 * self.window)
         if self.cell == "skip":
@@ -103,7 +106,8 @@ class StateDirection(nn.Module):
     def __init__(self, config: RecConfig):
         super().__init__()
         heads_width = 2 * config.width
-        gate, squash = GATES[config.gate], config.cell == "single"
+        gate = GATES[config.gate]
+        squash = config.cell == "single"
         self.initial_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_(std=0.1))
         self.ids_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_())
         self.project = Projector(config, cross=True)

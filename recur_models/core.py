@@ -58,7 +58,9 @@ class CoreConfig(ModelConfig):
         """A layer over so many tokens; each query is multiplied with so many distances. ``cached``: tokens of which keys and
         values alone are made. The table of distances is not among the parameters: there is one for all layers.
         """
-        d, w, f = self.d_model, self.width, self.mlp_dim
+        d = self.d_model
+        w = self.width
+        f = self.mlp_dim
         projected = product(rows, d, 3 * w) + product(rows, w, d) + product(rows, d, f) + product(rows, f, d)
         attended = attention(w, pairs, computed_pairs) + replace(
             product(rows * self.heads, self.head_dim, distances), parameters=0
@@ -97,11 +99,14 @@ class CoreLayer(nn.Module):
 
     def __init__(self, config: CoreConfig):
         super().__init__()
-        d, self.config = config.d_model, config
-        self.norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+        d = config.d_model
+        self.config = config
+        self.norm = nn.LayerNorm(d)
+        self.mlp_norm = nn.LayerNorm(d)
         self.qkv = nn.Linear(d, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, d, bias=False)
-        self.hidden, self.mlp_out = nn.Linear(d, config.mlp_dim), nn.Linear(config.mlp_dim, d)
+        self.hidden = nn.Linear(d, config.mlp_dim)
+        self.mlp_out = nn.Linear(config.mlp_dim, d)
         self.dropout = nn.Dropout(config.dropout)
         self.weights = nn.Identity()  # what tokens attend to, for those who watch it
 
@@ -131,7 +136,8 @@ class CoreLayer(nn.Module):
         ``maker``: the layer that makes the keys, where it is another."""
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
-        unseen, v0 = seen.unseen_nm, None
+        unseen = seen.unseen_nm
+        v0 = None
         if crossing is not None and seen.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
         elif crossing is not None:
@@ -169,9 +175,11 @@ class CoreLayer(nn.Module):
         """
         q, k, v = self.project(x_nD)
         if context is not None:
-            k, v = torch.cat([context[0], k], dim=-2), torch.cat([context[1], v], dim=-2)
+            k = torch.cat([context[0], k], dim=-2)
+            v = torch.cat([context[1], v], dim=-2)
         if window:
-            q, seen_by_each = q.unflatten(2, (-1, window)).transpose(1, 2), unseen_nm.shape[1]
+            q = q.unflatten(2, (-1, window)).transpose(1, 2)
+            seen_by_each = unseen_nm.shape[1]
             k, v = (each.unfold(2, seen_by_each, window).permute(0, 2, 1, 4, 3) for each in (k, v))
         seen = Seen(unseen_nm, crossing_Bnm, self.config.absent)
         heads_HnE = self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen)
@@ -205,7 +213,8 @@ class Distances(NamedTuple):
         Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen,
         another distance's stands there. No key lies further before all queries than the span.
         """
-        n, first = q_HnE.shape[-2], self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
+        n = q_HnE.shape[-2]
+        first = self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
         table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has
         first = min(first, n)
         product_HnP = q_HnE @ table_EP
@@ -226,7 +235,8 @@ class CoreModel(RecurrentModel):
 
     def __init__(self, config: CoreConfig, vocab_size: int, block: int, span: int, layers: int):
         super().__init__()
-        self.vocab_size, self.block = vocab_size, block
+        self.vocab_size = vocab_size
+        self.block = block
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.distances_EP = nn.Parameter(torch.randn(config.head_dim, span))

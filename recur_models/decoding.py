@@ -161,7 +161,8 @@ def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Te
 
 def _read_part(stepper: Stepper, reading: Reading, tokens_Bn: Tensor, count_B: Tensor) -> tuple[Tensor, Reading]:
     """One pass: whole blocks of lanes that stand at a boundary, or tokens of each lane's current block."""
-    model, lanes = stepper.model, len(tokens_Bn)
+    model = stepper.model
+    lanes = len(tokens_Bn)
     if int(count_B[0]) >= model.block:
         logits_BnV, state = model(tokens_Bn, reading.state, unmarked(model, tokens_Bn))
         return logits_BnV, Reading(state, stepper.open(state, lanes), reading.filled_B)

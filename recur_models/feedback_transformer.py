@@ -53,7 +53,8 @@ class FeedbackTransformerConfig(CoreConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         """Of a block; and of a segment, the keys and values of the memories that it begins with."""
-        W, S = self.window, self.span
+        W = self.window
+        S = self.span
         layer = self.layer_costs(W, W * S, W * S + W * (W - 1) // 2, S)
         total = sum([layer] * self.layers, start=self.outer_costs(vocab_size, W, S, W) + scales(self.layers + 1))
         kinds = 1 if self.keys == "shared" else self.layers
@@ -76,7 +77,8 @@ class FeedbackTransformer(CoreModel):
                 layer.qkv = nn.Linear(config.d_model, config.width, bias=False)
 
     def initial_state(self, lanes: int) -> State:
-        config, like = self.config, self.embedding.weight
+        config = self.config
+        like = self.embedding.weight
         return {
             "states": like.new_zeros(lanes, config.span, config.d_model),
             "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
@@ -85,10 +87,12 @@ class FeedbackTransformer(CoreModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        x_BTD, span = self.dropout(self.embedding(tokens_BT)), self.config.span
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        span = self.config.span
         document_BK = documents(state["states_count"], span, fresh_BK)
         document_BS = torch.cat([document_BK[:, :span], document_BK[:, span:].repeat_interleave(self.block, 1)], 1)
-        memories, outputs = [state["states"].to(x_BTD.dtype)], []
+        memories = [state["states"].to(x_BTD.dtype)]
+        outputs = []
         earlier = self.keys_values(memories[0])
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             first = k * self.block
@@ -108,7 +112,9 @@ class FeedbackTransformer(CoreModel):
     def read(self, x_BWD: Tensor, earlier: Context, crossing_BS: Tensor | None) -> tuple[Tensor, Tensor, Context]:
         """A block behind the keys and values of the ``span`` memories before it. Returns outputs and memories [B, W, D], and the
         memories' own keys and values."""
-        config, outputs, memories = self.config, [], []
+        config = self.config
+        outputs = []
+        memories = []
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
         project = self.projection()
         for t in range(x_BWD.shape[1]):
@@ -128,7 +134,8 @@ class FeedbackTransformer(CoreModel):
     ) -> tuple[Tensor, Tensor]:
         """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys; or how many of them lie further
         back than the span, the last being the token's neighbour."""
-        distances, outputs = Distances(self.distances_EP, itself=False), [x_B1D]
+        distances = Distances(self.distances_EP, itself=False)
+        outputs = [x_B1D]
         for layer, keys in zip(self.layers, parts, strict=True):
             q = F.linear(layer.norm(x_B1D), layer.qkv.weight[: self.config.width])
             q = split_heads(q, self.config.heads) / self.config.head_dim**0.5
@@ -179,7 +186,8 @@ class FeedbackStepper(Stepper):
     model: FeedbackTransformer
 
     def open(self, state: State, lanes: int) -> State:
-        config, block = self.model.config, {}
+        config = self.model.config
+        block = {}
         own = (lanes, config.heads, config.window, config.head_dim)
         for i, (k, v) in enumerate(self.model.keys_values(state["states"])):
             block |= {f"{i}.earlier_keys": k.contiguous(), f"{i}.earlier_values": v.contiguous()}
@@ -187,8 +195,11 @@ class FeedbackStepper(Stepper):
         return block | {"memories": state["states"].new_zeros(lanes, config.window, config.d_model)}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        model, config, after = self.model, self.model.config, dict(block)
-        x_BnD, outputs = model.dropout(model.embedding(tokens_Bn)), []
+        model = self.model
+        config = self.model.config
+        after = dict(block)
+        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        outputs = []
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
         project = model.projection()

@@ -61,7 +61,8 @@ class GPT2Config(DecoderConfig):
         return nn.LayerNorm(self.d_model)
 
     def layer_costs(self, tokens: int) -> Costs:
-        d, f = self.d_model, self.mlp_dim
+        d = self.d_model
+        f = self.mlp_dim
         products = product(tokens, d, 3 * d) + product(tokens, d, d) + product(tokens, d, f) + product(tokens, f, d)
         return products + scales(9 * d + f)
 
@@ -107,7 +108,8 @@ class GPT2Layer(DecoderLayer):
         std = (
             0.02 / (2 * c.layers) ** 0.5
         )  # GPT-2 begins what adds to the residual stream the smaller, the more layers there are
-        self.ln_1, self.ln_2 = nn.LayerNorm(c.d_model), nn.LayerNorm(c.d_model)
+        self.ln_1 = nn.LayerNorm(c.d_model)
+        self.ln_2 = nn.LayerNorm(c.d_model)
         self.attn: Any = nn.ModuleDict(
             {"c_attn": Affine(c.d_model, 3 * c.d_model), "c_proj": Affine(c.d_model, c.d_model, std)}
         )
@@ -120,7 +122,8 @@ class GPT2Layer(DecoderLayer):
         return q, k, v
 
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        made, d = self.attn["c_attn"], prev_BND.shape[-1]
+        made = self.attn["c_attn"]
+        d = prev_BND.shape[-1]
         both = F.linear(self.ln_1(prev_BND), made.weight.T[d:], made.bias[d:])
         k, v = (split_heads(part, self.heads) for part in both.chunk(2, -1))
         return k, v

@@ -52,7 +52,8 @@ class RecurrentCache(Cache):
         return False
 
     def reset(self) -> None:
-        self.reading, self.seen = None, 0
+        self.reading = None
+        self.seen = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -91,7 +92,8 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
         (`resize_token_embeddings` calls this)."""
         assert isinstance(value, nn.Embedding)
-        self.model.embedding, self.model.vocab_size = value, value.num_embeddings
+        self.model.embedding = value
+        self.model.vocab_size = value.num_embeddings
         output: Any = getattr(self.model, "output", None)
         if output is None:
             return
@@ -112,7 +114,8 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(map(str, info[kind])):
+            names = sorted(map(str, info[kind]))
+            if names:
                 raise ValueError(
                     f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
                     f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
@@ -169,7 +172,8 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
             logits, cache.reading = read(self.stepper, reading, input_ids, mask_BT, keep=logits_to_keep)
             cache.seen += input_ids.shape[1]
         else:
-            cache, logits = None, self._whole(input_ids, mask_BT)[:, -logits_to_keep:]
+            cache = None
+            logits = self._whole(input_ids, mask_BT)[:, -logits_to_keep:]
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -45,8 +45,10 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         after so many characters; the next begins ``piece_skip`` characters later. 0: texts are encoded as a whole.
         ``piece_fallback``: another one, for a piece without an end after ``piece_fallback_characters``."""
         self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
-        self.vocab_file, self.piece_characters = vocab_file, piece_characters
-        self._piece_end, self._piece_skip = re.compile(piece_end), piece_skip
+        self.vocab_file = vocab_file
+        self.piece_characters = piece_characters
+        self._piece_end = re.compile(piece_end)
+        self._piece_skip = piece_skip
         self._fallback = re.compile(piece_fallback) if piece_fallback else None
         self._fallback_characters = piece_fallback_characters
         kwargs = {**SPECIAL_TOKENS, "padding_side": "left", **kwargs}
@@ -68,7 +70,8 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         return {self.processor.id_to_piece(i): i for i in range(self.vocab_size)} | self.added_tokens_encoder
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        pieces, start = [], 0
+        pieces = []
+        start = 0
         while start < len(text):
             found = self._end_of_piece(text, start) if self.piece_characters else None
             stop = found.end() if found else len(text)
@@ -98,12 +101,14 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         clean_up_tokenization_spaces: bool | None = None,
         **kwargs: Any,
     ) -> str:
-        text, ids = "", []
+        text = ""
+        ids = []
         for index in [token_ids] if isinstance(token_ids, int) else token_ids:
             if index < self.vocab_size:
                 ids.append(int(index))
             elif not skip_special_tokens:
-                text, ids = text + self.processor.decode(ids) + self.added_tokens_decoder[int(index)].content, []
+                text = text + self.processor.decode(ids) + self.added_tokens_decoder[int(index)].content
+                ids = []
         return text + self.processor.decode(ids)
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
@@ -147,7 +152,8 @@ def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
 def with_begin(tokenizer: RustTokenizer) -> RustTokenizer:
     """The tokenizer with begin-of-document as its last id, put before every text."""
     tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
-    begin, pair = f"{BEGIN_OF_DOCUMENT}:0 $A:0", f"{BEGIN_OF_DOCUMENT}:0 $A:0 {BEGIN_OF_DOCUMENT}:1 $B:1"
+    begin = f"{BEGIN_OF_DOCUMENT}:0 $A:0"
+    pair = f"{BEGIN_OF_DOCUMENT}:0 $A:0 {BEGIN_OF_DOCUMENT}:1 $B:1"
     special = [(BEGIN_OF_DOCUMENT, tokenizer.token_to_id(BEGIN_OF_DOCUMENT))]
     tokenizer.post_processor = processors.TemplateProcessing(single=begin, pair=pair, special_tokens=special)  # type: ignore
     return tokenizer

@@ -138,7 +138,8 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
 class PositionBias(nn.Module):
     """T5's relative position bias, unidirectional: 32 buckets up to distance 128, one table per layer."""
 
-    BUCKETS, MAX_DISTANCE = 32, 128
+    BUCKETS = 32
+    MAX_DISTANCE = 128
 
     def __init__(self, heads: int):
         super().__init__()
@@ -206,8 +207,10 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, rates: Dropouts):
         super().__init__()
-        self.hidden, self.out = linear(width, hidden), linear(hidden, width)
-        self.hidden_dropout, self.dropout = nn.Dropout(rates.hidden), nn.Dropout(rates.mlp)
+        self.hidden = linear(width, hidden)
+        self.out = linear(hidden, width)
+        self.hidden_dropout = nn.Dropout(rates.hidden)
+        self.dropout = nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
@@ -253,7 +256,8 @@ def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
 
 def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
     """A layer's vertical direction over one block, reading ``states`` state vectors too unless that is 0."""
-    d, W = config.d_model, config.window
+    d = config.d_model
+    W = config.window
     return (
         projector_costs(config, W, cross=states > 0)
         + scales(PositionBias.BUCKETS * config.heads if position else 0)

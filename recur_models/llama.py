@@ -98,7 +98,8 @@ class LlamaConfig(DecoderConfig):
                 f"model.heads is {sizes.heads} for a model.d_model of {sizes.d_model}: a head's size must be even to be rotated"
             )
         for name in ("rope_base", "norm_eps"):
-            if (value := getattr(sizes, name)) <= 0:
+            value = getattr(sizes, name)
+            if value <= 0:
                 raise ValueError(f"model.{name} is {value}: it must be above 0")
 
     @property
@@ -117,7 +118,8 @@ class LlamaConfig(DecoderConfig):
         return nn.RMSNorm(self.d_model, eps=self.norm_eps)
 
     def layer_costs(self, tokens: int) -> Costs:
-        d, f = self.d_model, self.mlp_dim
+        d = self.d_model
+        f = self.mlp_dim
         attends = product(tokens, d, d) + product(tokens, d, 2 * self.kv_width) + product(tokens, d, d)
         return attends + product(tokens, d, 2 * f) + product(tokens, f, d) + scales(2 * d)
 
@@ -131,10 +133,12 @@ class LlamaRecConfig(LlamaConfig, RecurrentDecoderConfig):
 
 def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
     """Each pair of a head's dimensions, one of each half, turned by the position times a speed of its own (Su et al. 2021)."""
-    size, dtype = x_BHnE.shape[-1], torch.promote_types(x_BHnE.dtype, torch.float32)
+    size = x_BHnE.shape[-1]
+    dtype = torch.promote_types(x_BHnE.dtype, torch.float32)
     speed = 1 / base ** (torch.arange(0, size, 2, dtype=dtype, device=x_BHnE.device) / size)
     angle_B1ne = (position_Bn[..., None] * speed)[:, None]
-    cos, sin = angle_B1ne.cos().to(x_BHnE.dtype), angle_B1ne.sin().to(x_BHnE.dtype)
+    cos = angle_B1ne.cos().to(x_BHnE.dtype)
+    sin = angle_B1ne.sin().to(x_BHnE.dtype)
     one, other = x_BHnE.chunk(2, -1)
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
 
@@ -150,8 +154,11 @@ class LlamaLayer(DecoderLayer):
 
     def __init__(self, c: LlamaConfig):
         super().__init__(c.heads, c.kv_heads, c.d_model // c.heads, c.dropout)
-        self.base, d, f = c.rope_base, c.d_model, c.mlp_dim
-        self.input_layernorm, self.post_attention_layernorm = c.norm(), c.norm()
+        self.base = c.rope_base
+        d = c.d_model
+        f = c.mlp_dim
+        self.input_layernorm = c.norm()
+        self.post_attention_layernorm = c.norm()
         sizes = {"q_proj": d, "k_proj": c.kv_width, "v_proj": c.kv_width, "o_proj": d}
         self.self_attn: Any = nn.ModuleDict({name: unbiased(d, size) for name, size in sizes.items()})
         self.mlp: Any = nn.ModuleDict(
@@ -178,5 +185,6 @@ class LlamaLayer(DecoderLayer):
         return self.self_attn["o_proj"].weight, None
 
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
-        x_BnD, mlp = self.post_attention_layernorm(x_BnD), self.mlp
+        x_BnD = self.post_attention_layernorm(x_BnD)
+        mlp = self.mlp
         return mlp["down_proj"](F.silu(mlp["gate_proj"](x_BnD)) * mlp["up_proj"](x_BnD))

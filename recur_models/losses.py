@@ -37,7 +37,8 @@ def chunked_cross_entropy(
     """
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
-        hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+        hidden_ND = hidden_ND.to(dtype)
+        weight_VD = weight_VD.to(dtype)
     fits = len(hidden_ND) * len(weight_VD) <= WHOLE_ELEMENTS
     if hidden_ND.device.type == "cuda" and torch.compiler.is_compiling() and fits:
         return whole_cross_entropy(hidden_ND, weight_VD, targets_N, bias_V)
@@ -95,15 +96,18 @@ def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tens
     """
     targets_N = targets_BT.flatten()
     labelled_L = torch.nonzero(targets_N != IGNORED)[:, 0]
-    logits_LV, targets_L = logits_BTV.flatten(0, 1)[labelled_L].float(), targets_N[labelled_L]
-    nats_L, wrong_L = F.cross_entropy(logits_LV, targets_L, reduction="none"), logits_LV.argmax(-1) != targets_L
+    logits_LV = logits_BTV.flatten(0, 1)[labelled_L].float()
+    targets_L = targets_N[labelled_L]
+    nats_L = F.cross_entropy(logits_LV, targets_L, reduction="none")
+    wrong_L = logits_LV.argmax(-1) != targets_L
     nats_N = nats_L.new_zeros(len(targets_N)).index_copy(0, labelled_L, nats_L)
     wrong_N = torch.zeros_like(targets_N, dtype=torch.bool).index_copy(0, labelled_L, wrong_L)
     return nats_N.view_as(targets_BT), wrong_N.view_as(targets_BT)
 
 
 def _chunks(hidden_ND: Tensor, vocab_size: int) -> list[slice]:
-    tokens, held = len(hidden_ND), CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
+    tokens = len(hidden_ND)
+    held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(1, held // vocab_size)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 

@@ -56,7 +56,8 @@ class LSTMConfig(ModelConfig):
         return LSTM(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        d, W = self.d_model, self.window
+        d = self.d_model
+        W = self.window
         embedding = vocab_size * d
         total = replace(product(W, d, vocab_size), block=W) + scales(vocab_size, embedding)
         for _ in range(self.layers):
@@ -74,7 +75,9 @@ class Layer(nn.Module):
     def __init__(self, config: LSTMConfig):
         super().__init__()
         self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
-        self.before, self.after = nn.Identity(), nn.Identity()  # the state, for those who watch it
+        # the state, for those who watch it
+        self.before = nn.Identity()
+        self.after = nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,9 @@ class LSTM(RecurrentModel):
 
     def __init__(self, config: LSTMConfig, vocab_size: int):
         super().__init__()
-        self.config, self.vocab_size, self.block = config, vocab_size, config.window
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.layers: Any = nn.ModuleList(Layer(config) for _ in range(config.layers))
@@ -104,7 +109,8 @@ class LSTM(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        x_BTD, outputs = self.dropout(self.embedding(tokens_BT)), []
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        outputs = []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             x_BWD, state = self.recomputed("block", self.read)(x_BWD, state, fresh_BK[:, k])
             outputs.append(x_BWD)
@@ -148,7 +154,8 @@ class LSTMStepper(Stepper):
         return {name: tensor.new_zeros(shape) for name, tensor in state.items()}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        x_BnD, outputs = self.model.dropout(self.model.embedding(tokens_Bn)), []
+        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        outputs = []
         made: dict[str, list[Tensor]] = {name: [] for name in state}
         first_B = places.of_tokens_Bn[:, :1]
         now: State = {}

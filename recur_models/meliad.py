@@ -118,7 +118,8 @@ def state_dict_from_params(
     take("embedding.weight", "embed/embedding")
     take("final_norm.scale", "final_layernorm/scale")
     for i, layer in enumerate(model.layers):
-        ours, theirs = f"layers.{i}.tokens", f"transformer{i}/tbase"
+        ours = f"layers.{i}.tokens"
+        theirs = f"transformer{i}/tbase"
         take_projector(f"{ours}.project", theirs, cross=layer.tokens.project.cross_scale_H is not None)
         take(f"{ours}.position_bias.table_HN", f"transformer{i}/relative_positions/rel_embedding")
         take(f"{ours}.out.weight", f"{theirs}/post_attn_mlp/output_layer/kernel", kernel=True)
@@ -127,7 +128,8 @@ def state_dict_from_params(
         take(f"{ours}.mlp.out.weight", f"{theirs}/ffn/output_layer/kernel", kernel=True)
         if not isinstance(layer, RecurrentLayer):
             continue
-        ours, theirs = f"layers.{i}.states", f"transformer{i}/recurrent_tbase"
+        ours = f"layers.{i}.states"
+        theirs = f"transformer{i}/recurrent_tbase"
         take(f"{ours}.initial_SD", f"transformer{i}/recurrent_initial_state")
         take(f"{ours}.ids_SD", f"{theirs}/_kvq/position_embeddings")
         take_projector(f"{ours}.project", theirs, cross=True)

@@ -136,7 +136,9 @@ class MemorizingLayer(StackLayer):
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
     def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
-        keys, values = state["memory_keys"].clone(), state["memory_values"].clone()  # written to
+        # written to
+        keys = state["memory_keys"].clone()
+        values = state["memory_values"].clone()
         count = self.enter(keys, values, state["memory_count"], block["keys"], block["values"])
         return {"keys": block["keys"], "values": block["values"], **emptied(keys, values, count)}
 
@@ -151,8 +153,11 @@ class MemorizingLayer(StackLayer):
 
     def remember(self, tokens: Projections, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """What each block's queries read of the memory before it, and the memory after the last block."""
-        keys_BHME, values_BHME = state["memory_keys"].clone(), state["memory_values"].clone()  # written to below
-        count_B, read = state["memory_count"], []
+        # written to below
+        keys_BHME = state["memory_keys"].clone()
+        values_BHME = state["memory_values"].clone()
+        count_B = state["memory_count"]
+        read = []
         for k in range(fresh_BK.shape[1]):
             count_B = count_B.masked_fill(fresh_BK[:, k], 0)
             read.append(recall(tokens.q_self[:, k], keys_BHME, values_BHME, count_B, self.config.top_k))
@@ -215,7 +220,8 @@ def nearest(q_BHWE: Tensor, keys_BHME: Tensor, count_B: Tensor, top_k: int) -> T
         index_C = torch.arange(start, start + keys_BHCE.shape[2], device=count_B.device)
         logits_BHWC.masked_fill_(index_C >= count_B[:, None, None, None], -torch.inf)
         top, where = logits_BHWC.topk(min(top_k, len(index_C)))
-        best, slots = torch.cat([best, top], -1), torch.cat([slots, where + start], -1)
+        best = torch.cat([best, top], -1)
+        slots = torch.cat([slots, where + start], -1)
         best, order = best.topk(min(top_k, best.shape[-1]))
         slots = slots.gather(-1, order)
     return slots

@@ -76,8 +76,11 @@ class Decoder(RecurrentModel):
         inserted: tuple[int, ...] = (),
     ):
         super().__init__()
-        self.config, self.vocab_size, self.block = config, vocab_size, config.block
-        sizes, self.inserted = config.sized(), inserted
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.block
+        sizes = config.sized()
+        self.inserted = inserted
         self.embedding = nn.Embedding(vocab_size, sizes.d_model)
         self.positions = nn.Embedding(sizes.positions, sizes.d_model) if sizes.embeds_positions else None
         self.dropout = nn.Dropout(config.dropout)
@@ -85,7 +88,8 @@ class Decoder(RecurrentModel):
             if table is not None:
                 nn.init.normal_(table.weight, std=0.02)
         self.layers: Any = nn.ModuleList(sizes.layer() for _ in range(sizes.layers))
-        self.final_norm, self.output = sizes.norm(), None
+        self.final_norm = sizes.norm()
+        self.output = None
         if sizes.own_output:
             self.output = nn.Linear(sizes.d_model, vocab_size, bias=False)
             nn.init.normal_(self.output.weight, std=0.02)
@@ -95,7 +99,9 @@ class Decoder(RecurrentModel):
         return [] if self.recurrence is None else list(self.recurrence.parameters())
 
     def initial_state(self, lanes: int) -> State:
-        like, config, state = self.embedding.weight, self.config, {}
+        like = self.embedding.weight
+        config = self.config
+        state = {}
         count_B = torch.zeros(lanes, dtype=torch.int64, device=like.device)
         if config.overlap:
             state["tokens"] = count_B.new_zeros(lanes, config.overlap)
@@ -108,7 +114,9 @@ class Decoder(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        overlap, W, K = self.config.overlap, self.block, fresh_BK.shape[1]
+        overlap = self.config.overlap
+        W = self.block
+        K = fresh_BK.shape[1]
         text_BS = torch.cat([state["tokens"], tokens_BT], 1) if overlap else tokens_BT
         windows_BKT = text_BS.unfold(1, overlap + W, W)
         count_BK = self.count_before(state, fresh_BK)
@@ -118,7 +126,8 @@ class Decoder(RecurrentModel):
             targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
             made, _ = self.read(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
             return made.unflatten(0, (-1, K)).flatten(1, 2), after
-        outputs, prev = [], self.prev_of(state)
+        outputs = []
+        prev = self.prev_of(state)
         for k in range(K):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
@@ -190,11 +199,13 @@ class Decoder(RecurrentModel):
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
         x_BnD = self.embedding(tokens_Bn)
         x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))
-        sum_BnD, weights_L = torch.zeros_like(x_BnD), None
+        sum_BnD = torch.zeros_like(x_BnD)
+        weights_L = None
         if self.recurrence is not None:
             weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
         for i, layer in enumerate(self.layers):
-            run, cache = self.recomputed("layer", layer), None if caches is None else caches[i]
+            run = self.recomputed("layer", layer)
+            cache = None if caches is None else caches[i]
             if prev is not None and i in self.inserted:
                 x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev.states_BND, cache)
             else:
@@ -226,8 +237,11 @@ class DecoderStepper(Stepper):
         return state["tokens_count"] if "tokens_count" in state else like.new_zeros(lanes, dtype=torch.int64)
 
     def open(self, state: State, lanes: int) -> State:
-        model, overlap, W = self.model, self.model.config.overlap, self.model.block
-        like, count_B = model.embedding.weight, self.count(state, lanes)
+        model = self.model
+        overlap = self.model.config.overlap
+        W = self.model.block
+        like = model.embedding.weight
+        count_B = self.count(state, lanes)
         block: State = {"tokens": count_B.new_zeros(lanes, W)}
         for i, layer in enumerate(model.layers):
             empty = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
@@ -273,8 +287,12 @@ class DecoderStepper(Stepper):
         return model.made(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
-        model, overlap, lanes = self.model, self.model.config.overlap, len(block["tokens"])
-        count_B, prev, after = self.count(state, lanes), model.prev_of(state), {}
+        model = self.model
+        overlap = self.model.config.overlap
+        lanes = len(block["tokens"])
+        count_B = self.count(state, lanes)
+        prev = model.prev_of(state)
+        after = {}
         if overlap:
             after = model.kept_tokens(torch.cat([state["tokens"], block["tokens"]], 1), count_B)
         if model.recurrence is not None and prev is not None:

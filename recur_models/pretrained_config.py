@@ -134,7 +134,8 @@ class DecoderConfig(ModelConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         """Every token of a window passes through all layers, the overlap's again; its own alone through the output layer."""
-        c, T = self.sized(), self.window
+        c = self.sized()
+        T = self.window
         d = c.d_model
         layer = c.layer_costs(T) + attention(d, T * (T + 1) // 2, T * T)
         logits = replace(product(self.block, d, vocab_size), block=self.block)
@@ -191,7 +192,9 @@ class RecurrentDecoderConfig(DecoderConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         """Counted as if all were trained."""
-        c, d, N = self.sized(), self.sized().d_model, self.embeddings
+        c = self.sized()
+        d = self.sized().d_model
+        N = self.embeddings
         read = replace(product(N, d, 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
         made = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
         weights = scales(c.layers, d if self.pooling == "attention" else 0)

@@ -44,7 +44,10 @@ class DecoderLayer(nn.Module, ABC):
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dropout: float):
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim, self.rate = heads, kv_heads, head_dim, dropout
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.rate = dropout
         self.dropout = nn.Dropout(dropout)
         self.sources = nn.Identity()  # what comes of h_prev and what of the window, for those who watch it
 
@@ -72,7 +75,8 @@ class DecoderLayer(nn.Module, ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
         """Heads [B, H, n, E]. ``seen_Bnm``: bool, of h_prev's keys too where there is one, which stand first."""
         rate = self.rate if self.training else 0.0
-        k, v = self.for_all(k), self.for_all(v)
+        k = self.for_all(k)
+        v = self.for_all(v)
         if prev_BND is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
         k_prev, v_prev = (self.for_all(of_prev) for of_prev in self.keys_values(prev_BND))

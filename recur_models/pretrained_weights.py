@@ -81,13 +81,15 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     if "model" in values:
         return {name: values["model"][name] or small for name, small in family.small.items()}
     values = {**family.only, **family.told(values)}
-    if odd := [key for key, value in sorted(family.only.items()) if values[key] != value]:
+    odd = [key for key, value in sorted(family.only.items()) if values[key] != value]
+    if odd:
         raise ValueError(
             f"{folder} has {odd[0]}={values[odd[0]]}, and here it is {family.only[odd[0]]}: {family.remedy}"
         )
     sizes: dict[str, Any] = {}
     for ours, theirs in family.names.items():
-        size, kind = values.get(theirs), type(family.small[ours])
+        size = values.get(theirs)
+        kind = type(family.small[ours])
         if not isinstance(size, (kind, int)):
             raise ValueError(f"{folder / 'config.json'} has {theirs}={size}, which is no size: {family.remedy}")
         sizes[ours] = kind(size)
@@ -102,7 +104,8 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
 
     Raises ValueError where a weight is missing, left over or of another shape, or the vocabulary is another.
     """
-    values, found = _config(family, folder), _tensors(family, folder)
+    values = _config(family, folder)
+    found = _tensors(family, folder)
     if "model" in values:
         named = {name.removeprefix("model."): tensor.float() for name, tensor in found.items()}
     else:
@@ -112,9 +115,11 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     recurrence = {name for name in like if name.startswith("recurrence.")}
     named = {name: tensor for name, tensor in named.items() if name in recurrence or not name.startswith("recurrence.")}
     named = {**{name: like[name] for name in recurrence}, **named}
-    if odd := sorted(named.keys() ^ like.keys()):
+    odd = sorted(named.keys() ^ like.keys())
+    if odd:
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
-    rows, mark = len(named["embedding.weight"]), values.get(family.mark)
+    rows = len(named["embedding.weight"])
+    mark = values.get(family.mark)
     if vocab_size == rows + 1:
         for table in {"embedding.weight", "output.weight"} & named.keys():
             rows_VD = named[table]
@@ -153,7 +158,8 @@ def _config(family: Family, folder: Path) -> dict[str, Any]:
 
 
 def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
-    files, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
     try:
         if index.is_file():
             files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))

@@ -100,7 +100,8 @@ class ModelConfig(ABC):
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "name"
         }
         known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(given.keys() - known):
+        unknown = sorted(given.keys() - known)
+        if unknown:
             raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
         return cls(**given)
 
@@ -214,7 +215,9 @@ class Places:
         places_Bn = filled_B[:, None] + step_n
         row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
         self.of_tokens_Bn = places_Bn.to(device)
-        self._row, self._step, self._place = row.to(device), step.to(device), places_Bn[row, step].to(device)
+        self._row = row.to(device)
+        self._step = step.to(device)
+        self._place = places_Bn[row, step].to(device)
 
     def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
         """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
@@ -301,7 +304,8 @@ def begin_segment(
         raise ValueError(
             f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give a bool for each"
         )
-    state, expected = model.initial_state(lanes) if state is None else state, model.initial_state(0)
+    state = model.initial_state(lanes) if state is None else state
+    expected = model.initial_state(0)
     if state.keys() != expected.keys():
         odd = sorted(state.keys() ^ expected.keys())[0]
         raise ValueError(f"the State is of another model: it differs in {odd!r}; start from model.initial_state(lanes)")

@@ -155,7 +155,8 @@ class TokenLayer(nn.Module):
 
     def __init__(self, config: StackConfig, cross: bool, position: bool = True):
         super().__init__()
-        self.config, self.rates = config, dropouts(config)
+        self.config = config
+        self.rates = dropouts(config)
         self.project = Projector(config, cross, self.rates.normed)
         self.position_bias = PositionBias(config.heads) if position else None
         self.out = linear((2 if cross else 1) * config.width, config.d_model)
@@ -281,7 +282,10 @@ class WindowedTransformer(RecurrentModel):
         serving: int | None = None,
     ):
         super().__init__()
-        self.config, self.vocab_size, self.block, self.serving = config, vocab_size, config.window, serving
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.serving = serving
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers: Any = nn.ModuleList(layer(i) for i in range(config.layers))
@@ -360,15 +364,18 @@ class WindowedStepper(Stepper):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        window, place_Bn1 = self.model.block, places.of_tokens_Bn[..., None]
+        window = self.model.block
+        place_Bn1 = places.of_tokens_Bn[..., None]
         distance_BnZ = place_Bn1 + window - torch.arange(2 * window, device=tokens_Bn.device)
-        unseen_BnZ, blind_BHn1 = (distance_BnZ < 1) | (distance_BnZ > window), None
+        unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
+        blind_BHn1 = None
         if "present" in state:
             absent_B11 = ~state["present"][:, None, None]
             unseen_BnZ = unseen_BnZ | (absent_B11 & (distance_BnZ > place_Bn1))
             blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
         part = Part(places, PositionBias.bucket(distance_BnZ.clamp(min=0)), unseen_BnZ, blind_BHn1)
-        x_BnD, after = self.model.dropout(self.model.embedding(tokens_Bn)), {}
+        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        after = {}
         for i, layer in enumerate(self.model.layers):
             x_BnD, changed = layer.extend(x_BnD, part, of_layer(i, state), of_layer(i, block))
             after |= in_stack(i, changed)
@@ -378,7 +385,8 @@ class WindowedStepper(Stepper):
         after: State = {}
         absent_B = None
         if "present" in state:
-            absent_B, after["present"] = ~state["present"], torch.ones_like(state["present"])
+            absent_B = ~state["present"]
+            after["present"] = torch.ones_like(state["present"])
         for i, layer in enumerate(self.model.layers):
             after |= in_stack(i, layer.close(of_layer(i, state), of_layer(i, block), absent_B))
         return after

@@ -60,7 +60,9 @@ class StaircaseConfig(CoreConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         """Of a step; and of a segment, what its end drains and what its beginning looks at once more."""
-        N, M, C = self.in_step, self.passes, self.chunk
+        N = self.in_step
+        M = self.passes
+        C = self.chunk
         cached = C if N > M else 0
         steady = [self._pass(M, cached)] * self.layers
         outer = self.outer_costs(vocab_size, C, N * C, C)
@@ -71,8 +73,10 @@ class StaircaseConfig(CoreConfig):
 
     def _pass(self, active: int, cached: int) -> Costs:
         """One layer over so many chunks that see those before them."""
-        C, before = self.chunk, (self.in_step - self.passes) * self.chunk
-        n, m = active * C, active * C + before
+        C = self.chunk
+        before = (self.in_step - self.passes) * self.chunk
+        n = active * C
+        m = active * C + before
         needed = n * before + n * (n + 1) // 2
         return self.layer_costs(n, needed, n * m, min(m + 1, self.in_step * C), cached)
 
@@ -125,7 +129,8 @@ class Staircase(CoreModel):
         self.config = config
 
     def initial_state(self, lanes: int) -> State:
-        config, like = self.config, self.embedding.weight
+        config = self.config
+        like = self.embedding.weight
         return {
             "states": like.new_zeros(lanes, config.in_step - 1, config.chunk, config.d_model),
             "states_count": torch.zeros(lanes, dtype=torch.int64, device=like.device),
@@ -139,7 +144,9 @@ class Staircase(CoreModel):
         document_BS = documents(state["states_count"], old, fresh_BK)
         steps = self.steps(document_BS, new_BKCD.shape[1])
         x_BSCD = after = state["states"].to(new_BKCD.dtype)
-        context, chunks, outputs = self.look_at(x_BSCD), new_BKCD.unbind(1), []
+        context = self.look_at(x_BSCD)
+        chunks = new_BKCD.unbind(1)
+        outputs = []
         for i, step in enumerate(steps):
             if i < len(chunks):
                 x_BSCD = torch.cat([x_BSCD, chunks[i][:, None]], dim=1)
@@ -156,7 +163,9 @@ class Staircase(CoreModel):
 
     def steps(self, document_BS: Tensor, blocks: int) -> list[Step]:
         """Those of a segment: one for each chunk that joins, and those that drain."""
-        N, M, total = self.config.in_step, self.config.passes, document_BS.shape[1]
+        N = self.config.in_step
+        M = self.config.passes
+        total = document_BS.shape[1]
         windows = [(i, min(i + N, total)) for i in range(blocks + M - 1)]
         # What is missing differs too: every step has a chunk of the segment.
         crosses = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows]).tolist()
@@ -173,11 +182,14 @@ class Staircase(CoreModel):
     ) -> tuple[Tensor, Context]:
         """The core over the chunks of one step, oldest first; and what the next step looks at. ``keep``: takes each layer's keys
         and values of what the step holds."""
-        cached, C = step.active - step.first, self.block
+        cached = step.active - step.first
+        C = self.block
         x_BnD = x_BSCD[:, cached:].flatten(1, 2)
-        queries, keys = x_BnD.shape[1], (step.end - step.first) * C
+        queries = x_BnD.shape[1]
+        keys = (step.end - step.first) * C
         distances = Distances(self.distances_EP, itself=True)
-        unseen_nm, crossing_Bnm = distances.unseen(queries, keys, x_BnD.device), None
+        unseen_nm = distances.unseen(queries, keys, x_BnD.device)
+        crossing_Bnm = None
         if step.crosses:
             document_Bm = document_BS[:, step.first : step.end].repeat_interleave(C, dim=1)
             crossing_Bnm = document_Bm[:, cached * C :, None] != document_Bm[:, None]
@@ -224,8 +236,12 @@ class StaircaseStepper(Stepper):
     model: Staircase
 
     def open(self, state: State, lanes: int) -> State:
-        model, config, x_BSCD = self.model, self.model.config, state["states"]
-        N, M, C = config.in_step, config.passes, config.chunk
+        model = self.model
+        config = self.model.config
+        x_BSCD = state["states"]
+        N = config.in_step
+        M = config.passes
+        C = config.chunk
         unmarked_B0 = torch.zeros(lanes, 0, dtype=torch.bool, device=x_BSCD.device)
         document_BS = documents(state["states_count"], N - 1, unmarked_B0)
         block: State = {"first": x_BSCD.new_zeros(lanes, C, config.d_model), "older": x_BSCD.clone()}
@@ -251,8 +267,11 @@ class StaircaseStepper(Stepper):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        model, config, after = self.model, self.model.config, dict(block)
-        N, C = config.in_step, config.chunk
+        model = self.model
+        config = self.model.config
+        after = dict(block)
+        N = config.in_step
+        C = config.chunk
         distances = Distances(model.distances_EP, itself=True)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(N * C, device=x_BnD.device)

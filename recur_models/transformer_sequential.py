@@ -28,7 +28,8 @@ KINDS: dict[str, type[CoreConfig]] = {
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 IN_LAYER = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1": "hidden", "ff.fc2": "mlp_out"}
 PROJECTIONS = tuple(f"attn.proj_{kind}.weight" for kind in ("query", "key", "val"))
-MEMORY_WEIGHTS, MEMORY_BUFFER = "single_memory_attn_params", "single_memory_attn_buf"
+MEMORY_WEIGHTS = "single_memory_attn_params"
+MEMORY_BUFFER = "single_memory_attn_buf"
 """A feedback transformer's, before the softmax, and after it."""
 OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_norm"}
 
@@ -52,7 +53,8 @@ def model_from_params(
     assert isinstance(made, CoreModel)
     weights = _weights(layers, others, config)
     expected = made.state_dict()
-    if odd := sorted(expected.keys() ^ weights.keys()):
+    odd = sorted(expected.keys() ^ weights.keys())
+    if odd:
         told = "lack" if odd[0] in expected else "have"
         raise ValueError(f"these parameters are not those of a {model}: they {told} {odd[0]!r}")
     for name, tensor in weights.items():
@@ -69,7 +71,8 @@ def _sorted(params: Mapping[str, np.ndarray]) -> tuple[dict[int, dict[str, np.nd
     layers: dict[int, dict[str, np.ndarray]] = {}
     others: dict[str, np.ndarray] = {}
     for name, value in params.items():
-        if found := LAYER.search(name):
+        found = LAYER.search(name)
+        if found:
             layers.setdefault(int(found[1]), {})[found[2]] = value
         else:
             others[name] = value
@@ -95,7 +98,8 @@ def _config(
         "absent": "zeros",
     }
     if kind is StaircaseConfig:
-        chunk, passes = sizes.get("chunk", 0), sizes.get("passes", 0)
+        chunk = sizes.get("chunk", 0)
+        passes = sizes.get("passes", 0)
         if chunk * passes != distances.shape[-1]:
             raise ValueError(
                 f"chunk × passes is {chunk} × {passes}, and these parameters have {distances.shape[-1]} distances: "
@@ -115,7 +119,8 @@ def _config(
 def _weights(
     layers: dict[int, dict[str, np.ndarray]], others: dict[str, np.ndarray], config: CoreConfig
 ) -> dict[str, Tensor]:
-    first, weights = layers[0], {"distances_EP": _distances(layers[0], others)}
+    first = layers[0]
+    weights = {"distances_EP": _distances(layers[0], others)}
     for i, layer in sorted(layers.items()):
         if not np.array_equal(_distances({**first, **layer}, others), weights["distances_EP"]):
             raise ValueError(f"layer {i} has other embeddings of distances than layer 0: all layers share them here")

@@ -49,7 +49,8 @@ class TransformerXLConfig(CoreConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         """Of a block; and of a segment, the keys and values of what its first block sees."""
-        W, S = self.window, self.span
+        W = self.window
+        S = self.span
         layer = self.layer_costs(W, W * S, W * (W + S), S)
         total = sum([layer] * self.depth, start=self.outer_costs(vocab_size, W, S, W))
         shared = (self.depth - self.layers) * layer.parameters
@@ -86,7 +87,8 @@ class TransformerXL(CoreModel):
         return [self.layers[i % len(self.layers)] for i in range(self.config.depth)]
 
     def initial_state(self, lanes: int) -> State:
-        config, like = self.config, self.embedding.weight
+        config = self.config
+        like = self.embedding.weight
         state: State = {"count": torch.zeros(lanes, dtype=torch.int64, device=like.device)}
         return state | {
             f"layers.{i}.inputs": like.new_zeros(lanes, config.span, config.d_model) for i in range(config.depth)
@@ -99,7 +101,8 @@ class TransformerXL(CoreModel):
         if self.recompute != "block":
             x_BTD, state = self.read(x_BTD, state, fresh_BK)
             return self.read_out(x_BTD, targets_BT), state
-        outputs, run = [], self.recomputed("block", self.read)
+        outputs = []
+        run = self.recomputed("block", self.read)
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
             outputs.append(x_BWD)
@@ -107,7 +110,8 @@ class TransformerXL(CoreModel):
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""
-        span, W = self.config.span, self.block
+        span = self.config.span
+        W = self.block
         of_blocks = documents(state["count"], span, fresh_BK)
         document_BS = torch.cat([of_blocks[:, :span], of_blocks[:, span:].repeat_interleave(W, 1)], 1)
         seen_BKm = document_BS.unfold(1, span + W, W)
@@ -151,7 +155,8 @@ class TransformerXLStepper(Stepper):
     model: TransformerXL
 
     def open(self, state: State, lanes: int) -> State:
-        config, block = self.model.config, {}
+        config = self.model.config
+        block = {}
         for i, layer in enumerate(self.model.stack):
             inputs_BSD = state[f"layers.{i}.inputs"]
             k, v = layer.keys_values(inputs_BSD)
@@ -162,16 +167,16 @@ class TransformerXLStepper(Stepper):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        model, config, after = self.model, self.model.config, dict(block)
+        model = self.model
+        config = self.model.config
+        after = dict(block)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         distance_Bnm = places.of_tokens_Bn[..., None] + config.span - slot_m
         unseen_Bnm = (distance_Bnm < 1) | (distance_Bnm > config.span)
         missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
-        seen, distances = (
-            Seen(unseen_Bnm[:, None], missing_B1m, config.absent),
-            Distances(model.distances_EP, itself=False),
-        )
+        seen = Seen(unseen_Bnm[:, None], missing_B1m, config.absent)
+        distances = Distances(model.distances_EP, itself=False)
         for i, layer in enumerate(model.stack):
             after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)

@@ -95,7 +95,9 @@ class VanillaTransformer(RecurrentModel):
 
     def __init__(self, config: VanillaConfig, vocab_size: int):
         super().__init__()
-        self.config, self.vocab_size, self.block = config, vocab_size, config.window
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers: Any = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
@@ -140,7 +142,8 @@ class VanillaStepper(Stepper):
     model: VanillaTransformer
 
     def open(self, state: State, lanes: int) -> State:
-        config, like = self.model.config, self.model.embedding.weight
+        config = self.model.config
+        like = self.model.embedding.weight
         shape = (lanes, config.heads, config.window, config.head_dim)
         return {
             f"layers.{i}.{kind}": like.new_zeros(shape) for i in range(config.layers) for kind in ("keys", "values")
@@ -148,8 +151,10 @@ class VanillaStepper(Stepper):
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
-        bucket_BnW, unseen_BnW = PositionBias.bucket(distance_BnW.clamp(min=0)), distance_BnW < 0
-        x_BnD, after = self.model.dropout(self.model.embedding(tokens_Bn)), {}
+        bucket_BnW = PositionBias.bucket(distance_BnW.clamp(min=0))
+        unseen_BnW = distance_BnW < 0
+        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        after = {}
         for i, layer in enumerate(self.model.layers):
             tokens = layer.project(x_BnD)
             keys, values, changed = append(places, tokens, of_layer(i, block))

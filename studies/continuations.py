@@ -79,7 +79,8 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
         )
     drawn = np.random.default_rng(config.seed)
     there_are = {int(i): int(most[i]) - least + 1 for i in drawn.permutation(documents)}
-    wanted, chosen = min(config.places, sum(there_are.values())), set[tuple[int, int]]()
+    wanted = min(config.places, sum(there_are.values()))
+    chosen = set[tuple[int, int]]()
     for document in cycle(there_are):
         if len(chosen) == wanted:
             break
@@ -132,7 +133,8 @@ def passages_of(
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint, run = find_checkpoint(config.run, config.checkpoint == "best"), run_of(config.run)
+    checkpoint = find_checkpoint(config.run, config.checkpoint == "best")
+    run = run_of(config.run)
     data = checkpoint.meta["config"]["data"]
     name = checkpoint.meta["config"]["run"]
     store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split, cache=data["cache"])
@@ -152,7 +154,8 @@ def main(argv: list[str]) -> None:
     target.publish(*(path.name for path in paths))
     track(config, checkpoint, run, paths)
     print(f"  report    {cli.shown(target.folder / 'continuations.md')}")
-    if page := write_index(target.folder):
+    page = write_index(target.folder)
+    if page:
         print(f"  index     {cli.shown(page)}")
 
 

@@ -90,9 +90,11 @@ class PaperConfig:
             if value not in known:
                 raise UserError(f"there is no {value!r}: {nearest(value, known)}")
         for option, pairs, example in (("source", self.source, "pg19=FOLDER"), ("set", self.set, "steps=500")):
-            if wrong := [pair for pair in pairs if not all(pair.partition("="))]:
+            wrong = [pair for pair in pairs if not all(pair.partition("="))]
+            if wrong:
                 raise UserError(f"--{option} {wrong[0]}: write a name and its value, as in {example}")
-        if own := [pair for pair in self.set if pair.partition("=")[0] in OWN]:
+        own = [pair for pair in self.set if pair.partition("=")[0] in OWN]
+        if own:
             raise UserError(f"--set {own[0]}: that is each training's own; see --root, --seeds, --store and --corpus")
         for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
             if name not in CORPORA:
@@ -127,7 +129,8 @@ class PaperConfig:
         for corpus, name, value in map(option_of, self.options):
             options.setdefault(corpus, {})[name] = value
         place = Place(self.root.absolute(), stores, sources, options, self.corpus, values)
-        name, table = f"{self.paper} {self.table}", PAPERS[self.paper][self.table]
+        name = f"{self.paper} {self.table}"
+        table = PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
         table = replace(table, columns=columns)
         return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place)
@@ -136,9 +139,11 @@ class PaperConfig:
         """What repeats it, without the places of one machine, and without credentials."""
         words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
         for name in ("only", "columns", "corpus", "split", "set"):
-            if given := getattr(self, name):
+            given = getattr(self, name)
+            if given:
                 words += [f"--{name}", *([given] if isinstance(given, str) else given)]
-        if options := [option for option in self.options if option_of(option)[1] not in FILES]:
+        options = [option for option in self.options if option_of(option)[1] not in FILES]
+        if options:
             words += ["--options", *options]
         return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
 
@@ -171,9 +176,11 @@ def prepare(plan: Plan, train: bool) -> None:
     told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
     if train:
         asked = {data: job for data, job in jobs.items() if job not in told}
-        if failed := run(list(asked.values()), 1):
+        failed = run(list(asked.values()), 1)
+        if failed:
             raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
-        if empty := [job for data, job in asked.items() if not plan.place.is_prepared(data)]:
+        empty = [job for data, job in asked.items() if not plan.place.is_prepared(data)]
+        if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
     commands = [f"python -m pipelines.prepare {shlex.join(map(without_credentials, job.words))}" for job in told]
     if not plan.trainings():
@@ -189,13 +196,17 @@ def prepare(plan: Plan, train: bool) -> None:
 def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
     """What is still to be trained, and what it costs."""
     costs: dict[object, Cost] = {}
-    rows, seconds, flops = list[list[str]](), 0.0, 0.0
+    rows = list[list[str]]()
+    seconds = 0.0
+    flops = 0.0
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
         cost = costs[key] if key in costs else training.cost(rate)  # seeds cost the same
-        costs[key], done = cost, training.is_done()
+        costs[key] = cost
+        done = training.is_done()
         if not done:
-            seconds, flops = seconds + cost.seconds / at_once, flops + cost.flops
+            seconds = seconds + cost.seconds / at_once
+            flops = flops + cost.flops
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
         rows.append([training.name, *sizes, "done" if done else cli.duration(cost.seconds)])
     headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
@@ -209,7 +220,8 @@ def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
 
 def main(argv: list[str]) -> int:
     config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    plan, at_once = config.plan(), config.at_once if config.scale == "tiny" else 1
+    plan = config.plan()
+    at_once = config.at_once if config.scale == "tiny" else 1
     check_weights(plan, config.dry_run)
     if config.dry_run:
         show_costs(plan, False, config.flop_rate, at_once)
@@ -235,7 +247,8 @@ def main(argv: list[str]) -> int:
         print(summary(passages))
     for path in paths:
         print(f"  {cli.shown(path)}")
-    if page := write_index(folder):
+    page = write_index(folder)
+    if page:
         print(f"  index {cli.shown(page)}")
     for job in failed:
         print(f"failed: {job.name}, see {cli.shown(job.log)}; the same command tries it again")

@@ -77,13 +77,15 @@ class TokenComparison:
         """The figures over all documents, for which all losses are read: bits per token of each pass, and shares among the top
         words.
         """
-        sums, tokens = np.zeros(len(self.names)), 0
+        sums = np.zeros(len(self.names))
+        tokens = 0
         edges = edges_of(np.concatenate([[0], np.cumsum(self.lengths)]))
         sums_2G = np.zeros((2, len(edges) - 1))
         for document in range(len(self.titles)):
             nats = self.nats(document)
             sums += [float(column.sum(dtype=np.float64)) for column in nats]
-            if own := len(nats[0]):
+            own = len(nats[0])
+            if own:
                 begins = np.append(tokens, edges[(edges > tokens) & (edges < tokens + own)])
                 group_P = np.searchsorted(edges, begins, "right") - 1
                 both_2T = np.stack([nats[0], nats[-1]]).astype(np.float64)
@@ -135,7 +137,8 @@ class TokenComparison:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """One for each of the words by which the last pass is better than the first, the most first."""
-        best, (base, better) = self.best, self.pair
+        best = self.best
+        (base, better) = self.pair
         rows = []
         for number in range(len(best)):
             columns = (best.document_N, best.offset_N, best.tokens_N, best.before_N)
@@ -181,7 +184,8 @@ class TokenComparison:
     def difference(self) -> str:
         """By how much the last pass needs more bits per token than the first, and whether that is more than chance."""
         first, *_, last = self.facts["bits_per_token"]
-        found, told = self.facts["difference"], f"{last - first:+.4f}"
+        found = self.facts["difference"]
+        told = f"{last - first:+.4f}"
         if found is None:
             return f"{told}: too little text to tell this from chance"
         margin = f"± {found.margin / math.log(2):.4f}"
@@ -189,7 +193,8 @@ class TokenComparison:
 
     def said_of_names(self) -> str:
         """The share of names among the words with most gain, in a sentence."""
-        facts, (base, better) = self.facts, self.pair
+        facts = self.facts
+        (base, better) = self.pair
         if not facts["top"]:
             return f"No {self.by} costs {better} less than {base}."
         kind = "are names" if self.by == "word" else "are of names"

@@ -20,7 +20,8 @@ def plot_position(comparison: TokenComparison, path: Path) -> Path:
     """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
     mean over a hundredth of it.
     """
-    (first, second), (base, better) = comparison.both(comparison.shown), briefly(comparison.pair).values()
+    (first, second) = comparison.both(comparison.shown)
+    (base, better) = briefly(comparison.pair).values()
     gain = (first - second).astype(np.float64)
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()

@@ -68,7 +68,8 @@ class TokenLosses:
         """
         folder = path.parent / (WORKING + digest(dict(key)))
         starts = np.concatenate([[0], np.cumsum(store.lengths)])
-        nats, tokens = folder / "nats", int(starts[-1])
+        nats = folder / "nats"
+        tokens = int(starts[-1])
         if not (nats.exists() and nats.stat().st_size == tokens * np.dtype(np.float32).itemsize):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -76,7 +77,8 @@ class TokenLosses:
         yield nats
         mapped = np.memmap(nats, np.float32, "r")
         ranges: dict[int, tuple[int, int]] = {}
-        whole, batches = folder / "losses.arrow", 0
+        whole = folder / "losses.arrow"
+        batches = 0
         with pa.OSFile(str(whole), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
             for document, length in enumerate(store.lengths.tolist()):
                 first = batches

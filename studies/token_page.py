@@ -30,7 +30,9 @@ def coloured(comparison: TokenComparison) -> str:
     """The shown document's text in spans of one colour, as HTML."""
     ids = comparison.tokens(comparison.shown)[: comparison.shown_tokens]
     first, second = (column[: comparison.shown_tokens] for column in comparison.both(comparison.shown))
-    written, gains, held = list[str](), list[float](), 0.0
+    written = list[str]()
+    gains = list[float]()
+    held = 0.0
     for text, gain in zip(pieces_of(comparison.write, ids.tolist()), (first - second).tolist(), strict=True):
         held += gain
         if text is not None:  # of a character of several tokens, what all of them gain

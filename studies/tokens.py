@@ -76,7 +76,8 @@ class TokensConfig(SubjectsConfig):
             ("common", 0),
             ("document", -1),
         ):
-            if (value := getattr(self, name)) < least:
+            value = getattr(self, name)
+            if value < least:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
 
 
@@ -104,7 +105,8 @@ class Pass:
     def losses(self, folder: Path, workers: int | None) -> TokenLosses:
         """Those that are there, or made now, by so many processes; by default as many as it is worth."""
         path = folder / f"{cli.file_name(self.name)}.arrow"
-        if found := TokenLosses.open(path, self.key()):
+        found = TokenLosses.open(path, self.key())
+        if found:
             print(f"{self.name}: {path.name} is there already", flush=True)
             return found
         # With torch, which takes seconds: not before there is something to score.
@@ -172,7 +174,8 @@ def check_has_states(subject: Subject) -> None:
 
 def apart(passes: list[Pass]) -> list[Pass]:
     """The same, with a number where a name is another one's or that of a column, as files and tables are called by them."""
-    taken, found = set(COLUMNS), list[Pass]()
+    taken = set(COLUMNS)
+    found = list[Pass]()
     for reading in passes:
         names = itertools.chain([reading.name], (f"{reading.name}.{number}" for number in itertools.count(2)))
         name = next(name for name in names if not {cli.file_name(name), f"{name}_error"} & taken)
@@ -204,7 +207,8 @@ def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
     """The passes over the split, and its words."""
     last = passes[-1]
-    store, model = last.subject.store, last.subject.model
+    store = last.subject.store
+    model = last.subject.model
     if not store.lengths.any():
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
     numbers = documents_of(config, store)
@@ -261,7 +265,8 @@ def main(argv: list[str]) -> None:
         comparison = compared(config, passes, target.folder)
         paths = write_pages(comparison, target.folder)
     target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
-    console, facts = Console(width=max(Console().width, 120), markup=False), comparison.facts
+    console = Console(width=max(Console().width, 120), markup=False)
+    facts = comparison.facts
     base, better = comparison.pair
     columns = {
         "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
@@ -285,7 +290,8 @@ def main(argv: list[str]) -> None:
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
     )
-    if page := write_index(target.folder):
+    page = write_index(target.folder)
+    if page:
         print(f"  index     {cli.shown(page)}")
 
 
@@ -293,7 +299,8 @@ def track(
     config: TokensConfig, subjects: list[Subject], comparison: TokenComparison, folder: Path, paths: list[Path]
 ) -> None:
     """A run of its own in MLflow, with the page and the pictures."""
-    last, facts = subjects[-1], comparison.facts
+    last = subjects[-1]
+    facts = comparison.facts
     tracker = Tracker.start(
         *tracking_of(last.checkpoint, last.run, config.tracking),
         run_folder=folder,

@@ -114,7 +114,8 @@ def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console
             f"training {one.spec} on {scan.documents.group.bytes[sample].sum() / 1e6:,.1f} MB of the train split"
         )
         tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
-        if sentence := shortfall(one, tokenizer):
+        sentence = shortfall(one, tokenizer)
+        if sentence:
             console.print(f"warning: {sentence}")
         made.append(tokenizer)
     return made

@@ -76,7 +76,8 @@ def _points(domain: Any, points: int) -> list[Any]:
         raise ValueError(
             "--search grid takes lists, and ranges with two ends: draw from this space with --search random"
         )
-    low, high = domain.lower, _last(domain)
+    low = domain.lower
+    high = _last(domain)
     shares = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
     found = [low * (high / low) ** share if low > 0 else low + (high - low) * share for share in shares]
     return list(dict.fromkeys(rounded(domain, value) for value in found))

@@ -30,7 +30,8 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
         if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
             raise ValueError("not of the form module:Name(field=value, …)")
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        home, name = importlib.import_module(module), call.func.id
+        home = importlib.import_module(module)
+        name = call.func.id
         if not hasattr(home, name):  # as ray.tune.schedulers has PB2, in pb2.py
             with contextlib.suppress(ImportError):
                 home = importlib.import_module(f"{module}.{name.lower()}")

@@ -60,7 +60,8 @@ def states(values: Values) -> Domains:
 
 def window(values: Values) -> Domains:
     """A window's new tokens, all of it but the overlap with the one before, divide the segment."""
-    length, overlap = values["data.segment_length"], values.get("model.overlap", 0)
+    length = values["data.segment_length"]
+    overlap = values.get("model.overlap", 0)
     windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
     fitting = [size for size in windows if size > overlap and length % (size - overlap) == 0]
     return {"model.window": choice([size for size in fitting if length >= 2 * (size - overlap)])}
@@ -80,14 +81,16 @@ def optimizer(values: Values) -> Domains:
 
 def schedule(values: Values) -> Domains:
     """`final` only where it counts: for the cosine."""
-    final, warmups = values["schedule.final"], _around(values["schedule.warmup"], (0.5, 1, 2))
+    final = values["schedule.final"]
+    warmups = _around(values["schedule.warmup"], (0.5, 1, 2))
     shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
     return {"schedule.name,schedule.final": choice(shapes), "schedule.warmup": choice(warmups)}
 
 
 def segment(values: Values) -> Domains:
     """Multiples of four windows, so that any window of the space `window` divides them; or of the preset's."""
-    length, size = values["data.segment_length"], values["model.window"]
+    length = values["data.segment_length"]
+    size = values["model.window"]
     lengths = _around(length, (0.5, 1, 2, 4))
     fitting = [new for new in lengths if new % (2 * size) == 0] or [new for new in lengths if new % size == 0]
     return {"data.segment_length": choice(fitting)}
@@ -137,7 +140,8 @@ def combine(text: str, values: Values) -> Domains:
         taken = {field for key in domains for field in key.split(",")}
         for key, domain in found.items():
             fields = key.split(",")
-            if again := taken & set(fields):
+            again = taken & set(fields)
+            if again:
                 raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
             for field in fields:
                 if field not in values:
@@ -152,7 +156,8 @@ def _checked(part: str, key: str, domain: Any, values: Values) -> Any:
         raise ValueError(
             f"the space {part!r} has {domain!r} for {key}: it must be a domain such as ray.tune.choice([…])"
         )
-    count, listed = len(key.split(",")), getattr(domain, "categories", None)
+    count = len(key.split(","))
+    listed = getattr(domain, "categories", None)
     if listed is None:
         if count > 1:
             raise ValueError(f"the space {part!r} has a range for {key}: fields that are joined take a list of pairs")

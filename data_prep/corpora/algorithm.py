@@ -70,7 +70,8 @@ class Algorithm(Task):
         return self.length_in(self.curriculum, self.statements, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
-        program, values = Program(draws.one, VARIABLES[: self.variables]), dict[str, int]()
+        program = Program(draws.one, VARIABLES[: self.variables])
+        values = dict[str, int]()
         for _ in range(self.statements_of(split, index)):
             program.statement(values)
         return program.text, program.targets
@@ -80,7 +81,8 @@ class Program:
     """A program while it is drawn, and executed."""
 
     def __init__(self, one: Callable[[int], int], variables: str) -> None:
-        self._one, self._variables = one, variables
+        self._one = one
+        self._variables = variables
         self.text: list[str] = []
         self.targets: list[str] = []
 
@@ -92,7 +94,8 @@ class Program:
     def _done(self, operation: int, values: dict[str, int], inside: bool) -> bool:
         """Returns False, with nothing written, where the operation cannot be."""
         if operation == ASSIGN:
-            if free := [name for name in self._variables if name not in values]:
+            free = [name for name in self._variables if name not in values]
+            if free:
                 name = self._any(free)
                 values[name] = self._number()
                 self._write(name, "=", str(values[name]), ";")
@@ -106,20 +109,23 @@ class Program:
             self._write("print", name, ";", target=str(values[name]))
             return True
         value = values[name] + (1 if operation == INCREMENT else -1)
-        if possible := 1 <= value <= MOST:
+        possible = 1 <= value <= MOST
+        if possible:
             values[name] = value
             self._write(name, "++" if operation == INCREMENT else "--", ";")
         return possible
 
     def _if(self, name: str, values: dict[str, int]) -> bool:
         others = [other for other in values if other != name]
-        if by_variable := bool(self._one(2)):
+        by_variable = bool(self._one(2))
+        if by_variable:
             if not others:
                 return False
             other = self._any(others)
         else:
             other = str(self._number())
-        left, right = values[name], values[other] if by_variable else int(other)
+        left = values[name]
+        right = values[other] if by_variable else int(other)
         less = self._one(2)
         self._write("if", name, "<" if less else ">", other, ":")
         self.statement(values if (left < right if less else left > right) else dict(values), inside=True)

@@ -93,7 +93,8 @@ class Arxiv:
             opened: Place | None = None
             file: pa.NativeFile | None = None
             for source in sources:
-                if skipped := skipped_of(source):
+                skipped = skipped_of(source)
+                if skipped:
                     yield skipped
                     continue
                 kind, offset, size, name = source.place.split("\t", 3)
@@ -106,7 +107,8 @@ class Arxiv:
                 else:
                     if opened != place:
                         stack.close()
-                        opened, file = place, stack.enter_context(open_seekable(place))
+                        opened = place
+                        file = stack.enter_context(open_seekable(place))
                     assert file is not None
                     text_of = partial(unpack, slice_of(file, int(offset), int(size)), source.id, limit)
                 yield from self._document(source, text_of)
@@ -136,7 +138,8 @@ class Arxiv:
 
     def _sources(self) -> list[Source]:
         """Those of all splits. Archives take long to list: as long as none of them changes, the newest listing stays."""
-        root, beside = self._root(), [Place.parse(path) for path in (self.ids, self.metadata) if path]
+        root = self._root()
+        beside = [Place.parse(path) for path in (self.ids, self.metadata) if path]
         whole = root.is_file()
         files = [Listed(root, "", root.size(), False)] if whole else _files(root)
         seen = [*files, *(Listed(place, place.name, place.size(), False) for place in beside)]
@@ -172,7 +175,8 @@ class Arxiv:
                 found += papers
                 held |= ids
         for name, inside in sorted(folders.items()):
-            id, size = canonical(name), sum(file.bytes for file in inside if is_tex(file.name))
+            id = canonical(name)
+            size = sum(file.bytes for file in inside if is_tex(file.name))
             size = size or sum(file.bytes for file in inside if may_be_tex(file.name))
             if wanted is None or id in wanted:
                 found.append(Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}"))
@@ -240,7 +244,9 @@ def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
                 if line.data is None:
                     raise ValueError(f"a line of {line.size:,} bytes")
                 entry = json.loads(line.data)
-                id, title, categories = entry["id"], entry.get("title") or "", entry["categories"]
+                id = entry["id"]
+                title = entry.get("title") or ""
+                categories = entry["categories"]
                 listed = categories.split() if isinstance(categories, str) else " ".join(categories).split()
                 if any(category == subject or category.startswith(f"{subject}.") for category in listed):
                     title.encode()  # a lone surrogate is in no UTF-8
@@ -279,7 +285,8 @@ def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], se
                 if id not in wanted:
                     continue
                 held.add(id)
-            split, reason = split_of(id), _reason(member, base)
+            split = split_of(id)
+            reason = _reason(member, base)
             if reason is None:
                 papers.append(
                     Source(id, id, split, member.size, f"tar\t{member.offset_data}\t{member.size}\t{file.name}")

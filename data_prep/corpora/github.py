@@ -102,7 +102,8 @@ class GitHub:
 
     def _files(self, repository: Place, left_out: LeftOut) -> list[Listed]:
         """The files to read, in their order, as far as their names and sizes tell."""
-        chosen, endings = [], tuple(ending.lower() for ending in self.endings)
+        chosen = []
+        endings = tuple(ending.lower() for ending in self.endings)
         for file in files_in(repository, recursive=True):
             parts = file.name.split("/")
             if not parts[-1].lower().endswith(endings):

@@ -112,9 +112,12 @@ class JsonLines:
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
-            opened, file, window = "", "", None
+            opened = ""
+            file = ""
+            window = None
             for source in sources:
-                if skipped := skipped_of(source):
+                skipped = skipped_of(source)
+                if skipped:
                     yield skipped
                     continue
                 name = source.place[0]
@@ -122,7 +125,8 @@ class JsonLines:
                     stack.close()
                     if name not in files:
                         raise CorpusError(f"{name} went away while it was being prepared: start again")
-                    opened, file = name, files[name].shown
+                    opened = name
+                    file = files[name].shown
                     stack.enter_context(reading(file))
                     window = Window(stack.enter_context(decompressed(files[name])))
                 text = self._thread(source, window, file) if self.thread_field else self._line(source, window, file)
@@ -250,7 +254,8 @@ class JsonLines:
 
     def _names(self, record: dict[str, Any], id: str, file: str, number: int) -> tuple[str, str]:
         """The id and title of a record; without fields for them, what stands for its id."""
-        if field := self.id_field or self.thread_field:
+        field = self.id_field or self.thread_field
+        if field:
             value = record.get(field)
             if isinstance(value, bool) or not isinstance(value, (str, int)):
                 option = "--id-field" if self.id_field else "--thread-field"

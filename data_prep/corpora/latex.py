@@ -112,7 +112,8 @@ def order(
 
 def scan(text: str) -> Scanned:
     """The inputs and marks of a file."""
-    inputs, marks = [], set()
+    inputs = []
+    marks = set()
     for match in _SCAN.finditer(text):
         kind = match.lastgroup
         if kind in ("class", "begin"):
@@ -126,7 +127,8 @@ def scan(text: str) -> Scanned:
 
 def _reach(main: str, inputs: Callable[[str, str], Iterable[str]]) -> Iterator[str]:
     """A file and what it inputs, depth first, each once."""
-    folder, seen = posixpath.dirname(main), {main}
+    folder = posixpath.dirname(main)
+    seen = {main}
     yield main
     waiting = [iter(inputs(main, folder))]
     while waiting:

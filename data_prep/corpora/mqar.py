@@ -80,17 +80,21 @@ class Mqar(Task):
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         pairs = self.pairs_of(split, index)
-        half, context = self.vocabulary // 2, 2 * pairs
+        half = self.vocabulary // 2
+        context = 2 * pairs
         keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, pairs)]
         values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs)]
-        text, targets = [BLANK] * self.length, [NOTHING] * self.length
+        text = [BLANK] * self.length
+        targets = [NOTHING] * self.length
         if self.filler == "random":
             text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
-        text[0:context:2], text[1:context:2] = keys, values
+        text[0:context:2] = keys
+        text[1:context:2] = values
         # The order in which clocks with rates of these odds ring is that of drawing with these odds, none twice.
         odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
         uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
         slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[:pairs].tolist()
         for slot, key, value in zip(slots, keys, values, strict=True):
-            text[context + 2 * slot], targets[context + 2 * slot] = key, value
+            text[context + 2 * slot] = key
+            targets[context + 2 * slot] = value
         return text, targets

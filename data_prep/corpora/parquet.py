@@ -80,14 +80,16 @@ class Parquet:
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
-            opened, parquet = "", None
+            opened = ""
+            parquet = None
             for (name, group), run in groupby(sources, key=lambda source: source.place[:2]):
                 if name not in files:
                     raise CorpusError(f"{name} went away while it was being prepared: start again")
                 if name != opened or parquet is None:
                     stack.close()
                     stack.enter_context(reading(files[name].shown))
-                    opened, parquet = name, stack.enter_context(open_parquet(files[name]))
+                    opened = name
+                    parquet = stack.enter_context(open_parquet(files[name]))
                 yield from self._texts(parquet, group, list(run), files[name].shown)
 
     def _texts(
@@ -183,7 +185,8 @@ class Parquet:
 
     def _text_bytes(self, parquet: pq.ParquetFile, group: int) -> int:
         """Size of a row group's texts, uncompressed."""
-        metadata, schema = parquet.metadata.row_group(group), parquet.schema
+        metadata = parquet.metadata.row_group(group)
+        schema = parquet.schema
         paths = [schema.column(i).path for i in range(len(schema))]
         if self.text_column not in paths:
             return metadata.total_byte_size

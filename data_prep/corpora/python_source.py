@@ -66,7 +66,8 @@ class PythonSource:
             yield Document(source.id, source.title, self._text(source))
 
     def _text(self, source: Source) -> str:
-        package, module = self.root / source.id, self.root / f"{source.id}.py"
+        package = self.root / source.id
+        module = self.root / f"{source.id}.py"
         paths = [*(_files(package) if package.is_dir() else ()), *(_files(module) if module.is_file() else ())]
         return "".join(f"# file: {path.relative_to(self.root).as_posix()}\n{_decode(path)}\n" for path in paths)
 
@@ -97,7 +98,8 @@ def _decode(path: Path) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(lines.readline)
     except SyntaxError as error:
-        encoding, declared = "utf-8", str(error)
+        encoding = "utf-8"
+        declared = str(error)
     else:
         declared = encoding
     try:

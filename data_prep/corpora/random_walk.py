@@ -68,7 +68,8 @@ class RandomWalk(Task):
     def written(self, draws: Draws, split: str, index: int) -> Written:
         known = ACTIONS[self.actions]
         actions = draws.below(len(known), self.length_of(split, index))
-        start, shown = state_of(self.grid, self.grid // 2, self.grid // 2, 0), names(self.grid)
+        start = state_of(self.grid, self.grid // 2, self.grid // 2, 0)
+        shown = names(self.grid)
         states = followed(steps(self.grid, self.actions), start, actions)
         return [known[action] for action in actions], [shown[state] for state in states]
 
@@ -86,7 +87,8 @@ def names(grid: int) -> list[str]:
 @cache
 def steps(grid: int, actions: Actions) -> list[tuple[int, ...]]:
     """The state after each action, of each state."""
-    last, found = grid - 1, []
+    last = grid - 1
+    found = []
     for x, y, heading in product(range(grid), range(grid), range(len(AHEAD))):
         beside = [state_of(grid, min(max(x + dx, 0), last), min(max(y + dy, 0), last), heading) for dx, dy in AHEAD]
         left, right = (state_of(grid, x, y, (heading + turn) % len(AHEAD)) for turn in (-1, 1))

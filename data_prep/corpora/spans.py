@@ -66,9 +66,12 @@ class Window:
             rest = self._data[first:] if first >= 0 else b""
             self._stream.seek(offset + len(rest))
             self._data = rest + self._stream.read(max(size, AHEAD) - len(rest))
-            self._start, first = offset, 0
+            self._start = offset
+            first = 0
         if size < AHEAD:
             return self._data[first : first + size]
-        data, self._data = self._data, b""  # a long one is not kept
+        # a long one is not kept
+        data = self._data
+        self._data = b""
         self._start = offset + size
         return data

@@ -158,7 +158,10 @@ class Forward:
     """
 
     def __init__(self, stream: Any, limit: int | None = None, size: int | None = None, checked: bool = False) -> None:
-        self._stream, self._limit, self.size, self.checked = stream, limit, size, checked
+        self._stream = stream
+        self._limit = limit
+        self.size = size
+        self.checked = checked
         self._position = 0
         self._ahead = b""
 
@@ -174,7 +177,8 @@ class Forward:
         """The next bytes; fewer at the end of the stream. Raises TooLarge, without reading, where they pass the limit."""
         if self._limit is not None and self._position + size > self._limit:
             raise TooLarge
-        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        data = self._ahead[:size]
+        self._ahead = self._ahead[size:]
         if len(data) < size:
             data += self._fill(size - len(data))
         self._position += len(data)
@@ -200,7 +204,8 @@ class Forward:
             raise tarfile.ReadError("a member that lies before its header")
         if self.size is not None:
             self._stream.seek(min(position, self.size))
-            self._ahead, self._position = b"", position
+            self._ahead = b""
+            self._position = position
         else:
             self._skip(position - self._position)
 
@@ -305,7 +310,10 @@ class Line:
 
 def lines(stream: Any, keep: int) -> Iterator[Line]:
     """The lines of a stream, however long; the data of those of at most `keep` bytes."""
-    offset, size, blank, data = 0, 0, True, bytearray()
+    offset = 0
+    size = 0
+    blank = True
+    data = bytearray()
     while chunk := stream.read(CHUNK):
         start = 0
         while start < len(chunk):
@@ -321,7 +329,10 @@ def lines(stream: Any, keep: int) -> Iterator[Line]:
             start = stop
             if newline >= 0:
                 yield Line(offset, size, bytes(data) if size <= keep else None, blank)
-                offset, size, blank, data = offset + size, 0, True, bytearray()
+                offset = offset + size
+                size = 0
+                blank = True
+                data = bytearray()
     if size:
         yield Line(offset, size, bytes(data) if size <= keep else None, blank)
 

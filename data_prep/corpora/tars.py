@@ -36,7 +36,8 @@ class _Headers:
 
     def __init__(self, stream: Forward) -> None:
         self._stream = stream
-        self.tell, self.seek = stream.tell, stream.seek
+        self.tell = stream.tell
+        self.seek = stream.seek
         self.last = b""
         """What was read last: at the proper end of a tar, a block of zeros."""
 

@@ -90,18 +90,21 @@ class Task(ABC):
     def check(self, **least: int) -> None:
         """Raises CorpusError where a field is less than the least that it may be."""
         for field, bound in least.items():
-            if (value := getattr(self, field)) < bound:
+            value = getattr(self, field)
+            if value < bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or more")
 
     def check_most(self, **most: int) -> None:
         """Raises CorpusError where a field is more than the most that it may be."""
         for field, bound in most.items():
-            if (value := getattr(self, field)) > bound:
+            value = getattr(self, field)
+            if value > bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or less")
 
     def check_curriculum(self, curriculum: Sequence[int], of: str = "lengths") -> None:
         """Raises CorpusError where one of its lengths, or what else they are ``of``, is none."""
-        if least := [length for length in curriculum if length < 1]:
+        least = [length for length in curriculum if length < 1]
+        if least:
             raise CorpusError(f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum {of} of 1 or more")
 
     def length_in(self, curriculum: Sequence[int], length: int, split: str, index: int) -> int:

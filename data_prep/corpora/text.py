@@ -81,7 +81,8 @@ class Text:
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         root = folder_of(self.name, self.source)
         for source in sources:
-            if skipped := skipped_of(source):
+            skipped = skipped_of(source)
+            if skipped:
                 yield skipped
             elif source.bytes > self.max_document_bytes:
                 yield Skipped(source.id, "too large")

@@ -81,7 +81,8 @@ class WikiText:
         if members is None:
             return []
         where = self._where(members)
-        articles, left_out = [], LeftOut()
+        articles = []
+        left_out = LeftOut()
         with self._open(members) as stream:
             for number, (title, offset, size, count) in enumerate(_articles(stream, where)):
                 if size > self.max_document_bytes:
@@ -100,7 +101,8 @@ class WikiText:
         where = self._where(members)
         with self._open(members) as stream:
             for source in sources:
-                if skipped := skipped_of(source):
+                skipped = skipped_of(source)
+                if skipped:
                     yield skipped
                     continue
                 offset, size, _ = map(int, source.place.split())
@@ -212,20 +214,25 @@ def _row_lines(files: Sequence[Place]) -> Iterator[bytes]:
 
 def _articles(stream: Forward, where: str) -> Iterator[tuple[str, int, int, int]]:
     """Title, offset, bytes and lines of every article. What stands before the first title belongs to it."""
-    title, begin, count = "", 0, 0
+    title = ""
+    begin = 0
+    count = 0
     candidate: Line | None = None
-    end, after_blank = 0, True
+    end = 0
+    after_blank = True
     for line in lines(stream, LINE):
         if line.data is None:
             raise CorpusError(f"{where} has a line of {line.size:,} bytes at offset {line.offset}: it is no WikiText")
         if candidate is not None and line.blank:
             if title:
                 yield title, begin, candidate.offset - begin, count - 1
-                begin, count = candidate.offset, 1
+                begin = candidate.offset
+                count = 1
             title = _title(candidate)
         candidate = line if after_blank and _title(line) else None
         count += 1
-        after_blank, end = line.blank, line.offset + line.size
+        after_blank = line.blank
+        end = line.offset + line.size
     if title:
         yield title, begin, end - begin, count
 

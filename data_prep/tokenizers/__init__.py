@@ -82,7 +82,8 @@ FEWEST_PIECES = 300
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
     """Write the tokenizer's files and, last, `tokenizer.json` with their checksums; each atomically."""
-    place, files = Place.parse(folder), tokenizer.files()
+    place = Place.parse(folder)
+    files = tokenizer.files()
     place.make_folder()
     for name, data in files.items():
         (place / name).write_atomically(data)
@@ -106,7 +107,8 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
         for name, checksum in details["files"].items():
             if xxhash.xxh3_128_hexdigest((folder / name).read_bytes()) != checksum:
                 raise TokenizerError(f"{folder / name} is damaged (its checksum does not match): {remedy}")
-        kind, fingerprint = details["kind"], details["fingerprint"]
+        kind = details["kind"]
+        fingerprint = details["fingerprint"]
         if kind == "bytes":
             tokenizer: Tokenizer = BytesTokenizer()
         elif kind == "sentencepiece":

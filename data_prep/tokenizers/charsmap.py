@@ -50,7 +50,8 @@ def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
     space = np.int64(-1)
     for depth in range(LONGEST_KEY):
         base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
-        first, last = np.searchsorted(bases, base), np.searchsorted(bases, base, side="right")
+        first = np.searchsorted(bases, base)
+        last = np.searchsorted(bases, base, side="right")
         count = last - first
         if not count.any():
             return "".join(data.decode() for data in encoded if int.from_bytes(data) not in ends[len(data) - 1])

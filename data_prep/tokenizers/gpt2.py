@@ -102,9 +102,11 @@ class GPT2Tokenizer:
 
         Raises TokenizerError where the two do not make a byte-level BPE.
         """
-        self.name, self._files = name, files
+        self.name = name
+        self._files = files
         if vocab is not None and merges is not None:
-            self.vocab, self.merges = vocab, merges
+            self.vocab = vocab
+            self.merges = merges
         if files and is_released(files):
             _, self.fingerprint, self._pieces = RELEASED
         else:
@@ -114,7 +116,10 @@ class GPT2Tokenizer:
         self.vocab_size = self._pieces + 1
 
     def _check(self, prove: bool) -> None:
-        name, vocab, merges, letters = self.name, self.vocab, self.merges, byte_letters()
+        name = self.name
+        vocab = self.vocab
+        merges = self.merges
+        letters = byte_letters()
         lacking = next((f"the byte 0x{b:02x} ({letter})" for b, letter in letters.items() if letter not in vocab), "")
         for left, right in merges:
             if left not in vocab or right not in vocab or left + right not in vocab:
@@ -266,7 +271,8 @@ def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:
             if lowest >= rank:
                 break
             left, right = merges[lowest]
-            merged, i = [], 0
+            merged = []
+            i = 0
             while i < len(parts):
                 both = parts[i] == left and i + 1 < len(parts) and parts[i + 1] == right
                 merged.append(left + right if both else parts[i])

@@ -75,7 +75,8 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # as ordinary text
-        self.data, self.name = data, name
+        self.data = data
+        self.name = name
         self._pieces = max(vocabulary.values()) + 1
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})
@@ -116,7 +117,8 @@ class HuggingFaceTokenizer:
 
     def _unknown_word(self, piece: str) -> str | None:
         """The first word of a piece that the model itself refuses; None if it takes them all."""
-        normalizer, pre_tokenizer = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        normalizer = self._tokenizer.normalizer
+        pre_tokenizer = self._tokenizer.pre_tokenizer
         text = normalizer.normalize_str(piece) if normalizer else piece
         words = [word for word, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
         for word in words:
@@ -139,7 +141,8 @@ class HuggingFaceTokenizer:
 
 def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | None:
     """The same tokenizer for tiktoken, where the file's pipeline is GPT-2's; else None."""
-    model, words = spec["model"], spec.get("pre_tokenizer") or {}
+    model = spec["model"]
+    words = spec.get("pre_tokenizer") or {}
     same = (
         model.get("type") == "BPE"
         and not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"))

@@ -40,8 +40,10 @@ from data_prep.tokenizers.letters import OTHER_LETTERS, members, ranges
 PIECE_CHARACTERS = 4096
 PIECES_AT_ONCE = 64
 SPACE = "\u2581"
-UNIGRAM, BPE = 1, 2
-NORMAL, USER_DEFINED = 1, 4
+UNIGRAM = 1
+BPE = 2
+NORMAL = 1
+USER_DEFINED = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class SentencePieceTokenizer:
             loaded = False
         if not loaded or not proto.pieces:
             raise TokenizerError(f"{name} is not a SentencePiece model: give a .model file that SentencePiece wrote")
-        self._model, self.name, self.recipe = model, name, recipe
+        self._model = model
+        self.name = name
+        self.recipe = recipe
         self._pieces = self._processor.get_piece_size()
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "sentencepiece", "model": xxhash.xxh3_128_hexdigest(model)})
@@ -83,7 +87,8 @@ class SentencePieceTokenizer:
         with encoding_errors(self.name):
             if self.cuts is None or len(text) <= self.cuts.characters:
                 return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))
-            pieces, ids = self.cuts.pieces(text), Ids(self.vocab_size)
+            pieces = self.cuts.pieces(text)
+            ids = Ids(self.vocab_size)
             while some := list(islice(pieces, PIECES_AT_ONCE)):
                 for part in self._processor.encode_as_numpy(some, num_threads=1):
                     ids.append(part)
@@ -110,8 +115,10 @@ class SentencePieceTokenizer:
 
 def find_cuts(proto: Any) -> Cuts | None:
     """Where texts may be cut for the model in a ModelProto, as the module's docstring explains; None where nothing is proved."""
-    rules, trainer = proto.normalizer_spec, proto.trainer_spec
-    prefix, strips = rules.add_dummy_prefix, rules.remove_extra_whitespaces
+    rules = proto.normalizer_spec
+    trainer = proto.trainer_spec
+    prefix = rules.add_dummy_prefix
+    strips = rules.remove_extra_whitespaces
     pieces = [piece.piece for piece in proto.pieces]
     keeps_lines = not (rules.precompiled_charsmap or prefix or strips) and [p for p in pieces if "\n" in p] == ["\n"]
     usual = (

@@ -17,7 +17,8 @@ from common.files import digest
 
 def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
     """The file's content with special tokens under names that no text holds; as it is where the model cannot find their names."""
-    model, vocab = spec["model"], spec["model"].get("vocab") or {}
+    model = spec["model"]
+    vocab = spec["model"].get("vocab") or {}
     names = {token["content"] for token in spec.get("added_tokens") or () if token["special"]}
     if model.get("type") == "Unigram":
         known = [piece for piece, _ in vocab]

@@ -176,7 +176,8 @@ def check_fits(checkpoint: Checkpoint, store: SegmentStore, override: str) -> No
     """Raise UserError unless the checkpoint's vocabulary is the store's, and this is its training split; without an ``override``
     to name, it may be another.
     """
-    meta, manifest = checkpoint.meta, store.manifest
+    meta = checkpoint.meta
+    manifest = store.manifest
     if meta["vocab_size"] != manifest.tokenizer.vocab_size or meta["tokenizer"] != manifest.tokenizer.fingerprint:
         raise UserError(
             f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "

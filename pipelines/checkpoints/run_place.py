@@ -170,7 +170,8 @@ class RunPlace:
         """Those that are complete by their records, the newest first; those of a bucket are not here to be opened."""
         found = []
         for name in self.checkpoint_names():
-            folder, place = self.folder / "checkpoints" / name, self.checkpoints / name
+            folder = self.folder / "checkpoints" / name
+            place = self.checkpoints / name
             with contextlib.suppress(CheckpointError):
                 local = self.is_local
                 found.append(Checkpoint.open_unverified(folder) if local else Checkpoint(folder, read_meta(place)))

@@ -76,12 +76,17 @@ class Saver:
         on_disk: Callable[[int, Mapping[str, Any], str], None] | None = None,
     ) -> None:
         """``on_disk`` is told, by rank 0's thread, of each complete checkpoint: its step, its checkpoint.json, and where it is."""
-        self._run, self._config, self._world, self._lanes, self._on_disk = run, config, world, lanes, on_disk
+        self._run = run
+        self._config = config
+        self._world = world
+        self._lanes = lanes
+        self._on_disk = on_disk
         self._files = [lanes_file(*world.lanes(lanes, rank), lanes) for rank in range(world.size)]
         self._token = world.first(secrets.token_hex(4))  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
-        self._own_files_done, self._give_up = threading.Event(), threading.Event()
+        self._own_files_done = threading.Event()
+        self._give_up = threading.Event()
         self._error: SaveError | None = None
         left = run.unfinished() if world.rank == 0 else []
         if not run.is_local:  # each machine has a working folder of its own
@@ -174,7 +179,8 @@ class Saver:
     # The thread
 
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
-        run, checkpoint = self._run, name_of(step, self._token)
+        run = self._run
+        checkpoint = name_of(step, self._token)
         # Where this process writes, and where the files of all come together.
         staged = run.folder / "checkpoints" / f".{checkpoint}.tmp"
         together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint

@@ -38,7 +38,8 @@ def find(checkpoints: Place, step: int) -> Place:
     """The checkpoint of a step. Raises CheckpointError when it is not there, or, in a folder, damaged."""
     if checkpoints.is_local:
         return Place.parse(Checkpoint.open(Path(checkpoints.path) / name_of(step)).folder)
-    if found := _of_step(checkpoints, step):
+    found = _of_step(checkpoints, step)
+    if found:
         return found[0]
     raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}: choose another --run")
 
@@ -50,7 +51,8 @@ def _of_step(checkpoints: Place, step: int) -> list[Place]:
 
 def _take_over_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
     """There a checkpoint has a name of its own, and stands once its checkpoint.json does."""
-    ours, made = _of_step(target, step), target / name_of(step, secrets.token_hex(4))
+    ours = _of_step(target, step)
+    made = target / name_of(step, secrets.token_hex(4))
     files = [file.name for file in checkpoint.list() if not file.is_dir and not file.name.endswith(TEMPORARY)]
     for name in sorted(files, key=lambda name: name == "checkpoint.json"):
         copy(checkpoint / name, made / name)

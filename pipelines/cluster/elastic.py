@@ -41,7 +41,8 @@ from pipelines.training.world import World
 RESIZE = "resize"
 """The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
 to stop meanwhile is heard."""
-SETTLED_SECONDS, MOST_SECONDS = 3.0, 20.0
+SETTLED_SECONDS = 3.0
+MOST_SECONDS = 20.0
 """After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
 GROW_SECONDS = 15.0
 """How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
@@ -60,15 +61,18 @@ def train_on_ray(
 
     check_machines(config)
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
-    run, failures = RunPlace.of(config), 0
+    run = RunPlace.of(config)
+    failures = 0
     damaged = run.beyond(first_step)
-    resize, scratch = Stop(run.place, RESIZE), scratch_of(config)
+    resize = Stop(run.place, RESIZE)
+    scratch = scratch_of(config)
     scratch.delete()
     with stop.on_signals():  # after Ray's own
         for attempt in itertools.count():
             resize.clear()
             hang_file(run).delete()  # an attempt that ends before its loop leaves it as it is
-            before, error = run.newest_step(damaged), train_once(config, use_gpu, attempt, stop, resize, on_trained)
+            before = run.newest_step(damaged)
+            error = train_once(config, use_gpu, attempt, stop, resize, on_trained)
             newest = run.newest_step(damaged)
             if error is not None:
                 failures = 1 if newest > before else failures + 1
@@ -87,7 +91,8 @@ def train_on_ray(
     with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
         resize.clear()
         scratch.delete()
-    if (step := run.newest_step(damaged)) < config.steps:
+    step = run.newest_step(damaged)
+    if step < config.steps:
         raise Stopped(step)
 
 
@@ -120,7 +125,8 @@ def train_once(
     Returns what ended it; None too where it was asked to stop before there was room for a worker.
     """
     workers = workers_to_start(config, use_gpu, settle=attempt > 0)
-    scratch, ended = scratch_of(config), []
+    scratch = scratch_of(config)
+    ended = []
     scratch.make_folder()
     begun = scratch / f"begun-{attempt}"
     arguments = {"config": config, "begun": begun, "on_trained": on_trained}
@@ -132,7 +138,9 @@ def train_once(
     thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
     looked = told = time.monotonic()
-    seen, watch, passed_on = workers, ray_session.Watch(), False
+    seen = workers
+    watch = ray_session.Watch()
+    passed_on = False
     while thread.is_alive():
         thread.join(0.2)
         answers = watch.check()
@@ -149,7 +157,9 @@ def train_once(
                 if reservations("PENDING"):
                     print(f"waiting for room for {workers} workers of {readiness.asked(config, use_gpu)}", flush=True)
             if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
-                before, seen, looked = seen, workers + room(config, use_gpu, growing=True), time.monotonic()
+                before = seen
+                seen = workers + room(config, use_gpu, growing=True)
+                looked = time.monotonic()
                 if min(before, seen) > workers:
                     resize.ask()
     return ended[0]
@@ -165,7 +175,8 @@ def worker() -> Callable[[dict[str, Any]], None]:
 
         logging.disable(logging.INFO)  # of Ray; what we say is printed
         config: TrainConfig = arguments["config"]
-        run, world = RunPlace.of(config), World.current(get_device())
+        run = RunPlace.of(config)
+        world = World.current(get_device())
         run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
         asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
         if world.rank == 0:
@@ -180,14 +191,19 @@ def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
     """As many as the cluster has room for now, of those that the run may have. Where it has none for the least, that is asked for,
     so that an autoscaler hears of it.
     """
-    least, most = config.workers[0], config.workers[-1]
+    least = config.workers[0]
+    most = config.workers[-1]
     if least == most:
         return least
-    free, since, began = room(config, use_gpu), time.monotonic(), time.monotonic()
+    free = room(config, use_gpu)
+    since = time.monotonic()
+    began = time.monotonic()
     while settle and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MOST_SECONDS:
         time.sleep(0.2)
-        if (now := room(config, use_gpu)) != free:
-            free, since = now, time.monotonic()
+        now = room(config, use_gpu)
+        if now != free:
+            free = now
+            since = time.monotonic()
     number = max(least, min(free, most))
     print(f"on {number} workers: the cluster has room for {free}", flush=True)
     return number

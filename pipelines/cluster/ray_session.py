@@ -209,7 +209,8 @@ class Node:
             def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
                 return function(*arguments)
 
-        self.name, self.address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        self.name = node["NodeManagerHostname"]
+        self.address = node["NodeManagerAddress"]
         self.resources: dict[str, float] = node["Resources"]
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         self._caller: Any = ray.remote(Caller).options(num_cpus=0, scheduling_strategy=there).remote()  # type: ignore[attr-defined]

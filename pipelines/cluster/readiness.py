@@ -69,7 +69,8 @@ def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
     with torch.device("meta"):
         model = config.model.build(vocab_size)
         state = sum(tensor.nbytes for tensor in model.initial_state(1).values())
-    weights, lanes = 4 * config.model.costs(vocab_size).parameters, config.data.lanes
+    weights = 4 * config.model.costs(vocab_size).parameters
+    lanes = config.data.lanes
     trained = 4 * sum(each.numel() for each in model.parameters() if each.requires_grad)
     # adafactor has a momentum; its rows and columns are small
     optimizer = trained * (2 if config.optim.name == "adamw" else 1)
@@ -196,7 +197,8 @@ def too_small(
     config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], checkpoint: int, worker: int, room: bool
 ) -> list[str]:
     """Room for the checkpoints that are kept, and memory for the workers that a machine would hold."""
-    complaints, root = [], Place.parse(config.root)
+    complaints = []
+    root = Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
     kept = max(kept - len(RunPlace.of(config).checkpoint_names()), 1)  # a run that goes on has some
     if root.is_local:

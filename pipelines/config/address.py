@@ -53,7 +53,8 @@ def plugins() -> set[str]:
 def _of_server(uri: str) -> str:
     try:
         parts = urlsplit(uri)
-        named, port = parts.hostname, parts.port
+        named = parts.hostname
+        port = parts.port
     except ValueError as error:  # a port above 65535, say
         return f"{error}; write http://HOST:5000"
     return "" if named and port != 0 else "it names no host or no port; write http://HOST:5000"
@@ -71,7 +72,8 @@ def _of_database(uri: str) -> str:
 
 
 def _of_folder(uri: str) -> str:
-    if server := re.fullmatch(r"(https?)[:/]+([^:/].*)", uri):
+    server = re.fullmatch(r"(https?)[:/]+([^:/].*)", uri)
+    if server:
         return f"write {server[1]}://{server[2]}"
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         return f"write http://{uri}"

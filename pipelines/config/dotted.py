@@ -49,7 +49,8 @@ def no_field(config: TrainConfig, field: str) -> str:
 
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
     """The fields in which a run differs from another of the same kind of model; all of its model's fields otherwise."""
-    ours, theirs = flatten(to_json(config)), flatten(to_json(base))
+    ours = flatten(to_json(config))
+    theirs = flatten(to_json(base))
     # JSON has no credentials.
     whole = {"tracking.uri": config.tracking.uri, "data.store": config.data.store, "root": config.root}
     return {key: whole.get(key, value) for key, value in ours.items() if key not in theirs or theirs[key] != value}

@@ -143,7 +143,8 @@ class TrackingConfig:
         which may have other variables, are told.
         """
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
-        if relative := re.fullmatch(r"sqlite:///(?!/|:memory:)(.+)", uri):
+        relative = re.fullmatch(r"sqlite:///(?!/|:memory:)(.+)", uri)
+        if relative:
             uri = f"sqlite:///{Path(relative[1]).absolute()}"
         if not self.uri and self.backend == "mlflow":
             check_address(uri, "MLFLOW_TRACKING_URI")

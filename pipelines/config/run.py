@@ -149,7 +149,8 @@ class TrainConfig:
         if {"", ".", ".."} & set(self.run.split("/")):
             raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
         store = Place.parse(self.data.store).text
-        root, cache = Place.parse(self.root).text, self.data.cache
+        root = Place.parse(self.root).text
+        cache = self.data.cache
         if cache not in ("", "none"):
             cache = Place.parse(cache).text
         data = dataclasses.replace(self.data, store=store, cache=cache)

@@ -93,7 +93,8 @@ def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
     """A split's documents; those of these ids where there are any. Raises UserError where it has not one, or no token of it."""
     names = store.documents.texts("id")
     numbers = {name: i for i, name in enumerate(names) if store.lengths[i]}
-    if odd := [name for name in ids if name not in numbers]:
+    odd = [name for name in ids if name not in numbers]
+    if odd:
         near = difflib.get_close_matches(odd[0], numbers, n=1, cutoff=0.0)
         raise UserError(f"{store.folder} has no document {odd[0]!r} with tokens: its ids are such as {', '.join(near)}")
     chosen = sorted({numbers[name] for name in ids} if ids else numbers.values())
@@ -221,7 +222,8 @@ class Means:
 
     def __init__(self, every: int, lengths: np.ndarray) -> None:
         """``lengths``: tokens of each document, after which its last group is over."""
-        self._every, self._lengths = every, lengths
+        self._every = every
+        self._lengths = lengths
         self._begun: dict[int, tuple[Any, int]] = {}
 
     def of(self, document: int, offset: int, hidden_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -230,12 +232,15 @@ class Means:
         bounds = np.unique([offset, *range(-(-offset // self._every) * self._every, end, self._every), end])
         if len(bounds) < 2:  # begin-of-document alone
             return np.empty(0, np.int64), hidden_nD
-        sums_mD, counts_m = np.add.reduceat(hidden_nD, bounds[:-1] - offset, axis=0), np.diff(bounds)
+        sums_mD = np.add.reduceat(hidden_nD, bounds[:-1] - offset, axis=0)
+        counts_m = np.diff(bounds)
         begun, count = self._begun.pop(document, (0.0, 0))
         sums_mD[0] += begun
         counts_m[0] += count
         offsets_m = bounds[:-1] // self._every * self._every
         if end % self._every and end < self._lengths[document]:
             self._begun[document] = sums_mD[-1], int(counts_m[-1])
-            sums_mD, counts_m, offsets_m = sums_mD[:-1], counts_m[:-1], offsets_m[:-1]
+            sums_mD = sums_mD[:-1]
+            counts_m = counts_m[:-1]
+            offsets_m = offsets_m[:-1]
         return offsets_m, sums_mD / counts_m[:, None]

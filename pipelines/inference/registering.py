@@ -48,7 +48,8 @@ def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
     winner = json.loads((folder / "best.json").read_text("utf-8"))
-    done, exported = folder / "registered.json", folder / ".exported"
+    done = folder / "registered.json"
+    exported = folder / ".exported"
     trial = RunPlace(sweep.place / f"trials/{winner['trial']}", trains=True)
     trial.fetch("mlflow_run.json")
     wanted = {"trial": winner["trial"], "step": winner["step"], "run_id": saved_run(trial.folder).get("run_id")}

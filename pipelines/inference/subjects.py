@@ -76,7 +76,8 @@ class SubjectsConfig:
         if self.num_workers is not None and self.num_workers < 0:
             raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
         for name in ("clear_every", "clear_at"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name)
+            if value < 0:
                 raise UserError(f"--{name.replace('_', '-')} is {value}: give 1 or more, or leave it out")
         if self.clear_every and self.clear_at:
             raise UserError(
@@ -123,7 +124,8 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
     allow = "" if config.allow_other_windows else "--allow-other-windows"
     subjects = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
-        opened, trained = open_store(checkpoint, config), checkpoint.meta["config"]
+        opened = open_store(checkpoint, config)
+        trained = checkpoint.meta["config"]
         if config.checkpoint == "best" and not retention.best([checkpoint]):
             print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
@@ -145,7 +147,9 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
 def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
     data = checkpoint.meta["config"]["data"]
-    place, corpus, cache = config.store or data["store"], config.corpus or data["corpus"], data["cache"]
+    place = config.store or data["store"]
+    corpus = config.corpus or data["corpus"]
+    cache = data["cache"]
     store = SegmentStore.open(place, corpus, config.split, cache=cache)
     try:
         train = SegmentStore.open(place, corpus, "train", cache=cache)
@@ -186,7 +190,8 @@ def first_writable(places: Sequence[Place]) -> Place:
     found = next((place for place in places if writable(place) and not place.is_file()), None)
     if found is None:
         raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
-    if name := next((name for name in ("config.json", "sweep.json") if (found / name).exists()), ""):
+    name = next((name for name in ("config.json", "sweep.json") if (found / name).exists()), "")
+    if name:
         what = "of a sweep" if name == "sweep.json" else "of a run or a model"
         raise UserError(f"{found / name} is {what}, which a report would spoil: name another folder with --output")
     return found
@@ -211,7 +216,8 @@ def tracking_of(checkpoint: Checkpoint, run: RunPlace | None, asked: TrackingCon
     found = replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
     if run is not None and writable(run.folder):
         return found, root_of(run.folder, checkpoint.meta["config"]["run"])
-    found, home = found.located(), Path(HOME).absolute()
+    found = found.located()
+    home = Path(HOME).absolute()
     return found if found.uri or writable(home) else replace(found, backend="none"), home
 
 

@@ -99,8 +99,11 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     if output.exists():
         raise UserError(f"{output} exists already: remove it, or choose another --output")
     disable_progress_bar()
-    tokenizer, model, meta = tokenizer_of(checkpoint, store), model_of(checkpoint), checkpoint.meta
-    config, first = meta["config"], bod_id(tokenizer)
+    tokenizer = tokenizer_of(checkpoint, store)
+    model = model_of(checkpoint)
+    meta = checkpoint.meta
+    config = meta["config"]
+    first = bod_id(tokenizer)
     symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
     with torch.device("meta"):  # the checkpoint has all weights
@@ -216,10 +219,12 @@ def check_model(folder: Path, model: RecurrentModel) -> None:
     To rounding: where a weight lies in memory decides which kernel reads it.
     """
     exported: Any = AutoModelForCausalLM.from_pretrained(folder)
-    ours, theirs = model.state_dict(), exported.model.state_dict()
+    ours = model.state_dict()
+    theirs = exported.model.state_dict()
     same = ours.keys() == theirs.keys() and all(torch.equal(theirs[name], ours[name]) for name in ours)
     tokens_BT = torch.randint(model.vocab_size, (1, 2 * model.block), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits, expected = exported(tokens_BT, use_cache=False).logits, model(tokens_BT)[0]
+        logits = exported(tokens_BT, use_cache=False).logits
+        expected = model(tokens_BT)[0]
         if not (same and torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)):
             raise ValueError(f"{folder} does not give the logits of the checkpoint: report this as a bug")

@@ -45,7 +45,9 @@ class ExportedTokenizer:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        self._tokenizer, self.labels = tokenizer, not tokenizer("")["input_ids"]  # such texts have no begin-of-document
+        # such texts have no begin-of-document
+        self._tokenizer = tokenizer
+        self.labels = not tokenizer("")["input_ids"]
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
@@ -105,7 +107,8 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
                 raise UserError(
                     f"config.json and weights of {path} do not fit each other ({why}): export it again"
                 ) from None
-            model, tokenizer = wrapped.model.eval(), ExportedTokenizer(Path(path))
+            model = wrapped.model.eval()
+            tokenizer = ExportedTokenizer(Path(path))
             return Trained(str(path), model, tokenizer, wrapped.config.bos_token_id, tokenizer.labels)
     checkpoint = find_checkpoint(path, best)
     tokenizer = tokenizer_of(checkpoint, store, corpus)

@@ -64,7 +64,8 @@ def continued(
         start: a multiple of the block.
         blocks: how many are read before it; 0 means all.
     """
-    stepper, initial = model.stepper(), model.initial_state(1)
+    stepper = model.stepper()
+    initial = model.initial_state(1)
     context_1T = text_N[None, start - blocks * model.block if blocks else 0 : start]
     logits_1TV, end = read(stepper, begin(stepper, 1), context_1T, keep=1)
     first = next(write(stepper, end, logits_1TV, int(text_N[0]), 1, torch.argmax))

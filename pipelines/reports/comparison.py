@@ -48,7 +48,8 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     for run in runs:
         if not any(map(run.curve, (TOKEN, BYTE, TRAIN))):
             raise UserError(f"{run.name} has no figure to compare: it was never logged, train it first")
-    notes, wanted = [], (TOKEN, BYTE, TRAIN)
+    notes = []
+    wanted = (TOKEN, BYTE, TRAIN)
     if any(run.curve(ERROR) for run in runs):
         wanted = (ERROR, *wanted)
     tokenizers = {run.tokenizer for run in runs}
@@ -83,7 +84,8 @@ def metrics_of(comparison: Comparison) -> list[Metric]:
 
     if comparison.metric == TRAIN:
         return [METRICS[TRAIN], *known(TRAIN_ERROR)]
-    errors, own = known(ERROR), known(*(metric.name for metric in further()))
+    errors = known(ERROR)
+    own = known(*(metric.name for metric in further()))
     of_text = known(BYTE) if errors else [METRICS[BYTE]]  # labels have no bytes
     return [*([METRICS[TOKEN]] if comparison.metric != BYTE else []), *of_text, *errors, *own]
 
@@ -94,7 +96,8 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
     for run in comparison.runs:
         tokens = max(record.metrics[TOKENS] for record in run.with_figure(TOKENS))
         found = run.with_figure(comparison.metric)
-        best, final = min(found, key=lambda record: record.metrics[comparison.metric]), found[-1]
+        best = min(found, key=lambda record: record.metrics[comparison.metric])
+        final = found[-1]
         row: dict[str, Any] = {
             "run": run.name,
             "model": run.model,
@@ -154,12 +157,14 @@ def curves_of(comparison: Comparison, figure: str) -> dict[str, Curve]:
     the same points.
     """
     curves = [run.curve(figure) for run in comparison.runs]
-    made, drawn = dict[str, Curve](), set[int]()
+    made = dict[str, Curve]()
+    drawn = set[int]()
     for name, places in groups(comparison.runs).items():
         steps = {tuple(point.step for point in curves[place]) for place in places}
         if len(steps) == 1 and any(steps):
             values, times = ([[getattr(p, of) for p in curves[place]] for place in places] for of in ("value", "time"))
-            mean, spread = np.mean(values, axis=0), np.std(values, axis=0, ddof=1)
+            mean = np.mean(values, axis=0)
+            spread = np.std(values, axis=0, ddof=1)
             both = zip(curves[places[0]], mean.tolist(), np.mean(times, axis=0).tolist(), strict=True)
             points = [replace(point, value=value, time=time) for point, value, time in both]
             made[name] = Curve(comparison.runs[places[0]], points, spread)
@@ -182,8 +187,10 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     for number, (name, (run, curve, spread)) in enumerate(drawn.items()):
         flops = run.flops_per_token
         bits = [point.value for point in curve]
-        least, marker = bits.index(min(bits)), "o" if len(curve) <= 60 else ""
-        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        least = bits.index(min(bits))
+        marker = "o" if len(curve) <= 60 else ""
+        colour = COLOURS[number % len(COLOURS)]
+        style = ("-", "--", ":")[number // len(COLOURS) % 3]
         costs = (
             [point.tokens for point in curve],
             [point.tokens * flops for point in curve] if flops else None,
@@ -195,10 +202,13 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
                 if spread is not None:
                     axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
-        if without := cleared.get(name):
-            at, bits = [point.tokens for point in without.points], [point.value for point in without.points]
+        without = cleared.get(name)
+        if without:
+            at = [point.tokens for point in without.points]
+            bits = [point.value for point in without.points]
             panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{names[name]}, states cleared")
-            if (wide := without.spread) is not None:
+            wide = without.spread
+            if wide is not None:
                 panels[0].fill_between(at, bits - wide, bits + wide, color=colour, alpha=0.1, linewidth=0)
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
@@ -220,7 +230,8 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
     """What a token costs and the best figure, of those runs whose vocabulary is known."""
-    spots, what = [], ""
+    spots = []
+    what = ""
     for run in comparison.runs:
         what, value = perplexity_of(comparison.metric, min(point.value for point in run.curve(comparison.metric)))
         if run.forward_flops_per_token:

@@ -36,7 +36,8 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
     What does not apply is None: cleared figures of a model without that State, bytes and words of clipped documents.
     """
-    rows, labelled = [], is_labelled(evaluations)
+    rows = []
+    labelled = is_labelled(evaluations)
     for e in evaluations:
         row = {
             "name": e.name,
@@ -74,7 +75,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         row["name"] += f" ({row['model']})" if row["model"] not in (None, row["name"]) else ""
         row["split"] = row["split"] or ""
         for what in ("states_cleared", "all_cleared"):
-            if (difference := row[f"{what}_difference"]) is not None:
+            difference = row[f"{what}_difference"]
+            if difference is not None:
                 row[what] = f"{row[f'{what}_bits_per_byte']:.4f} ({difference:+.4f})"
     form = METRICS["validation/error_rate"].form
     errors: dict[str, tuple[str, Form]] = {
@@ -121,7 +123,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
 
 def _differ(row: dict[str, Any]) -> bool:
     """Whether its characters are known, and tell more than its bytes."""
-    bits, other = row["bits_per_byte"], row["bits_per_character"]
+    bits = row["bits_per_byte"]
+    other = row["bits_per_character"]
     return None not in (bits, other) and f"{bits:.4f}" != f"{other:.4f}"
 
 

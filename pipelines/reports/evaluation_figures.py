@@ -40,14 +40,16 @@ def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
     tokens in the bucket [P] (of its tokens, the mean). Of a labelled split: labels alone, NaN before the first of them.
     """
-    tokens, nats = np.asarray(score.bucket_tokens, dtype=np.float64), np.cumsum(score.bucket_nats)
+    tokens = np.asarray(score.bucket_tokens, dtype=np.float64)
+    nats = np.cumsum(score.bucket_nats)
     ends = score.bucket * np.arange(1, len(tokens) + 1)
     return ends, _share(nats / math.log(2), np.cumsum(tokens)), tokens / score.bucket
 
 
 def errors_by_position(score: Score) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the buckets in tokens [P], and the error rate in each [P]; NaN where it has no label."""
-    errors, tokens = np.asarray(score.bucket_errors, dtype=np.float64), np.asarray(score.bucket_tokens)
+    errors = np.asarray(score.bucket_errors, dtype=np.float64)
+    tokens = np.asarray(score.bucket_tokens)
     return score.bucket * np.arange(1, len(tokens) + 1), _share(errors, tokens)
 
 
@@ -74,7 +76,8 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     reach = axes.twinx()
     longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
     positions, _, documents = by_position(longest)
-    positions, documents = positions[at := _drawn(len(positions))], documents[at]
+    positions = positions[at := _drawn(len(positions))]
+    documents = documents[at]
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
     reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
     reach.set_ylim(0, None)
@@ -118,7 +121,8 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
             (", all of its State cleared", ":", [e.cleared_all for e in of]),
         ]
         for what, style, scores in passes:
-            if known := [score for score in scores if score is not None]:
+            known = [score for score in scores if score is not None]
+            if known:
                 against = own_SP if name == best and len(known) == len(of) else mean_P
                 lines.append((name, what, style, 100 * (bits(known) / against - 1)))
     return Worth(best, float(mean_P[-1]), ends_P, lines)
@@ -194,10 +198,13 @@ def _curves(
 ) -> list[Line2D]:
     """Draw the curve of each Score against position; of several seeds of one thing their mean, with a band of their standard
     deviation. The legend's handles."""
-    handles, used, curves = [], {}, curves_of(evaluations)
+    handles = []
+    used = {}
+    curves = curves_of(evaluations)
     names = briefly(curves)
     for number, (name, places) in enumerate(curves.items()):
-        of, colour = [evaluations[place] for place in places], COLOURS[number % len(COLOURS)]
+        of = [evaluations[place] for place in places]
+        colour = COLOURS[number % len(COLOURS)]
         label = f"{names[name]}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
         scores: list[tuple[str, Any, list[Score | None]]] = [
@@ -206,10 +213,13 @@ def _curves(
             ("all State cleared", ":", [e.cleared_all for e in of]),
         ]
         for what, style, passes in scores:
-            if known := [score for score in passes if score is not None]:
+            known = [score for score in passes if score is not None]
+            if known:
                 used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
-                positions, values = curve(known[0])[0], np.stack([curve(score)[1] for score in known])
-                at, width = _drawn(len(positions)), 1.6 if style == "-" else 1.2
+                positions = curve(known[0])[0]
+                values = np.stack([curve(score)[1] for score in known])
+                at = _drawn(len(positions))
+                width = 1.6 if style == "-" else 1.2
                 _mean_of_seeds(axes, positions[at], values[:, at], style, color=colour, linewidth=width)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -31,9 +31,13 @@ from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
 from pipelines.tracking.score import windows_of
 
-TOKEN, BYTE, TRAIN = "validation/bits_per_token", "validation/bits_per_byte", "train/bits_per_token"
-WORTH, CLEARED = "validation/worth_of_states_bits", "validation/bits_per_token_states_cleared"
-ERROR, TRAIN_ERROR = "validation/error_rate", "train/error_rate"
+TOKEN = "validation/bits_per_token"
+BYTE = "validation/bits_per_byte"
+TRAIN = "train/bits_per_token"
+WORTH = "validation/worth_of_states_bits"
+CLEARED = "validation/bits_per_token_states_cleared"
+ERROR = "validation/error_rate"
+TRAIN_ERROR = "train/error_rate"
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class FinishedRun:
     def curve(self, key: str) -> list[Point]:
         """The figure's points, in seconds since the run's first record, its pauses left out."""
         longest = longest_gap([record.time / 1e3 for record in self.records])
-        seconds, clock = {}, 0.0
+        seconds = {}
+        clock = 0.0
         for before, record in pairwise(self.records):
             gap = (record.time - before.time) / 1e3
             clock += gap if 0 < gap <= longest else 0.0
@@ -106,16 +111,22 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     run = RunPlace.parse(folder)
     try:
         config = json.loads((run.place / "config.json").read_bytes())
-        model, data = config["model"], config["data"]
+        model = config["model"]
+        data = config["data"]
     except (FileNotFoundError, KeyError, ValueError, TypeError):
         raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
-    vocab_size, tokenizer = 0, ""  # what depends on them is left open where there is neither a checkpoint nor the store
-    if saved := run.complete_checkpoints():
-        vocab_size, tokenizer = saved[0].meta["vocab_size"], saved[0].meta["tokenizer"]
+    # what depends on them is left open where there is neither a checkpoint nor the store
+    vocab_size = 0
+    tokenizer = ""
+    saved = run.complete_checkpoints()
+    if saved:
+        vocab_size = saved[0].meta["vocab_size"]
+        tokenizer = saved[0].meta["tokenizer"]
     else:
         with suppress(ValueError, OSError):
             of = SegmentStore.open(data["store"], data["corpus"], "train").manifest.tokenizer
-            vocab_size, tokenizer = of.vocab_size, of.fingerprint
+            vocab_size = of.vocab_size
+            tokenizer = of.fingerprint
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
     read = config.get("validate_tokens")
@@ -152,8 +163,10 @@ def run_of_mlflow(run: StoredRun) -> FinishedRun:
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
-    corpus, read = run.params.get("data.corpus", ""), _value(run.params.get("validate_tokens", "None"))
-    vocab_size, tokenizer = int(run.tags.get("vocab_size", 0)), run.tags.get("tokenizer_fingerprint", "")
+    corpus = run.params.get("data.corpus", "")
+    read = _value(run.params.get("validate_tokens", "None"))
+    vocab_size = int(run.tags.get("vocab_size", 0))
+    tokenizer = run.tags.get("tokenizer_fingerprint", "")
     return _run(run.name, model, vocab_size, tokenizer, corpus, read, run.records)
 
 

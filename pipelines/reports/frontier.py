@@ -72,7 +72,8 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     )
     handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
     for number, (label, curve) in enumerate(curves.items()):
-        colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        colour = COLOURS[number % len(COLOURS)]
+        style = ("-", "--", ":")[number // len(COLOURS) % 3]
         drawn: dict[str, Any] = {"color": colour, "linestyle": style, "marker": "o", "markersize": 5, "linewidth": 1.4}
         by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
         panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)

@@ -69,12 +69,14 @@ class Scale:
     """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.values, present = values, [value for value in values if value is not None]
+        self.values = values
+        present = [value for value in values if value is not None]
         self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
         self.names = [] if self.numeric else sorted({text_of(value) for value in values})
         self.log = self.numeric and min(present) > 0 and max(present) / min(present) >= 4
         ends = [self._number(value) for value in (present if self.numeric else self.names)]
-        self._low, self._high = min(ends), max(ends)
+        self._low = min(ends)
+        self._high = max(ends)
 
     def __call__(self, value: Any) -> float | None:
         """None for a number that the trial does not have."""

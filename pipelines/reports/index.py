@@ -25,7 +25,8 @@ from common.files import write_atomically
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
 from pipelines.terminal.tables import counted
 
-FOLDER, NAME = "reports", "index.html"
+FOLDER = "reports"
+NAME = "index.html"
 BEGINNING = 20_000
 """Characters of a page of tokens, whose title is among them and whose megabytes are not."""
 
@@ -72,10 +73,8 @@ def _of_tokens(path: Path) -> str:
 def _of_table(path: Path) -> str:
     values = json.loads(path.read_bytes())
     found: list[dict[str, Any]] = list(values["orderings"].values())
-    held, all_pairs = (
-        sum(len(each["holds"]) for each in found),
-        sum(len(pairs) for each in found for pairs in each.values()),
-    )
+    held = sum(len(each["holds"]) for each in found)
+    all_pairs = sum(len(pairs) for each in found for pairs in each.values())
     order = f", {held} of {all_pairs} pairs in the paper's order" if all_pairs else ""
     return f"{values['about']}, scale {values['scale']}, {counted(len(values['seeds']), 'seed')}{order}"
 

@@ -36,7 +36,8 @@ STATUS_COLOURS = {
     "pending": "0.7",
 }
 SHADES = colormaps["viridis"]
-ENDED, UNDER_WAY = "trained to its end", "stopped early, or under way"
+ENDED = "trained to its end"
+UNDER_WAY = "stopped early, or under way"
 
 
 def plot_parallel(sweep: SweepResult, path: Path) -> Path:
@@ -46,7 +47,9 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     figure = Figure(figsize=(max(7.0, 1.9 * (len(scales) + 1) + 1.5), 5), layout="constrained")
     axes = figure.add_subplot()
     bits = [trial.best or 0.0 for trial in trials]
-    shade, low, high = _shades(bits), min(bits), max(bits)
+    shade = _shades(bits)
+    low = min(bits)
+    high = max(bits)
     for number, trial in enumerate(trials):
         heights = [scale.beside(number) for scale in scales]
         heights.append(0.5 if high == low else (bits[number] - low) / (high - low))
@@ -212,16 +215,19 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     trials = [trial for trial in sweep.scored if trial.points][::-1]
     best = [trial.best or 0.0 for trial in sweep.scored]
     values = [point.value for trial in trials for point in trial.points] or best
-    shade, low = _shades(best), min(values)
+    shade = _shades(best)
+    low = min(values)
     high = min(max(values), max(*best, float(np.quantile(values, 0.9))))  # what lies above would press these together
     room = 0.05 * ((high - low) or 1.0)
-    low, high = low - room, high + room
+    low = low - room
+    high = high + room
     longest = max((trial.points[-1].tokens for trial in trials), default=0.0)
     named: list[tuple[float, float]] = []
     for trial in trials:
         first = trial is sweep.scored[0]
         colour = SHADES(shade(trial.best or 0.0))
-        tokens, bits = [p.tokens for p in trial.points], [p.value for p in trial.points]
+        tokens = [p.tokens for p in trial.points]
+        bits = [p.value for p in trial.points]
         axes.plot(tokens, bits, "-o", color=colour, linewidth=3 if first else 1.3, markersize=5 if first else 3)
         if trial.status == "stopped":
             axes.plot(tokens[-1], bits[-1], "x", color=STATUS_COLOURS["stopped"], markersize=9, markeredgewidth=2.2)
@@ -298,7 +304,8 @@ def _key(marker: str, label: str, colour: str = "0.3", **style: Any) -> Line2D:
 
 def _shades(values: Sequence[float]) -> Normalize:
     """From a trial's figure to the colour map: the worst half shares its lightest end, so that the best can be told apart."""
-    low, top = min(values), float(np.quantile(values, 0.8))
+    low = min(values)
+    top = float(np.quantile(values, 0.8))
     return Normalize(low, max(top + 0.15 * (top - low), low + 1e-9), clip=True)
 
 

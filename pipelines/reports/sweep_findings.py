@@ -49,7 +49,8 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
         return f"trial {baseline.id}, which is {sweep.preset} itself, has no figure to compare with"
     if best is baseline:
         return f"no trial beats {sweep.preset} itself (trial {baseline.id})"
-    itself, gain = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best:.4f})", baseline.best - best.best
+    itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best:.4f})"
+    gain = baseline.best - best.best
     if f"{gain:.4f}" == f"{0:.4f}":
         return f"it is level with {itself}"
     return f"it beats {itself} by {gain:.4f}, of one seed each: how far seeds differ is not known"

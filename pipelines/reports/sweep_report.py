@@ -59,7 +59,8 @@ def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
     """What a token costs and the best figure, of the trials that have one."""
     from pipelines.reports.frontier import Spot, perplexity_of
 
-    spots, what = [], ""
+    spots = []
+    what = ""
     for trial in sweep.scored:
         what, value = perplexity_of(sweep.metric, trial.best or 0.0)
         if trial.flops_per_token:
@@ -101,7 +102,8 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
         paths += frontier.plot_frontier(spots, f"best {what}", flops, place / "frontier.png")
     paths.append(figures.plot_timeline(sweep, place / "timeline.png"))
     winner = sweep.winner or {}
-    if command := winner.get("command"):
+    command = winner.get("command")
+    if command:
         paths.append(save(place / "winner.txt", f"{command}\n".encode()))
     if tracker is not None:
         for path in paths:

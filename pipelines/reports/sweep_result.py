@@ -134,7 +134,8 @@ def read_sweep(folder: Path | Place) -> SweepResult:
     folder = fetch_sweep(RunPlace(place))
     sweep = _read(folder / "sweep.json")
     try:
-        metric, fields = str(sweep["metric"]), tuple(map(str, sweep["fields"]))
+        metric = str(sweep["metric"])
+        fields = tuple(map(str, sweep["fields"]))
         paths = sorted(path for path in (folder / "trials").glob("*/trial.json") if path.parent.name.isdigit())
         trials = tuple(_trial(path.parent, metric) for path in paths)
         winner = _read(folder / "best.json") if (folder / "best.json").exists() else None

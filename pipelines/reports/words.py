@@ -75,7 +75,8 @@ def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str | None]:
     """What each token writes; None of one with a part of a character, which the next one that is not None writes."""
-    text_of, pieces = cache(write), list[str | None]()
+    text_of = cache(write)
+    pieces = list[str | None]()
     held: tuple[int, ...] = ()
 
     def ends_a_character(cut: int) -> bool:
@@ -112,15 +113,18 @@ def words_of(
     starts_N = np.array([match.start() for match in found], np.int64)
     stops_N = np.array([match.end() for match in found], np.int64)
     # The tokens whose last character lies in the word: a blank before it belongs to its first token.
-    first_N, last_N = np.searchsorted(ends_T, starts_N, "right"), np.searchsorted(ends_T, stops_N, "right")
+    first_N = np.searchsorted(ends_T, starts_N, "right")
+    last_N = np.searchsorted(ends_T, stops_N, "right")
     kept = last_N > first_N  # not where a token holds a word and more
-    before, seen = list[int](), dict[str, int]()
+    before = list[int]()
+    seen = dict[str, int]()
     for match, offset in zip(found, first_N.tolist(), strict=True):  # those that are not kept have stood there too
         text = match.group()
         before.append(max(offset - seen[text], 1) if text in seen else 0)
         seen[text] = offset
     texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
-    first_N, last_N = first_N[kept], last_N[kept]
+    first_N = first_N[kept]
+    last_N = last_N[kept]
     sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
     counts = Counter(match.group() for match in found)
     names = [text[0].isupper() and counts[text] > counts[text.lower()] for text in texts]
@@ -178,7 +182,8 @@ def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
     rows = []
     for number in np.unique(bins_N).tolist():
         chosen = words.nats_MN[:, bins_N == number]
-        if (count := chosen.shape[1]) >= max(least, 2):
+        count = chosen.shape[1]
+        if count >= max(least, 2):
             bounds = (0, 0) if number < 0 else (2**number, 2 ** (number + 1) - 1)
             errors = chosen.std(axis=1, ddof=1) / np.sqrt(count)
             rows.append(

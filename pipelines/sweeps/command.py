@@ -180,7 +180,8 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
     unit = "byte" if "data.store" in space or "rec-table-5" in space.split("+") else "token"
-    search, run = "grid" if space.startswith("rec-table") else "random", replace(PRESETS[preset], run="")
+    search = "grid" if space.startswith("rec-table") else "random"
+    run = replace(PRESETS[preset], run="")
     default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
     name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
@@ -194,7 +195,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     from tune_spaces.named import is_exact
     from tune_spaces.stopping import compares_all, stopper
 
-    run, every = config.train, config.train.validate_every
+    run = config.train
+    every = config.train.validate_every
     if without_credentials(config.space) != config.space:
         raise UserError(
             "the space holds credentials, which each trial's files would show: give them in the environment"
@@ -235,7 +237,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             )
     check_values(config.space, config.metric, config.run_with, domains)
     if config.populates:
-        if fixed := [name for name in fields(domains) if name not in PERTURBABLE]:
+        fixed = [name for name in fields(domains) if name not in PERTURBABLE]
+        if fixed:
             raise UserError(
                 f"{config.scheduler} changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the "
                 f"middle of a run (a checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
@@ -256,7 +259,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     if compares_all(config.scheduler) and config.trials:
         planned = config.samples
         if config.search == "grid":
-            combinations, own = grid(domains, config.points), config.own_values(fields(domains))
+            combinations = grid(domains, config.points)
+            own = config.own_values(fields(domains))
             planned = len(combinations) + (own is not None and own not in combinations)
         if config.trials < planned:
             raise UserError(
@@ -298,7 +302,9 @@ def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
 
 def check_metric(config: SweepConfig, store: SegmentStore) -> None:
     """Raises UserError for a figure that is never logged of this preset on this store."""
-    metric, corpus, why = config.metric, config.train.data.corpus, ""
+    metric = config.metric
+    corpus = config.train.data.corpus
+    why = ""
     if metric.endswith("error_rate") and not store.labelled:
         why = f"{corpus} does not label its tokens"
     if metric.endswith("bits_per_byte") and store.labelled:

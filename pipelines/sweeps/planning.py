@@ -30,7 +30,8 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
         with given_by_user(ValueError):
             combinations = [values for values in grid(domains, config.points) if values != baseline]
         added = [add(sweep, values) for values in combinations if fits(sweep, values)]
-        if left_out := len(combinations) - len(added):
+        left_out = len(combinations) - len(added)
+        if left_out:
             print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
     elif config.search == "random":
         for index in range(config.samples - len(sweep.trials)):
@@ -54,7 +55,8 @@ def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
     number = f"{len(sweep.trials):03d}"
     for attempt in range(MOST_DRAWS):
         name = f"{number}.{attempt}" if attempt else number
-        if (values := searcher.suggest(name)) is None:
+        values = searcher.suggest(name)
+        if values is None:
             return None
         fitting = fits(sweep, values)
         sweep.note(event="draw", name=name, trial=number if fitting else None, values=values)

@@ -88,7 +88,8 @@ def run_trials(record: Record, domains: dict[str, Any], room: Room, command: str
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
         try:
-            if best := sweep.best():
+            best = sweep.best()
+            if best:
                 write_best(sweep, best)
         finally:  # a full disk
             tracking.close(status)
@@ -102,7 +103,8 @@ def run_trials(record: Record, domains: dict[str, Any], room: Room, command: str
 
 def write_best(sweep: Sweep, best: Trial) -> None:
     """best.json: the best trial so far, as a preset, and the command that trains it again."""
-    trial, name = sweep.run_of(best), f"{sweep.config.train.run}-best"
+    trial = sweep.run_of(best)
+    name = f"{sweep.config.train.run}-best"
     run = replace(trial, run=name, allow_change=(), tracking=replace(trial.tracking, parent=""))
     preset = best.values.get("preset", sweep.config.preset)
     changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))

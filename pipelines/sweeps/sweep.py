@@ -236,7 +236,8 @@ class Budget:
     """What a sweep may take, over all starts of its command: seconds and tokens."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self._sweep, self._began = sweep, time.monotonic()
+        self._sweep = sweep
+        self._began = time.monotonic()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as if all starts had been this one
             self._began -= float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
 

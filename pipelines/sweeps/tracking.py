@@ -36,7 +36,8 @@ class SweepTracking:
 
     def __init__(self, sweep: Sweep, command: str) -> None:
         config = sweep.config
-        self._sweep, self._tracking = sweep, config.train.tracking
+        self._sweep = sweep
+        self._tracking = config.train.tracking
         self._root = Path(config.train.root).absolute()
         self._ends = sum(trial.over for trial in sweep.trials.values())
         self._tracker = Tracker.start(
@@ -50,7 +51,8 @@ class SweepTracking:
             place=sweep.run.place,
             publish=partial(sweep.run.publish, "mlflow_run.json"),
         )
-        self._pool, self._silent = ThreadPoolExecutor(1), False
+        self._pool = ThreadPoolExecutor(1)
+        self._silent = False
         self.run_id = ""
         deadline = time.monotonic() + PARENT_SECONDS
         while self._tracking.backend == "mlflow" and not self.run_id and time.monotonic() < deadline:

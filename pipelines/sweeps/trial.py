@@ -211,7 +211,8 @@ class TrialActor(tune.Trainable):
     def _disband(self) -> None:
         """End the other ranks, which may wait for one that has left. The next trial gets new ones."""
         self.cleanup()
-        self._peers, self._others = [], []
+        self._peers = []
+        self._others = []
         if self._loop is not None:
             self._loop.join(END_SECONDS)
         if dist.is_initialized():

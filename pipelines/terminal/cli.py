@@ -56,7 +56,8 @@ from pipelines.terminal.output import discard
 
 T = TypeVar("T")
 
-COUNTS, SEEDS = 1 << 53, 1 << 63
+COUNTS = 1 << 53
+SEEDS = 1 << 63
 """What whole numbers are less than: products of counts have 64 bits still."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
 """Where nobody reads any more what a command was made to print, as a shell has it of others."""
@@ -71,14 +72,16 @@ URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
     for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is None:  # closed by whoever began this process
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever began this process
             stream = open(os.devnull, "w")  # noqa: SIM115
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
     try:
         home.enter()
-        if (module := home.stale_module()) is not None:
+        module = home.stale_module()
+        if module is not None:
             print(
                 f"warning: this script differs from {module}, and what it imports is from there: `ray rsync-up cluster.yaml` "
                 "brings the changes of your folder to the cluster",
@@ -192,7 +195,8 @@ def check_values(config: object, group: str = "") -> None:
         group: what stands before the names of its options, as ``data.``.
     """
     for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
-        value, name = getattr(config, field.name), group + field.name.replace("_", "-")
+        value = getattr(config, field.name)
+        name = group + field.name.replace("_", "-")
         option = f"--{name}"
         unnamed = "tyro.conf" in str(field.type)  # marked so that its options stand without its name
         check_values(value, group if unnamed else f"{name}.")
@@ -311,7 +315,8 @@ def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> s
 
 def _options(read: Callable[[Sequence[str]], object]) -> list[str]:
     """The options that --help lists. Each begins a line there; those of other programs, in its sentences, do not."""
-    help_text, width = io.StringIO(), os.environ.get("COLUMNS")
+    help_text = io.StringIO()
+    width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"  # in a wide terminal tyro sets options side by side
     try:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):

@@ -50,7 +50,8 @@ def follow() -> None:
     """
     with contextlib.suppress(ValueError):
         enter()
-    if interface := interface_towards(os.environ.get(HEAD, "")):
+    interface = interface_towards(os.environ.get(HEAD, ""))
+    if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
@@ -84,7 +85,8 @@ def submitted_script() -> Path | None:
 
 def stale_module() -> Path | None:
     """The module that such a script is a copy of, where they differ: then the other modules may be older than the script too."""
-    if (script := submitted_script()) is None:
+    script = submitted_script()
+    if script is None:
         return None
     module = PACKAGE_ROOT / script.name
     return module if module.is_file() and module.read_bytes() != script.read_bytes() else None

@@ -49,7 +49,8 @@ def bar(
 @contextmanager
 def pass_progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
     """`bar` with the time that has passed, on a terminal; else one line at the end."""
-    console, began = Console(), time.monotonic()
+    console = Console()
+    began = time.monotonic()
     with bar(title, total, TimeElapsedColumn(), console=console, stays=True) as update:
         yield update
     if not console.is_terminal:

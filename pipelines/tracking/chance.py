@@ -72,7 +72,8 @@ def paired(one_G: np.ndarray, other_G: np.ndarray, tokens_G: np.ndarray) -> Diff
     if len(one_G) != len(other_G) or len(one_G) != len(tokens_G):
         return None
     used_G = tokens_G > 0
-    differences_G, tokens_G = (other_G - one_G)[used_G], tokens_G[used_G]
+    differences_G = (other_G - one_G)[used_G]
+    tokens_G = tokens_G[used_G]
     groups = len(tokens_G)
     if groups < LEAST_GROUPS:
         return None

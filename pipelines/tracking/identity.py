@@ -34,7 +34,8 @@ from common.places import Place
 from common.uris import is_uri
 
 RECORD = "mlflow_run.json"
-PARAM_LENGTH, TAG_LENGTH = 6000, 5000
+PARAM_LENGTH = 6000
+TAG_LENGTH = 5000
 """MLflow's limits."""
 KEY = "throughline.run_key"
 """Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
@@ -42,7 +43,8 @@ CHANGED = "changed."
 """Beginning of the tags, one for each field, that say what was changed after the run had begun, as in `step 10: 0.002 → 0.1`."""
 WHERE = re.compile(r"run|root|allow_change|tracking\..*")
 """Fields that say where a run is and how it is tracked: whoever changes them changes nothing of its training."""
-START, PLACE = "throughline.start", "throughline.place"
+START = "throughline.start"
+PLACE = "throughline.place"
 """Tags of a run: which start of it was the last one to write to it, and where its folder was then."""
 
 
@@ -96,7 +98,8 @@ def begin_run(
         saved |= with_changes(saved, params, step)
     save_run(run_folder, saved)
     publish()  # before the other place is looked at: if it is this one, it shows the new start
-    before, said = str(saved["place"]), ""
+    before = str(saved["place"])
+    said = ""
     if before == place.recorded:
         return said
     if is_elsewhere(saved, start):

@@ -77,7 +77,8 @@ class MetricsFile:
     """Appends records to the file."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._descriptor = path, opened_at_end(path)
+        self.path = path
+        self._descriptor = opened_at_end(path)
         self._pending = b""  # what a full disk did not take
 
     def append(self, record: Record) -> None:

@@ -32,7 +32,9 @@ from pipelines.tracking.metrics_file import Record
 from pipelines.tracking.models import LoggedModels
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-BATCH_METRICS, BATCH_PARAMS, NAME_LENGTH = 1000, 100, 250
+BATCH_METRICS = 1000
+BATCH_PARAMS = 100
+NAME_LENGTH = 250
 """MLflow's limits."""
 
 
@@ -110,7 +112,8 @@ class MlflowRun:
             if key.startswith(CHANGED) and key not in named:  # of a start that was undone
                 self.client.delete_tag(self.run_id, key)
         self._save(name=self.name, starts=saved["starts"][-1:])
-        if (data := self.dataset) is not None:
+        data = self.dataset
+        if data is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
             source = json.dumps({"uri": without_credentials(data.source)})
             entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
@@ -164,12 +167,14 @@ class MlflowRun:
             self._start_monitor(resume=True)
 
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
-        key, noted = saved.get("key", ""), saved.get("run_id")
+        key = saved.get("key", "")
+        noted = saved.get("run_id")
         begun = [] if noted else self._of_key(key)  # and perhaps made
         run = begun[0] if begun else self._existing(noted)
         if run is not None and run.data.tags.get(START, saved["starts"][0]) not in saved["starts"]:
             run = self._leave(run)
-            key, noted = saved_run(self.folder)["key"], None
+            key = saved_run(self.folder)["key"]
+            noted = None
         self._found = run is not None
         if run is None:
             if noted:  # of a store that no longer has it, or never had
@@ -221,7 +226,8 @@ class MlflowRun:
         try:
             return self.client.create_experiment(name, artifact_location=artifacts)
         except MlflowException:
-            if (found := self.client.get_experiment_by_name(name)) is None:
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
                 raise
         if found.lifecycle_stage != "active":
             raise UserError(f"the experiment {name!r} was deleted in MLflow: restore it or name another")

@@ -148,7 +148,8 @@ class LoggedModels:
                 [self._experiment], f"source_run_id = '{self.run_id}'", page_token=token
             )
             yield from (model for model in page if model.tags.get("step", "").isdigit())
-            if not (token := page.token):
+            token = page.token
+            if not token:
                 return
 
 

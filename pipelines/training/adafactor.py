@@ -18,7 +18,10 @@ from torch.optim import Optimizer
 
 from common.start_up import without_compiler
 
-DECAY, LEAST_SQUARE, LEAST_SCALE, LARGEST_UPDATE = 0.8, 1e-30, 1e-3, 1.0
+DECAY = 0.8
+LEAST_SQUARE = 1e-30
+LEAST_SCALE = 1e-3
+LARGEST_UPDATE = 1.0
 
 
 @without_compiler
@@ -45,16 +48,19 @@ class Adafactor(Optimizer):
 def update(parameter: Tensor, state: dict[str, Any], lr: float, beta1: float, weight_decay: float) -> None:
     """One parameter's step (algorithms 4 to 6 of the paper)."""
     assert parameter.grad is not None
-    grad, matrix = parameter.grad.float(), parameter.dim() >= 2
+    grad = parameter.grad.float()
+    matrix = parameter.dim() >= 2
     if not state:
-        state["step"], state["exp_avg"] = 0, torch.zeros_like(grad)
+        state["step"] = 0
+        state["exp_avg"] = torch.zeros_like(grad)
         if matrix:
             state["exp_avg_sq_row"] = grad.new_zeros(grad.shape[:-1])
             state["exp_avg_sq_col"] = grad.new_zeros(*grad.shape[:-2], grad.shape[-1])
         else:
             state["exp_avg_sq"] = torch.zeros_like(grad)
     state["step"] += 1
-    new, square = state["step"] ** -DECAY, grad.square() + LEAST_SQUARE
+    new = state["step"] ** -DECAY
+    square = grad.square() + LEAST_SQUARE
     if matrix:
         row = state["exp_avg_sq_row"].lerp_(square.mean(-1), new)
         column = state["exp_avg_sq_col"].lerp_(square.mean(-2), new)

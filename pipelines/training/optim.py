@@ -29,7 +29,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
     Raises UserError where a recurrence is to have a rate of its own, and the model tells no parameters of one apart.
     """
-    scale, own = config.recurrent_lr_scale, set[int]()
+    scale = config.recurrent_lr_scale
+    own = set[int]()
     if isinstance(model, RecurrentModel):
         own = {id(p) for p in model.recurrent_parameters()}
     if scale != 1 and not own:

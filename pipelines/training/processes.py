@@ -47,8 +47,11 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
         return
     context = get_context("forkserver")
     context.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] in PACKAGES])
-    taken, read, errors = context.Value("q", 0), context.Value("q", 0), context.SimpleQueue()
-    threads, seen = max(torch.get_num_threads() // workers, 1), 0
+    taken = context.Value("q", 0)
+    read = context.Value("q", 0)
+    errors = context.SimpleQueue()
+    threads = max(torch.get_num_threads() // workers, 1)
+    seen = 0
     given = (work, pieces, threads, taken, read, errors)
     started = [context.Process(target=_work, args=(number, *given), daemon=True) for number in range(workers)]
     try:
@@ -59,7 +62,8 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
             now = read.get_obj().value  # its lock stays held where a process was killed while it counted
             progress(now - seen)
             seen = now
-            if failed := next((process for process in started if process.exitcode), None):
+            failed = next((process for process in started if process.exitcode), None)
+            if failed:
                 raise _error(errors.get() if not errors.empty() else None, failed.exitcode or 0)
             if not running:
                 return

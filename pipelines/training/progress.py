@@ -66,8 +66,11 @@ def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
 
 
 def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> None:
-    console, began, latest = Console(), time.monotonic(), {}
-    metrics, messages = Tail(run / "metrics.jsonl"), Tail(run / "logs" / "worker-0.log")
+    console = Console()
+    began = time.monotonic()
+    latest = {}
+    metrics = Tail(run / "metrics.jsonl")
+    messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
         messages.seen = messages.place.size()  # what is there already was shown before
     columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
@@ -104,7 +107,9 @@ class Tail:
     """The lines that are appended to a file; in a bucket it is looked at every few seconds, unless it is the ``last`` time."""
 
     def __init__(self, place: Place):
-        self.place, self.seen, self._looked = place, 0, 0.0
+        self.place = place
+        self.seen = 0
+        self._looked = 0.0
 
     def records(self, last: bool = False) -> list[Record]:
         """The figures among the lines since the last call."""

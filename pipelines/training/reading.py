@@ -39,11 +39,13 @@ from pipelines.training.processes import over_processes
 from recur_models import RECURRENT, RecurrentModel, State, clear, detach
 from recur_models.losses import hidden_states
 
-SAVE_SECONDS, SAVE_SHARE = 5.0, 0.05
+SAVE_SECONDS = 5.0
+SAVE_SHARE = 0.05
 """A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
 KEPT = "="
 """Begins the names of what a sink keeps, as against those of State."""
-MOST_WORKERS, WORTH_A_WORKER = 8, 3e11
+MOST_WORKERS = 8
+WORTH_A_WORKER = 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
 stand."""
 

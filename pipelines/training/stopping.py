@@ -55,7 +55,8 @@ class Stop:
     def __init__(self, run: Path | Place, name: str = "stop") -> None:
         self.file = Place.parse(run) / name
         self.signalled = False
-        self._found, self._looked = False, 0.0
+        self._found = False
+        self._looked = 0.0
 
     def asked(self) -> bool:
         """Looks at a folder each time, into a bucket every few seconds."""

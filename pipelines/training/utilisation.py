@@ -58,7 +58,8 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = GPU_SIZE, 
     """FLOP/s of products of two size² matrices, done one after another: the median of three times ``repeats``."""
     own = torch.Generator(device).manual_seed(0)  # a run's dropout draws from the device's
     a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=own) for _ in range(2))
-    out, seconds = torch.mm(a, b), []
+    out = torch.mm(a, b)
+    seconds = []
     for _ in range(3):
         synchronize(device)
         began = time.perf_counter()
@@ -93,12 +94,15 @@ class Speed:
     """The clock of a loop; what is done inside `paused` is left out. ``fastest``: tokens/s at which each share would be 1."""
 
     def __init__(self, device: torch.device, fastest: dict[str, float]) -> None:
-        self._device, self._fastest, self._since = device, fastest, time.perf_counter()
+        self._device = device
+        self._fastest = fastest
+        self._since = time.perf_counter()
 
     def figures(self, tokens: int) -> dict[str, float]:
         """The rate at which so many tokens were read since the last call, and its shares; the device has done its work."""
         now = time.perf_counter()
-        rate, self._since = tokens / (now - self._since), now
+        rate = tokens / (now - self._since)
+        self._since = now
         return {"tokens_per_second": rate, **{name: rate / fastest for name, fastest in self._fastest.items()}}
 
     @contextmanager

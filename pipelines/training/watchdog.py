@@ -62,10 +62,15 @@ class Heartbeat:
     """The watch over one process's loop; the thread that makes it is the one that is watched."""
 
     def __init__(self, run: RunPlace, world: World, seconds: float) -> None:
-        self._run, self._world, self._seconds = run, world, seconds
+        self._run = run
+        self._world = world
+        self._seconds = seconds
         self._pulse = Pulse(world.rank, socket.gethostname(), os.getpid(), psutil.Process().create_time())
-        self._watched, self._moved, self._written = threading.get_ident(), time.monotonic(), -math.inf
-        self._over, self._period = threading.Event(), min(1.0, seconds / 5)
+        self._watched = threading.get_ident()
+        self._moved = time.monotonic()
+        self._written = -math.inf
+        self._over = threading.Event()
+        self._period = min(1.0, seconds / 5)
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def beat(self, step: int | None = None) -> None:
@@ -107,7 +112,8 @@ class Heartbeat:
             now = time.monotonic()
             if now - woke > 5 * self._period + 1:  # this process itself was stopped meanwhile: nobody hung
                 self._moved = now
-            woke, still = now, now - self._moved
+            woke = now
+            still = now - self._moved
             if still > self._seconds / 2:
                 faulthandler.dump_traceback_later(TELL_SECONDS, exit=True, file=sys.__stderr__ or 2)
                 self._write(replace(self._pulse, where=f"{self._where()} for {still:.0f} s"))
@@ -128,7 +134,9 @@ class Heartbeat:
         """Say who stands where, and end the processes here that cannot end themselves: those that have written nothing for long,
         by the clock of the file system, which is one for all machines. Without a shared folder each watch speaks for its own.
         """
-        pulses, dead, now = [], [], self._path(self._world.rank).stat().st_mtime
+        pulses = []
+        dead = []
+        now = self._path(self._world.rank).stat().st_mtime
         for path in filter(Path.exists, map(self._path, range(self._world.size))):
             pulse = Pulse(**json.loads(path.read_text()))
             pulses.append(pulse)

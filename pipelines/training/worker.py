@@ -45,7 +45,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     check_compared("checkpoint.best_by", config.checkpoint.best_by, of="validation/")
     shown = f"{without_credentials(data.store)}/{data.corpus}"
     train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
-    validation_store, warnings = None, []
+    validation_store = None
+    warnings = []
     if config.validate_every:
         try:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
@@ -57,7 +58,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
-    place, world = RunPlace.of(config), world or World.alone()
+    place = RunPlace.of(config)
+    world = world or World.alone()
     resume, complaints = place.newest() if world.rank == 0 else (None, [])
     name = world.first(resume.folder.name if resume else "")
     if world.rank > 0 and name:
@@ -89,7 +91,8 @@ def train_as_worker(
     Raises Stopped when it was asked to, and has saved.
     """
     plugins.load()
-    place, records = RunPlace.of(config), RECORDS if world.rank == 0 else ()
+    place = RunPlace.of(config)
+    records = RECORDS if world.rank == 0 else ()
     fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
         place.fetch(*records)
@@ -117,7 +120,8 @@ def tracked(config: TrainConfig, run: Run, world: World) -> Iterator[Tracker | N
     resume_step = run.resume.step if run.resume else 0
     if run.resume:
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
-    tracker, status = start_tracker(config, run, resume_step), "FAILED"
+    tracker = start_tracker(config, run, resume_step)
+    status = "FAILED"
     try:
         yield tracker
         status = "FINISHED"
@@ -178,7 +182,8 @@ def told_by(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
     """What a checkpoint records of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was
     copied to begin another run names the origin of that one.
     """
-    run_id, before = checkpoint.meta.get("mlflow_run"), checkpoint.meta["config"]
+    run_id = checkpoint.meta.get("mlflow_run")
+    before = checkpoint.meta["config"]
     if not run_id:
         return {}
     place = (Place.parse(before["root"]) / before["run"]).recorded

@@ -76,7 +76,8 @@ class Epoch(NamedTuple):
 
 EPOCHS = {"wikitext": Epoch(118_000_000, 28_475), "pg19": Epoch(116_500_000, 1250)}
 """In GPT-2's tokens: WikiText-103; of PG-19 1,250 books of 69,000 words each (section 5), at 1.35 tokens a word."""
-WINDOWS, LANES = 20, 8
+WINDOWS = 20
+LANES = 8
 VALIDATED_TOKENS = 2_000_000
 """Tokens between validations (section 5)."""
 TINY_TOKENS = 5_000_000
@@ -150,7 +151,8 @@ def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: i
     }
 
 
-VALIDATION, TEST = "validation perplexity", "test perplexity"
+VALIDATION = "validation perplexity"
+TEST = "test perplexity"
 COLUMNS = (
     Column(VALIDATION, "word_perplexity", split="validation", form=".2f"),
     Column(TEST, "word_perplexity", form=".2f"),

@@ -35,8 +35,11 @@ def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
 
     Asked to stop (SIGTERM, Ctrl-C), it asks what runs to save, waits for it, and ends this process with status 75.
     """
-    waiting, running, failed = list(jobs), dict[Process, tuple[Job, float]](), list[Job]()
-    asked, told = list[int](), dict[Process, int]()
+    waiting = list(jobs)
+    running = dict[Process, tuple[Job, float]]()
+    failed = list[Job]()
+    asked = list[int]()
+    told = dict[Process, int]()
     with asking_signals_to(lambda number, frame: asked.append(number)):
         while running or (waiting and not asked):
             while waiting and len(running) < at_once and not asked:

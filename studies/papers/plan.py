@@ -41,7 +41,8 @@ class Plan:
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
         """What is trained for a row's columns; ``prepared``: of what there is a store of."""
-        runs, wanted = row.runs.get(self.scale, {}), {column.of for column in self.table.columns} - {""}
+        runs = row.runs.get(self.scale, {})
+        wanted = {column.of for column in self.table.columns} - {""}
         found = {key: run for key, run in runs.items() if key in wanted or not wanted}
         return {
             key: run for key, run in found.items() if not prepared or self.place.is_prepared(self.place.data(run.data))
@@ -60,7 +61,8 @@ class Plan:
                 runs = self.runs_of(row)
                 for column in self.table.columns:
                     key = column.of or next(iter(runs), "")
-                    if run := runs.get(key):
+                    run = runs.get(key)
+                    if run:
                         yield row, self.scored(column, key), run, self.place.training(run, seed)
 
     def scored(self, column: Column, key: str) -> Column:
@@ -117,9 +119,13 @@ class Plan:
         found: dict[tuple[str, str], list[float]] = {}
         validated: dict[tuple[str, str], list[tuple[float, float]]] = {}
         runs: dict[str, set[str]] = {}
-        read, tokens, wordless, unvalidated = dict[str, str](), set[int](), set[str](), set[str]()
+        read = dict[str, str]()
+        tokens = set[int]()
+        wordless = set[str]()
+        unvalidated = set[str]()
         for row, column, of, training in self.cells():
-            if evaluation := training.evaluation(of.read, column.split):
+            evaluation = training.evaluation(of.read, column.split)
+            if evaluation:
                 value = figure_of(column.figure, training, evaluation)
                 by = training.validated(column.figure == "error_percent") if column.best else 0.0
                 if not math.isfinite(by):
@@ -136,7 +142,8 @@ class Plan:
         baseless: list[str] = []
         for column in self.table.columns:
             if column.figure == "relative_time":
-                base, keys = found.get((self.table.base, column.name)), [key for key in found if key[1] == column.name]
+                base = found.get((self.table.base, column.name))
+                keys = [key for key in found if key[1] == column.name]
                 for key in keys:
                     found[key] = [time / mean(base) for time in found[key]] if base else []
                 baseless += [column.name] if keys and not base else []
@@ -165,7 +172,8 @@ class Plan:
         if self.table.cumulative:
             split = self.table.columns[0].split
             found = [training.evaluation({}, split) for training in self.trainings()]
-            if evaluations := [evaluation for evaluation in found if evaluation]:
+            evaluations = [evaluation for evaluation in found if evaluation]
+            if evaluations:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))
         pages = (folder / "tokens" / "tokens.html", folder / "continuations" / "continuations.md")
         return [*made, *(page for page in pages if page.exists())]
@@ -198,9 +206,11 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
     """Ours; `relative_time` is a time still, in milliseconds."""
     if figure in TIMES:
         return training.ms_per_step()
-    score, split = evaluation.carried, evaluation.split.rpartition("/")[2]
+    score = evaluation.carried
+    split = evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
-    totals, cleared = store.manifest.totals, evaluation.cleared_states
+    totals = store.manifest.totals
+    cleared = evaluation.cleared_states
     published = evaluation.published_words  # by which papers reckon
     words = published or score.words
     layers = training.config.model.to_json().get("layers")

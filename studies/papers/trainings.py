@@ -212,8 +212,10 @@ class Training:
 
     def cost(self, rate: float = 0.0) -> Cost:
         """``rate``: FLOP/s; 0 times two steps here where they are small, and assumes one otherwise."""
-        vocab_size, steps = self.vocab_size(), self.config.steps
-        per_step, parameters = self.flops_per_step(vocab_size), self.config.model.costs(vocab_size).parameters
+        vocab_size = self.vocab_size()
+        steps = self.config.steps
+        per_step = self.flops_per_step(vocab_size)
+        parameters = self.config.model.costs(vocab_size).parameters
         if not rate and per_step <= MEASURED_FLOPS:
             seconds = steps * seconds_per_step(self.config, vocab_size, 1)
         else:
@@ -236,7 +238,8 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     """
     import torch
 
-    threads, lanes = torch.get_num_threads(), max(config.data.lanes // 4, 1)
+    threads = torch.get_num_threads()
+    lanes = max(config.data.lanes // 4, 1)
     torch.set_num_threads(1)
     try:
         with given_by_user(ValueError):  # of pretrained weights, say
