@@ -61,7 +61,9 @@ def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
         fitting = fits(sweep, values)
         sweep.note(event="draw", name=name, trial=number if fitting else None, values=values)
         if fitting:
-            return add(sweep, values)
+            trial = add(sweep, values)
+            sweep.save(trial)
+            return trial
         searcher.complete(name, 0, None)
     raise UserError(f"--search {sweep.config.search} suggests nothing more that fits {sweep.config.preset}")
 

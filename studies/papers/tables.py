@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from data_prep.corpora import CORPORA
 from data_prep.corpora.tasks import Task
 
@@ -59,6 +57,8 @@ class Data:
         """Symbols and begin-of-document, as far as is known beforehand."""
         corpus = CORPORA[self.corpus]
         if issubclass(corpus, Task):
+            import tyro  # a machine that measures step times alone has none
+
             drawn, _ = tyro.cli(corpus, args=self.options, return_unknown_args=True)  # the others are of `prepare`
             return len(drawn.symbols()) + 1
         pieces = re.search(r":(\d+)$", self.tokenizer)

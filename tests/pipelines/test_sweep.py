@@ -303,7 +303,7 @@ class Second(Stopper):
 @pytest.mark.usefixtures("ray_session")
 def test_a_stopper_that_ends_the_sweep_stops_each_at_its_next_metric_but_for_the_preset(here: Make) -> None:
     words = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--stop", f"{__name__}:Second")
-    sweep = here(*words, "--num-cpus", "2").run()
+    sweep = here(*words).run()
     assert [trial.status for trial in sweep.trials.values()] == ["finished", "stopped", "pending"]
 
 
