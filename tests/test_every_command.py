@@ -37,7 +37,7 @@ HERE = f"--use-gpu no --tracking.backend none {RUN}"
 TINY = f"{shlex.join(SMALL_REC[1:])} {HERE}"  # words that come later count
 TASK = f"{CORE} --model.chunk 8 --model.passes 2 --data.segment-length 32 --num-workers 0 {HERE}"
 PRETRAINED = f"{WINDOWS} --model.positions 0 --model.hidden 8 8 --data.segment-length 32 --num-workers 0 {HERE}"
-SWEEP = f"{TINY} --num-workers 1 --concurrent 2 --num-cpus 2"
+SWEEP = f"{TINY} --num-workers 1 --num-cpus 2"
 QUIET = "--tracking.backend none"
 
 SCENARIO = f"""
