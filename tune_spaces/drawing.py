@@ -30,6 +30,7 @@ from tune_spaces import SEARCHERS
 from tune_spaces.named import kind_of, make
 
 METRIC = "value"
+"""The name under which schedulers, stoppers and searchers get the sweep's metric."""
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:

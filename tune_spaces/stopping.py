@@ -1,7 +1,6 @@
 """Ray Tune's schedulers and stoppers by name, with what a sweep knows filled in.
 
     rule = scheduler("asha", Lengths(least=3072, most=27648, reduction=3), domains={})      # tune's ASHAScheduler, in tokens
-    decides_by_results(rule)                # whether it stands where it stood once it has heard the same results again
     stopper("plateau")                      # tune's TrialPlateauStopper
 
 A scheduler's time is in tokens; HyperBand's in rungs of ``least`` tokens. A lower metric is better.
@@ -26,7 +25,7 @@ from ray.tune.search.sample import Float
 from ray.tune.stopper import Stopper
 
 from tune_spaces import SCHEDULERS, STOPPERS
-from tune_spaces.drawing import rounded
+from tune_spaces.drawing import METRIC, rounded
 from tune_spaces.named import kind_of, make
 
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
@@ -35,8 +34,6 @@ ACTING = (PopulationBasedTraining, HyperBandScheduler)
 """These pause trials and change them: hearing the results again would do it again."""
 TIMES = ("tokens", "rungs", "training_iteration")
 """What a scheduler may count in."""
-METRIC = "value"
-"""The name under which schedulers, stoppers and searchers get the sweep's metric."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Lengths:
     least: int
     """Before a trial may be stopped (ASHA's first rung)."""
     most: int
-    """Of a whole trial."""
+    """In a whole trial."""
     reduction: int = 3
     """ASHA: one in so many continues from a rung to the next."""
     every: int = 1
@@ -63,11 +60,6 @@ def compares_all(name: str) -> bool:
     """Whether trials wait until others have come as far. Raises ValueError where there is none of this name."""
     kind, _ = kind_of(SCHEDULERS.get(name, name))
     return issubclass(kind, ACTING)
-
-
-def decides_by_results(rule: TrialScheduler) -> bool:
-    """Whether the rule stands where it stood once it has heard the same results again."""
-    return not isinstance(rule, ACTING)
 
 
 def scheduler(name: str, lengths: Lengths, domains: Mapping[str, Any]) -> TrialScheduler:

@@ -76,7 +76,8 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     reach = axes.twinx()
     longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
     positions, _, documents = by_position(longest)
-    positions = positions[at := _drawn(len(positions))]
+    at = _drawn(len(positions))
+    positions = positions[at]
     documents = documents[at]
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
     reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)

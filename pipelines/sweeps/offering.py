@@ -23,8 +23,7 @@ from pipelines.sweeps.capacity import Room
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.tracking import SweepTracking
-from tune_spaces.drawing import Searcher
-from tune_spaces.stopping import METRIC
+from tune_spaces.drawing import METRIC, Searcher
 
 
 class NotKept:

@@ -50,7 +50,7 @@ class Record:
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._deaths: dict[str, tuple[int, int]] = {}
-        """Of a trial: the step that it had reached when its workers died, and how often they did there."""
+        """For each trial, the step at which its workers died last, and how often they died there."""
         self._restore()
 
     def _restore(self) -> None:
@@ -85,11 +85,6 @@ class Record:
         if trial.id not in self._runs:
             self._runs[trial.id] = self.sweep.run_of(trial)
         return self._runs[trial.id]
-
-    def left(self) -> list[Trial]:
-        """The trials that are not over, as far as the budget of trials goes."""
-        known = list(self.sweep.trials.values())
-        return [trial for trial in known[: self.sweep.config.trials or None] if not trial.over]
 
     def closed(self) -> bool:
         """Whether no trial is to begin or to continue any more."""

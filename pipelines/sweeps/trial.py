@@ -46,7 +46,7 @@ from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outc
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
 from pipelines.training.world import World, join
-from tune_spaces.stopping import METRIC
+from tune_spaces.drawing import METRIC
 
 POINTER = "pointer.json"
 LOOK_SECONDS = 0.5
@@ -97,7 +97,6 @@ class TrialActor(tune.Trainable):
         self._end = trial if trial.over else None
         self._run = read_run(self._place, self._given, self._values)
         self._known = deque(known_metrics(self._run, self._given.metric, over=trial.over))
-        self._newest = self._known[-1][0] if self._known else 0
         self._step = 0
         """That of the metric which Tune got last."""
         return True
@@ -107,9 +106,8 @@ class TrialActor(tune.Trainable):
         if self._known:
             step, value = self._known.popleft()
             self._step = step
-            ends = {"done": True, "outcome": "finished", "said": ""}
             finished = self._end is not None and self._end.status == "finished"
-            return self._result(step, value, **(ends if finished and not self._known else {}))
+            return self._result(step, value, **(ended_as("finished", "") if finished and not self._known else {}))
         if self._end:
             return ended_as(self._end.status, self._end.reason)
         if self._loop is None:
@@ -126,8 +124,7 @@ class TrialActor(tune.Trainable):
         metrics = found.pop("metrics")
         if not metrics:
             return found
-        self._newest = metrics[0][0]
-        self._step = self._newest
+        self._step = metrics[0][0]
         return self._result(*metrics[0], **found)
 
     def _result(self, step: int, value: float, **further: Any) -> dict[str, Any]:
@@ -143,7 +140,7 @@ class TrialActor(tune.Trainable):
         if size > 1 and not self._peers:
             self._gather(size, self._device)
         self._others = [peer.train.remote(self._run) for peer in self._peers]
-        return TrialLoop(self._run, self._given.metric, self._device, self._newest)
+        return TrialLoop(self._run, self._given.metric, self._device, self._step)
 
     def _gather(self, size: int, device: torch.device) -> None:
         """Start the other ranks, and form a process group with them."""
@@ -196,11 +193,9 @@ class TrialActor(tune.Trainable):
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from where a checkpoint of Tune's points: another trial's, where a population has copied that."""
-        pointer = json.loads(Path(checkpoint, POINTER).read_text())
-        if pointer["trial"] != self.trial_name:
-            source = self._place.parent / pointer["trial"]
-            take_over(source / "checkpoints", self._place / "checkpoints", pointer["step"])
-        self._step = pointer["step"]
+        source, self._step = read_pointer(checkpoint)
+        if source != self.trial_name:
+            take_over(self._place.parent / source / "checkpoints", self._place / "checkpoints", self._step)
         while self._known and self._known[0][0] <= self._step:  # Tune has had these
             self._known.popleft()
 
@@ -269,5 +264,10 @@ def with_credentials(run: TrainConfig, given: TrainConfig) -> TrainConfig:
 def pointer_of(checkpoint: Any) -> tuple[str, int]:
     """The trial and the step that a checkpoint of Tune's stands for."""
     with checkpoint.as_directory() as folder:
-        pointer = json.loads(Path(folder, POINTER).read_text())
+        return read_pointer(folder)
+
+
+def read_pointer(folder: str) -> tuple[str, int]:
+    """The trial and the step that `save_checkpoint` has written into a folder of Tune's."""
+    pointer = json.loads(Path(folder, POINTER).read_text())
     return pointer["trial"], pointer["step"]

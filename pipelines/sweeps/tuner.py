@@ -33,8 +33,8 @@ from pipelines.sweeps.record import Record
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import Given, NotSaved, TrialActor, pointer_of
 from pipelines.training.stopping import Stop
-from tune_spaces.drawing import Searcher, seeded
-from tune_spaces.stopping import METRIC, compares_all, decides_by_results, stopper
+from tune_spaces.drawing import METRIC, Searcher, seeded
+from tune_spaces.stopping import compares_all, stopper
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -79,7 +79,8 @@ class Logged(NotKept, TrialScheduler):
         self._rule = rule
         self._record = record
         self._stops = stops
-        self._by_results = decides_by_results(rule)
+        self._by_results = not compares_all(record.sweep.config.scheduler)
+        """Whether the rule stands where it stood once it has heard the same results again."""
         self._before = record.settled_tokens() if record.sweep.config.populates else 0
 
     @property

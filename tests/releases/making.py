@@ -169,7 +169,8 @@ def main() -> None:
     if output.exists() or HOME.exists():
         parser.error(f"{output} or {HOME} exists already: the data of a release is made once")
     torch.set_num_threads(1)
-    store, run = HOME / "store", HOME / "run"
+    store = HOME / "store"
+    run = HOME / "run"
     for split, sizes in TEXTS.items():
         for number, size in enumerate(sizes):
             path = HOME / "text" / split / f"{number}.txt"
