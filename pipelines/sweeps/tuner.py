@@ -53,9 +53,14 @@ KEEP_SECONDS = 10.0
 
 
 class Keys:
-    """Keeps the keys of buckets out of the actors that Ray Tune makes: until it has made the first, whose settings all have."""
+    """Keeps the keys of buckets out of the actors that Ray Tune makes: until it has made the first, whose settings all have.
+
+    Tune's snapshots are written by a thread that needs the keys: they are back before Tune begins one.
+    """
 
     def __init__(self) -> None:
+        self.last = False
+        """Whether Tune makes an actor before the keys are shown again."""
         self._made = False
         self._hidden: dict[str, str] = {}
 
@@ -63,9 +68,9 @@ class Keys:
         if not self._made:
             self._hidden |= {name: os.environ.pop(name) for name in KEYS if name in os.environ}
 
-    def show(self, made: bool = False) -> None:
-        """Put them back; ``made``: the first actor is there."""
-        self._made = self._made or made
+    def show(self) -> None:
+        """Put them back."""
+        self._made = self._made or self.last
         os.environ.update(self._hidden)
         self._hidden = {}
 
@@ -105,8 +110,10 @@ class Logged(NotKept, TrialScheduler):
         self._rule.on_trial_remove(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        self._keys.hide()  # Tune makes the first actor next
-        return self._rule.choose_trial_to_run(tune_controller)
+        self._keys.hide()  # Tune makes this trial's actor next, and then asks Ends
+        chosen = self._rule.choose_trial_to_run(tune_controller)
+        self._keys.last = chosen is not None
+        return chosen
 
     def debug_string(self) -> str:
         return self._rule.debug_string()
@@ -136,8 +143,8 @@ class Logged(NotKept, TrialScheduler):
 class Watch(NotKept, tune.Callback):
     """Follows the trials: what a population changes of them, how far they are, how they end."""
 
-    def __init__(self, record: Record, stop: Stop, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self, record: Record, stop: Stop, room: Room) -> None:
+        self._room = room
         self._record = record
         self._sweep = record.sweep
         self._stop = stop
@@ -157,15 +164,12 @@ class Watch(NotKept, tune.Callback):
             self._looked = now
             self._record.asked = self._record.asked or self._stop.asked()
             self._record.watch()
+            self._room.at_once()  # says when machines come and go
         if now - self._kept > KEEP_SECONDS:
             self._kept = now
             self._record.budget.keep()
 
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._keys.show()
-
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._keys.show(made=True)
         ours = self._sweep.trials[str(trial)]
         if ours.over:
             return
@@ -201,9 +205,10 @@ class Watch(NotKept, tune.Callback):
 
 
 class Ends(NotKept, Stopper):
-    """Ends Tune's run once nothing is being trained and nothing is to begin."""
+    """Ends Tune's run once nothing is being trained and nothing is to begin. Tune asks once a turn, after it has made actors."""
 
-    def __init__(self, record: Record, watch: Watch) -> None:
+    def __init__(self, record: Record, watch: Watch, keys: Keys) -> None:
+        self._keys = keys
         self._record = record
         self._watch = watch
 
@@ -211,6 +216,7 @@ class Ends(NotKept, Stopper):
         return False
 
     def stop_all(self) -> bool:
+        self._keys.show()
         return self._record.closed() and not self._watch.running()
 
 
@@ -236,7 +242,7 @@ def fit(
     notes = sweep.run.place / ".tune"
     notes.delete()
     keys = Keys()
-    watch = Watch(record, stop, keys)
+    watch = Watch(record, stop, room)
     fields = tuple(sweep.fields) if config.populates else ()
     given = Given(config.train, config.metric, config.least, room.use_gpu, fields)
     trainable = tune.with_resources(tune.with_parameters(actor, given=given), actor.resources(given))
@@ -262,7 +268,7 @@ def fit(
                 name="trials",
                 storage_path=notes.recorded,
                 verbose=0,
-                stop=Ends(record, watch),
+                stop=Ends(record, watch, keys),
                 callbacks=[watch, JsonLoggerCallback(), CSVLoggerCallback()],
                 failure_config=tune.FailureConfig(max_failures=-1),  # the record counts those without progress
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),

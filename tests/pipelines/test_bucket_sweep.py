@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import random
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -69,6 +70,19 @@ class Swept:
     printed: str
     uri: Callable[[str], str]
     """Of something in its folder of the bucket."""
+    errors: list[str]
+    """What Ray has logged as an error in the driver."""
+
+
+class Errors(logging.Handler):
+    """Keeps the messages of errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 TOKEN, KEY, PASSWORD = "a-token-that-no-log-has", "a-key-of-the-bucket", "a-password-of-mlflow"
@@ -86,11 +100,16 @@ def swept(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     words += ["--search", "grid", "--num-workers", "1", "--num-cpus", "2"]
     session.start(num_cpus=4)  # that of `ray_session`, which both tests use
     printed = io.StringIO()
+    errors = Errors()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         # Which nothing of ours reads, and Ray Tune passes on as it does the others.
         patch.setenv("AWS_SECURITY_TOKEN", TOKEN)
-        done = run_sweep(["optim.lr=1e-7,3e-3", *words])
-    return Swept(done, printed.getvalue(), uri)
+        logging.getLogger("ray").addHandler(errors)
+        try:
+            done = run_sweep(["optim.lr=1e-7,3e-3", *words])
+        finally:
+            logging.getLogger("ray").removeHandler(errors)
+    return Swept(done, printed.getvalue(), uri, errors.messages)
 
 
 @pytest.mark.ray
@@ -101,7 +120,7 @@ def test_best_report_and_results_are_there(swept: Swept, tmp_path: Path) -> None
     best = json.loads((place / "best.json").read_bytes())
     grid = done.results
     found = grid.get_best_result(scope="all")
-    assert done.status == 0 and len(grid) == 3
+    assert done.status == 0 and len(grid) == 3 and not swept.errors
     assert found.config == {"trial": best["trial"], **best["values"]}
     assert found.metrics and found.metrics["validation/bits_per_token"] == best["validation/bits_per_token"]
     assert {"trials.csv", "curves.png", "winner.txt"} <= {file.name for file in (place / "report").list()}
