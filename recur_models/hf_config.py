@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from recur_models import model_from_json
 from recur_models.protocol import ModelConfig
+from recur_models.registry import model_from_json
 
 MODULE = "modeling_throughline"
 """Name of the module beside a saved config."""
