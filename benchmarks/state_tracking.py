@@ -38,7 +38,7 @@ from common.files import write_atomically
 from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table
-from studies.papers.jobs import run
+from pipelines.training.jobs import run_jobs
 from studies.papers.staircase import TINY_DATA
 from studies.papers.tables import Data, Run
 from studies.papers.trainings import Place, Training
@@ -113,6 +113,7 @@ def make(config: BenchConfig, trainings: Sequence[Training]) -> None:
     """Prepare, train and score what is not there. Raises UserError where a command fails."""
     data = {each.data: each.place for each in trainings}
     missing = [place.preparing(of) for of, place in data.items() if not place.is_prepared(of)]
+    record = trainings[0].place.record
     for jobs, at_once in (
         (lambda: missing, 1),
         (lambda: [each.job() for each in trainings if not each.is_done()], config.at_once),
@@ -121,8 +122,8 @@ def make(config: BenchConfig, trainings: Sequence[Training]) -> None:
             config.at_once,
         ),
     ):
-        if failed := run(jobs(), at_once):
-            raise UserError(f"{failed[0].name} failed: see {failed[0].log}")
+        for failed in run_jobs(jobs(), at_once, record):
+            raise UserError(f"{failed.name} failed: see {failed.log}")
 
 
 def read(task: str, model: str, seed: int, training: Training) -> Result | None:

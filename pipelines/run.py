@@ -12,33 +12,22 @@ stop, and saved.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shlex
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tyro
-import xxhash
 
-from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
 from data_prep.documents import SPLITS
-from pipelines.checkpoints.run_place import RunPlace
 from pipelines.terminal import cli
-from pipelines.terminal.starting import start
-from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
+from pipelines.training.jobs import Job, Record, run_jobs
 from tune_spaces import combine
 
 OWN = ("run", "root", "preset", "data.store", "data.corpus")
 """Fields that the stages agree on."""
-FINAL = (2, STOPPED_STATUS, 130)
-"""Exit statuses after which a stage is not tried again: a user's error, asked to stop, Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -106,26 +95,7 @@ class PipelineConfig:
         return replace(self, corpus=self.corpus or data.corpus, store=self.store or data.store, root=root)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A command, and the places that it reads and writes."""
-
-    name: str
-    module: str
-    words: tuple[str, ...]
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
-
-    def fingerprint(self) -> str:
-        """Of its words, and of what is now at its places; empty where something that it writes is not there."""
-        marks = [mark(place) for place in (*self.reads, *self.writes)]
-        if not all(marks[len(self.reads) :]):
-            return ""
-        words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
-        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
-
-
-def stages(config: PipelineConfig) -> list[Stage]:
+def stages(config: PipelineConfig) -> list[Job]:
     """The stages of a pipeline, in order."""
     store = Place.parse(config.store) / config.corpus
     root = Place.parse(config.root)
@@ -134,7 +104,7 @@ def stages(config: PipelineConfig) -> list[Stage]:
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
     reads = (*map(Place.parse, source[1:]), *manifests[1:])  # which it writes where the corpus has such splits
-    found = [Stage("prepare", "prepare", words, reads, manifests[:1])]
+    found = [Job("prepare", "prepare", words, reads, manifests[:1])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
     for preset in (config.preset, *config.also):
@@ -145,45 +115,29 @@ def stages(config: PipelineConfig) -> list[Stage]:
             sweep = f"{run}-sweep"
             best = root / sweep / "best.json"
             words = (config.tune, "--preset", preset, "--run", sweep, *where, *_options(config.set + config.tune_set))
-            found.append(Stage(f"tune {run}", "tune", words, reads, (best,)))
+            found.append(Job(f"tune {run}", "tune", words, reads, (best,)))
             what = best.text
             reads = (*reads, best)
         words = (what, "--run", run, *where, *_options(config.set))
-        found.append(Stage(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
+        found.append(Job(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
         runs.append(run)
     trained = tuple(root / run / "checkpoints" for run in runs)
     folders = tuple(_below(config.root, run) for run in runs)
     report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs))}")
     words = (*folders, "--split", config.split, "--output", report)
     reads = (*trained, store / config.split / "manifest.json")
-    found.append(Stage("evaluate", "evaluate", words, reads, (Place.parse(report),)))
+    found.append(Job("evaluate", "evaluate", words, reads, (Place.parse(report),)))
     if runs[1:]:
         report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
         tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
         words = (*folders, "--root", config.root, "--output", report, *tracking)
-        found.append(Stage("compare", "compare", words, trained, (Place.parse(report),)))
+        found.append(Job("compare", "compare", words, trained, (Place.parse(report),)))
     return found
 
 
 def _below(root: str, name: str) -> str:
     """What stands below the root, as an option has it: the query of a URI stays at its end."""
     return (Place.parse(root) / name).text if is_uri(root) else f"{root.rstrip('/')}/{name}"
-
-
-def mark(place: Place) -> str:
-    """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
-    if place.name == "checkpoints":
-        newest = next(iter(RunPlace(place.parent).checkpoint_names()), "none")
-        place = place / newest / "checkpoint.json"
-    if place.is_dir():
-        files = [file for file in place.list(recursive=True) if not file.is_dir]
-        entries = sorted((file.name, file.bytes, file.place.changed()) for file in files)
-        return xxhash.xxh3_64_hexdigest(json.dumps(entries).encode())
-    if not place.is_file():
-        return ""
-    if place.name.endswith((".json", ".csv")):
-        return place.xxh3()
-    return f"{place.name} {place.size()} {place.changed()}"
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:
@@ -202,30 +156,15 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     planned = stages(config)
     check(config, planned)
-    record = Place.parse(config.root) / "pipelines" / f"{name}.json"
-    done = {}
-    with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the stages know what they have done
-        done = json.loads(record.read_bytes())
-    for number, stage in enumerate(planned, 1):
-        title = f"[{number}/{len(planned)}] {stage.name}"
-        if done.get(stage.name) and done[stage.name] == stage.fingerprint():
-            print(f"{title}: done before, and nothing has changed since", flush=True)
-            continue
-        status = attempt(stage, title, config.retries, asked := list[int]())
-        if not status:
-            done[stage.name] = stage.fingerprint()
-            record.parent.make_folder()
-            record.write_atomically(json.dumps(done, indent=1).encode())
-            status = STOPPED_STATUS if asked and planned[number:] else 0  # it has ended well all the same
-        if status:
-            later = ", ".join(stage.name for stage in planned[number:])
-            print(f"{title}: {ended(status)}" + (f"; not begun: {later}" if later else ""), file=sys.stderr, flush=True)
-            return status
+    record = Record(Place.parse(config.root) / "pipelines" / f"{name}.json")
+    failed = run_jobs(planned, record=record, retries=config.retries, in_turn=True)
+    if failed:
+        return next(iter(failed.values()))
     print(f"{name}: all {len(planned)} stages are done, {cli.duration(time.monotonic() - began)}")
     return 0
 
 
-def check(config: PipelineConfig, planned: Sequence[Stage]) -> None:
+def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
     """Refuse before the first stage what training, and the search before it, would refuse."""
     from pipelines.presets import PRESETS
     from pipelines.sweeps.command import read_command
@@ -239,43 +178,6 @@ def check(config: PipelineConfig, planned: Sequence[Stage]) -> None:
             sweep = read_command(stage.words)
             with given_by_user(ValueError):
                 combine(sweep.space, sweep.flat)
-
-
-def attempt(stage: Stage, title: str, retries: int, asked: list[int] | None = None) -> int:
-    """Run a stage, again where it failed; its last exit status. ``asked`` takes the signals that came meanwhile."""
-    words = shlex.join(map(without_credentials, stage.words))
-    while True:
-        print(f"{title}: python -m pipelines.{stage.module} {words}", flush=True)
-        status = call(stage, [] if asked is None else asked)
-        if status in (0, *FINAL) or not retries:
-            return status
-        retries -= 1
-        print(f"{title}: {ended(status)}; trying again", file=sys.stderr, flush=True)
-
-
-def call(stage: Stage, asked: list[int]) -> int:
-    """Run a stage's command, and pass on to it what asks to stop."""
-    process = start(stage.module, stage.words)
-
-    def pass_on(number: int, frame: object) -> None:
-        """Pass on all but Ctrl-C, which it has had from the terminal. This process lives until that one has ended."""
-        asked.append(number)
-        if number != signal.SIGINT:
-            process.send_signal(number)
-
-    with asking_signals_to(pass_on):
-        status = process.wait()
-    status = 128 - status if status < 0 else status
-    return STOPPED_STATUS if asked and status not in (0, *FINAL) else status
-
-
-def ended(status: int) -> str:
-    """What an exit status says."""
-    if status == STOPPED_STATUS:
-        return "asked to stop, and saved: the same command goes on here"
-    if status == 2:
-        return "cannot be done as asked; its own message says why"
-    return f"killed by signal {status - 128}" if status > 128 else f"failed with exit status {status}"
 
 
 if __name__ == "__main__":

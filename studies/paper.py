@@ -29,9 +29,9 @@ from data_prep.documents import SPLITS
 from pipelines.reports.index import write_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
+from pipelines.training.jobs import Job, run_jobs
 from studies.continuations_report import continuations_table, summary
 from studies.papers import PAPERS
-from studies.papers.jobs import Job, run
 from studies.papers.plan import Plan, part_of
 from studies.papers.tables import Scale
 from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, Place, value_of
@@ -176,13 +176,12 @@ def prepare(plan: Plan, train: bool) -> None:
     told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
     if train:
         asked = {data: job for data, job in jobs.items() if job not in told}
-        failed = run(list(asked.values()), 1)
-        if failed:
-            raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+        for failed in run_jobs(list(asked.values())):
+            raise UserError(f"{failed.name} failed: {failed.log} says why")
         empty = [job for data, job in asked.items() if not plan.place.is_prepared(data)]
         if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
-    commands = [f"python -m pipelines.prepare {shlex.join(map(without_credentials, job.words))}" for job in told]
+    commands = [job.shown() for job in told]
     if not plan.trainings():
         ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
         ways = ways if train else [*commands, "leave out --no-train"]
@@ -251,5 +250,5 @@ def main(argv: list[str]) -> int:
     if page:
         print(f"  index {cli.shown(page)}")
     for job in failed:
-        print(f"failed: {job.name}, see {cli.shown(job.log)}; the same command tries it again")
+        print(f"failed: {job.name}, see {cli.shown(plan.place.log(job.name))}; the same command tries it again")
     return 1 if failed else 0

@@ -21,9 +21,9 @@ from data_prep.corpora import CODE
 from data_prep.store import SegmentStore
 from pipelines.reports.evaluation_figures import plot_cumulative
 from pipelines.tracking.score import Evaluation
+from pipelines.training.jobs import Job, run_jobs
 from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
-from studies.papers.jobs import Job, run
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
 from studies.papers.trainings import Place, Training
@@ -72,21 +72,16 @@ class Plan:
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate, compare and continue, into ``folder``, what is not there; what failed."""
-        failed = run([training.job() for training in self.trainings() if not training.is_done()], at_once)
-        run(self.evaluating(), at_once)
+        failed = run_jobs([training.job() for training in self.trainings() if not training.is_done()], at_once)
+        run_jobs(self.evaluating(), at_once, self.place.record)
         reading = [*self.comparing(folder), *self.continuing(folder)]
-        return [*failed, *self.evaluating(), *run(reading, 1)]
+        return [*failed, *self.evaluating(), *run_jobs(reading, 1, self.place.record)]
 
     def evaluating(self) -> list[Job]:
-        """The evaluations that trainings lack, each once. One that is lacking still when it was run has failed, or read an older
-        checkpoint, since the last is damaged.
-        """
-        lacking: dict[str, Job] = {}
-        for _, column, of, training in self.cells():
-            job = training.evaluating(of.read, column.split)
-            if job.name not in lacking and training.is_done() and not training.evaluation(of.read, column.split):
-                lacking[job.name] = job
-        return list(lacking.values())
+        """The evaluations that trainings lack, each once. One that is lacking still when it was run has failed."""
+        cells = [(column, run.read, training) for _, column, run, training in self.cells() if training.is_done()]
+        jobs = {training.evaluating(read, column.split): None for column, read, training in cells}
+        return [job for job in jobs if not self.place.record.is_current(job)]
 
     def comparing(self, folder: Path) -> list[Job]:
         """What compares the table's two models token by token, each of its row's first seed and column."""
@@ -108,11 +103,14 @@ class Plan:
     def reading(self, module: str, trainings: Sequence[Training], words: Sequence[str], folder: Path) -> Job:
         """A command that reads the split of the first column with these models, and reports into a folder of its own name."""
         first = trainings[0]
-        models = [str(training.folder) for training in trainings]
-        which = ("--checkpoint", first.checkpoint, "--split", self.table.columns[0].split)
-        where = ("--output", str(folder / module), "--tracking.backend", first.config.tracking.backend)
+        split = self.table.columns[0].split
+        models = [str(training.model) for training in trainings]
+        reads = [path for training in trainings for path in training.reads(split)]
+        made = folder / module
+        words = (*words, "--split", split)
+        where = (*models, "--output", str(made), "--tracking.backend", first.config.tracking.backend)
         name = f"{module} {self.name}"
-        return Job(name, module, (*models, *words, *which, *where), self.place.log(name))
+        return Job(name, module, words, tuple(reads), (made,), where, self.place.log(name))
 
     def results(self, command: str) -> Results:
         """The figures of everything that is evaluated."""

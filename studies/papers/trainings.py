@@ -2,8 +2,8 @@
 
     place = Place(root=Path("runs/paper"), sources={"pg19": "books"})
     training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
-    failed = run([training.job()], at_once=2)               # as `pipelines.train` on the command line: it goes on where it was
-    failed = run([training.evaluating({}, "test")], 2)      # `pipelines.evaluate`, whose report is kept
+    failed = run_jobs([training.job()], at_once=2)               # as `pipelines.train` on the command line: it resumes where it was
+    failed = run_jobs([training.evaluating({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
     training.evaluation({}, "test")                         # and read
 
 Which table it is for, or which paper's, nothing here knows: benchmarks use it too.
@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from common import places
 from common.errors import UserError, given_by_user
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
@@ -37,7 +38,7 @@ from pipelines.reports.evaluation import read_report
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
-from studies.papers.jobs import Job
+from pipelines.training.jobs import Job, Record
 from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
@@ -78,6 +79,11 @@ class Place:
     set: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted fields of all trainings."""
 
+    @property
+    def record(self) -> Record:
+        """What is evaluated, compared and continued here."""
+        return Record(places.Place.parse(self.root) / "jobs.json")
+
     def data(self, data: Data) -> Data:
         """What is read for it."""
         if self.corpus and data.tokenizer:
@@ -102,7 +108,7 @@ class Place:
         beside = [word for name, value in files.items() for word in (f"--{name}", value)]
         words = (*data.words, *source, *beside, "--store", str(self.store(data)), "--num-workers", "0")
         name = f"prepare {data}"
-        return Job(name, "prepare", words, self.log(name))
+        return Job(name, "prepare", words, log=self.log(name))
 
     def log(self, name: str) -> Path:
         readable = re.sub(r"[^-.\w]+", "-", name)
@@ -141,7 +147,8 @@ class Training:
 
     def job(self) -> Job:
         words = (self.preset, *options(self.config, PRESETS[self.preset]))
-        return Job(f"train {self.name}", "train", words, self.place.log(self.name))
+        name = f"train {self.name}"
+        return Job(name, "train", words, log=self.place.log(name))
 
     def is_done(self) -> bool:
         """Whether its last step is saved. Raises UserError where another run has its name."""
@@ -171,27 +178,34 @@ class Training:
         of_best = "-best" if self.checkpoint == "best" else ""
         return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
+    @property
+    def model(self) -> Path:
+        """Folder of the checkpoint that is scored; before there is one, the run's."""
+        scored = self.scored()
+        return scored.folder if scored else self.folder
+
+    def reads(self, split: str) -> tuple[Path, ...]:
+        """The records of the weights and of the text that a command reads which scores it."""
+        return (
+            self.model / "checkpoint.json",
+            Path(self.config.data.store) / self.data.corpus / split / "manifest.json",
+        )
+
     def evaluating(self, read: Mapping[str, int], split: str) -> Job:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
-        tracking = ("--tracking.backend", self.config.tracking.backend)
-        cleared = ("--clear", "states")  # what the recurrence is worth; that of all State no table asks for
-        which = ("--checkpoint", self.checkpoint)
-        words = (str(self.folder), *which, "--split", split, *windows, *cleared, "--output", str(output), *tracking)
-        return Job(f"evaluate {output.name}", "evaluate", words, self.place.log(f"evaluate-{output.name}"))
+        words = ("--split", split, *windows, "--clear", "states")  # of all State no table asks for the worth
+        where = (str(self.model), "--output", str(output), "--tracking.backend", self.config.tracking.backend)
+        name = f"evaluate {output.name}"
+        made = (output / "report.json",)
+        return Job(name, "evaluate", words, self.reads(split), made, where, self.place.log(name))
 
     def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
         """What was kept; None where there is nothing, or it is of other weights or another text than there are now."""
-        folder = self.report(read, split)
-        scored = self.scored()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or cut short: it is made again
-            (found,) = read_report(folder)
-            text = SegmentStore.open(self.config.data.store, self.data.corpus, split).manifest.fingerprint
-            saved = (scored.folder / "checkpoint.json").stat().st_mtime if scored else None
-            made = (folder / "report.json").stat().st_mtime
-            if scored and saved and (found.step, found.store_fingerprint) == (scored.step, text) and made >= saved:
-                return found
-        return None
+        if not self.place.record.is_current(self.evaluating(read, split)):
+            return None
+        (found,) = read_report(self.report(read, split))
+        return found
 
     def validated(self, errors: bool) -> float:
         """The last validation's share of errors, or bits per token; infinite where there was none."""

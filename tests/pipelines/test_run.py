@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from common.places import Place
 from pipelines.prepare import PrepareConfig, prepare
-from pipelines.run import PipelineConfig, Stage, attempt, main, mark, stages
+from pipelines.run import PipelineConfig, main, stages
 from tests.small_runs import TINY
 from tests.waiting import wait_until
 
@@ -82,54 +79,6 @@ def test_a_signal_stops_the_stage_which_saves_and_the_same_command_goes_on(text_
     assert list((tmp_path / "runs/small-rec/checkpoints").glob("step-*"))
 
 
-@pytest.mark.slow
-def test_killed_it_leaves_no_stage_behind(tmp_path: Path) -> None:
-    words = ("random-walk", "--train", "5000000", "--num-workers", "0", "--store", str(tmp_path / "store"))  # minutes
-    code = f"from pipelines.run import Stage, call; call(Stage('walks', 'prepare', {words!r}, (), ()), [])"
-    process = subprocess.Popen([sys.executable, "-c", code])
-
-    def children() -> list[str]:
-        return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-
-    wait_until(children)
-    begun = children()
-    time.sleep(1)
-    process.kill()
-    assert process.wait(300) == -9
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in begun))
-
-
-def stage(tmp_path: Path, script: str) -> Stage:
-    """A stage that runs `python -m pipelines.doctor`-like, with these words; its file counts the attempts."""
-    return Stage("made up", script, (str(tmp_path / "no-such-run"),), (), ())
-
-
-def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert attempt(stage(tmp_path, "verify"), "[1/1] made up", retries=3) == 2
-    streams = capfd.readouterr()
-    assert streams.out.count("python -m pipelines.verify") == 1 and "trying again" not in streams.err
-
-
-def test_no_secret_is_printed_and_another_password_changes_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def words(password: str) -> Stage:
-        options = ("--data.store", f"s3://KEY:{password}@books/store?secret_key={password}", "--root", str(tmp_path))
-        return Stage("made up", "verify", (*options, "--no-such-option"), (), ())
-
-    assert attempt(words("SECRET"), "[1/1] made up", retries=0) == 2
-    streams = capfd.readouterr()
-    assert "--data.store s3://books/store" in streams.out and "SECRET" not in streams.out + streams.err
-    assert words("SECRET").fingerprint() == words("ANOTHER").fingerprint()
-
-
-def test_what_fails_is_tried_again_and_its_status_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert attempt(stage(tmp_path, "no_such_stage"), "[1/1] made up", retries=2) == 1
-    streams = capfd.readouterr()
-    assert streams.out.count("python -m pipelines.no_such_stage") == 3
-    assert streams.err.count("failed with exit status 1; trying again") == 2
-
-
 def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="bytes").located()
     assert [s.name for s in stages(config)] == ["prepare", "train demo-rec", "train demo-slide", "evaluate", "compare"]
@@ -167,31 +116,9 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     ],
 )
 def test_bad_words_are_sentences(words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.run.attempt", lambda stage, *_: pytest.fail(f"{stage.name} was begun"))
+    monkeypatch.setattr("pipelines.run.run_jobs", lambda *_, **__: pytest.fail("a stage was begun"))
     with pytest.raises(ValueError, match=sentence.replace("(", "\\(")):
         main(words)
-
-
-def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
-    place = Place.parse(tmp_path)
-    (tmp_path / "a.json").write_text("1")
-    before = mark(place), mark(place / "a.json")
-    assert before == (mark(place), mark(place / "a.json")) and all(before)
-    (tmp_path / "a.json").write_text("2")
-    assert mark(place / "a.json") != before[1] and mark(place) != before[0]
-    assert mark(place / "missing.json") == ""
-    (tmp_path / "checkpoints").mkdir()
-    assert mark(place / "checkpoints") == ""  # none in it
-
-
-def test_another_source_in_a_bucket_has_another_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "changed", lambda place: 0)  # as of an object
-    source = tmp_path / "threads.jsonl.gz"
-    source.write_bytes(b"one")
-    before = mark(Place.parse(source))
-    assert before == mark(Place.parse(source))
-    source.write_bytes(b"another")
-    assert mark(Place.parse(source)) != before
 
 
 def test_a_split_that_was_removed_is_prepared_again(make_config: Callable[..., PrepareConfig]) -> None:
@@ -205,21 +132,3 @@ def test_a_split_that_was_removed_is_prepared_again(make_config: Callable[..., P
     assert all(marks) and len(set(marks)) == 3  # without them, too: a corpus may have no such split
     shutil.rmtree(made.folder / "train")
     assert stages(config)[0].fingerprint() == ""
-
-
-def test_asked_to_stop_in_a_stage_that_still_ends_well_it_begins_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun: list[str] = []
-
-    def ends_well(stage: Stage, title: str, retries: int, asked: list[int]) -> int:
-        begun.append(stage.name)
-        asked.append(signal.SIGTERM)
-        return 0
-
-    monkeypatch.setattr("pipelines.run.attempt", ends_well)
-    where = ["--root", str(tmp_path / "runs"), "--store", str(tmp_path / "store")]
-    assert main(["small-rec", *where]) == 75 and begun == ["prepare"]
-    assert "asked to stop" in capsys.readouterr().err
-    record = Place.parse(tmp_path / "runs/pipelines/small-rec.json")
-    assert "prepare" in json.loads(record.read_bytes())

@@ -6,10 +6,6 @@ import importlib
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +21,9 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
+from pipelines.training.jobs import Job, Record, run_jobs
 from studies import paper
-from studies.papers import PAPERS, jobs, plan, trainings
-from studies.papers.jobs import Job
+from studies.papers import PAPERS, plan, trainings
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, PARAMETERS, Column, Data, Row, Run, Table
 from tests.shared_data import need
@@ -253,19 +249,21 @@ def make(
     prepare(make_config(store=str(tmp_path / "stores/bytes")))
     monkeypatch.setitem(PAPERS, "mine", {"table-1": MINE})
 
-    def run_here(asked: Sequence[Job], at_once: int, killed_after: int = 99) -> list[Job]:
-        for number, job in enumerate(asked):
-            if number == killed_after:
-                raise KeyboardInterrupt
-            importlib.import_module(f"pipelines.{job.module}").main(list(job.words))
-            done.append(job.name)
-        return []
-
     done: list[str] = []
 
     def run(name: str, *words: str, killed_after: int = 99) -> dict[str, Any]:
+        def run_here(asked: Sequence[Job], at_once: int = 1, record: Record | None = None) -> list[Job]:
+            for number, job in enumerate(asked):
+                if number == killed_after:
+                    raise KeyboardInterrupt
+                importlib.import_module(f"pipelines.{job.module}").main(job.argv)
+                done.append(job.name)
+                if record:
+                    record.keep(job)
+            return []
+
         done.clear()
-        monkeypatch.setattr(plan, "run", lambda asked, at_once: run_here(asked, at_once, killed_after))
+        monkeypatch.setattr(plan, "run_jobs", run_here)
         where = ["--root", str(tmp_path / name), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
         assert paper.main(["mine", "table-1", *where, *words]) == 0
         folder = tmp_path / name / "tables/mine-table-1-tiny"
@@ -348,9 +346,10 @@ def test_where_the_base_of_times_is_left_out_the_table_says_so(make: Callable[..
 
 
 def test_a_training_whose_last_checkpoint_is_damaged_is_named(
-    make: Callable[..., dict[str, Any]], tmp_path: Path
+    make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("one", "--only", "slide")
+    monkeypatch.setattr(plan, "run_jobs", run_jobs)
     (run,) = (tmp_path / "one").glob("small-slide*")
     weights = max((run / "checkpoints").iterdir()) / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -364,7 +363,7 @@ def test_a_training_whose_last_checkpoint_is_damaged_is_named(
 
 def test_a_split_that_stays_empty_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PAPERS, "mine", {"table-1": MINE})
-    monkeypatch.setattr(paper, "run", lambda asked, at_once: [])
+    monkeypatch.setattr(paper, "run_jobs", lambda asked: [])
     with pytest.raises(UserError, match=r"prepare text, bytes left a split empty: .*\.log says what to do"):
         paper.main(["mine", "table-1", "--root", str(tmp_path), "--source", "text=few"])
 
@@ -374,9 +373,6 @@ def test_no_secret_is_written_or_printed(
 ) -> None:
     config = paper.PaperConfig("gpt2", "table-1", set=("tracking.uri=http://me:hidden@host", "steps=5"))
     assert config.command().endswith("--set tracking.uri=http://host steps=5")
-    log = tmp_path / "logs/one.log"
-    jobs.start(Job("one", "inspect", ("--source", "s3://me:hidden@bucket"), log), 1).wait()
-    assert log.read_text().startswith("$ python -m pipelines.inspect --source s3://bucket\n")
     source = "pg19=s3://me:hidden@bucket"
     asked = paper.PaperConfig("block-recurrent", "table-1", scale="paper", root=tmp_path, source=(source,)).plan()
     monkeypatch.setattr(type(asked), "trainings", lambda self, prepared=True: made if not prepared else ["one"])
@@ -410,19 +406,19 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
     make("one", "--only", "rec")
     assert asked.comparing(tmp_path / "here") == []
 
-    def fails(jobs: Sequence[Job], at_once: int) -> list[Job]:
+    def fails(jobs: Sequence[Job], *_: object) -> list[Job]:
         return [job for job in jobs if job.module == "tokens"]
 
     make("one", "--only", "slide")
     (job,) = asked.comparing(tmp_path / "here")
-    models = [json.loads((Path(word) / "config.json").read_text())["model"]["name"] for word in job.words[:2]]
+    models = [json.loads((Path(word).parents[1] / "config.json").read_text())["model"]["name"] for word in job.argv[:2]]
     assert job.module == "tokens" and models == ["slide", "rec"] and "--by token" in " ".join(job.words)
     validation = replace(
         asked, table=replace(asked.table, columns=(replace(asked.table.columns[0], split="validation"),))
     )
     (of_validation,) = validation.comparing(tmp_path / "here")
     assert "--split test" in " ".join(job.words) and "--split validation" in " ".join(of_validation.words)
-    monkeypatch.setattr(plan, "run", fails)
+    monkeypatch.setattr(plan, "run_jobs", fails)
     where = ["--root", str(tmp_path / "one"), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
     assert paper.main(["mine", "table-1", *where]) == 1
 
@@ -438,7 +434,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     monkeypatch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
     with pytest.raises(UserError, match=r"was begun with optim.lr=0.002, and this command says 1.0"):
         make("one")
-    monkeypatch.setattr(paper, "run", lambda asked, at_once: list(asked))
+    monkeypatch.setattr(paper, "run_jobs", list)
     for words, said in (
         (["block-recurrent", "table-3"], r"prepare pg19 .* --source FOLDER .*--corpus python-source"),
         (["block-recurrent", "table-3", "--corpus", "python-source"], "prepare python-source, .* failed: .* says why"),
@@ -462,33 +458,6 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         with pytest.raises(UserError, match=said):
             paper.main([*words, "--root", str(tmp_path / "none")])
     assert capsys.readouterr()
-
-
-def test_commands_fail_by_themselves_and_stop_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    bad = Job("bad", "inspect", (str(tmp_path / "nothing"),), tmp_path / "logs/bad.log")
-    good = Job("good", "inspect", ("--help",), tmp_path / "logs/good.log")
-    assert jobs.run([bad, good], at_once=2) == [bad]
-    assert "[2/2] " in capfd.readouterr().out and "error: " in bad.log.read_text() and "usage" in good.log.read_text()
-
-
-@pytest.mark.slow
-def test_a_killed_command_leaves_no_training_behind(tmp_path: Path) -> None:
-    words = ("random-walk", "--train", "5000000", "--num-workers", "0", "--store", str(tmp_path / "store"))  # minutes
-    code = f"""from pathlib import Path; from studies.papers.jobs import Job, run
-run([Job("walks", "prepare", {words!r}, Path({str(tmp_path / "walks.log")!r}))], 1)"""
-    for number, status in ((signal.SIGTERM, 75), (signal.SIGKILL, -9)):
-        process = subprocess.Popen([sys.executable, "-c", code])
-        while not (tmp_path / "walks.log").exists():
-            time.sleep(0.1)
-        time.sleep(2)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.send_signal(number)
-        assert process.wait(60) == status and children
-        deadline = time.monotonic() + 20
-        while any(Path(f"/proc/{child}").exists() for child in children):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        (tmp_path / "walks.log").unlink()
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:

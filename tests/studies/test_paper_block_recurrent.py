@@ -95,7 +95,7 @@ def test_without_metadata_arxiv_is_left_out_with_the_command_that_prepares_it(
 ) -> None:
     asked = paper.PaperConfig("block-recurrent", "table-1", root=tmp_path, source=("arxiv=papers",)).plan()
     run_jobs = list[Any]()
-    monkeypatch.setattr(paper, "run", lambda jobs, at_once: run_jobs.extend(jobs) or [])
+    monkeypatch.setattr(paper, "run_jobs", lambda jobs: run_jobs.extend(jobs) or [])
     with pytest.raises(UserError, match=r"prepare arxiv .* --subject math --source papers --metadata FILE "):
         paper.prepare(asked, train=False)
     monkeypatch.setattr(Place, "is_prepared", lambda self, data: data.corpus == "python-source")

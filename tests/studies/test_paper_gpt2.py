@@ -22,11 +22,11 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.train import main as train
+from pipelines.training.jobs import Job, Record
 from pipelines.tune import main as tune
 from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
 from studies.papers.gpt2 import EPOCHS, LANES, LLAMAS, ROWS, WINDOWS
-from studies.papers.jobs import Job
 from studies.papers.tables import Run
 from tests.studies.test_paper import REC, TEXT
 
@@ -62,14 +62,15 @@ def test_a_run_that_got_worse_is_scored_where_it_was_best(
     place = trainings.Place(tmp_path / "runs", tmp_path / "stores")
     fields = {**REC, "optim.lr": 3.0, "schedule.warmup": 0, "validate_every": 2, "validate_tokens": 200}
     of_best = place.training(Run("small-rec", TEXT, fields, checkpoint="best"), 0)
-    train(list(of_best.job().words))
-    evaluate.main(list(of_best.evaluating({}, "validation").words))
+    train(of_best.job().argv)
+    evaluate.main(of_best.evaluating({}, "validation").argv)
+    place.record.keep(of_best.evaluating({}, "validation"))
     found = of_best.evaluation({}, "validation")
     newest = replace(of_best, checkpoint="newest")
     assert found and found.step == 2 and newest.evaluation({}, "validation") is None
     assert [training.scored().step for training in (of_best, newest)] == [2, 4]  # pyrefly: ignore
     unvalidated = place.training(Run("small-rec", TEXT, {**fields, "validate_every": 0}, checkpoint="best"), 1)
-    train(list(unvalidated.job().words))
+    train(unvalidated.job().argv)
     assert unvalidated.lacks_best() and not of_best.lacks_best() and not newest.lacks_best()
     capsys.readouterr()
     config = evaluate.EvaluateConfig((str(unvalidated.folder),), checkpoint="best", split="validation")
@@ -180,20 +181,22 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     asked, folder = config.plan(), tmp_path / "runs/tables/mine-table-3-tiny"
     assert asked.continuing(folder) == [] and asked.pages(folder) == []
 
-    def run_here(asked: Sequence[Job], at_once: int) -> list[Job]:
+    def run_here(asked: Sequence[Job], at_once: int, record: Record | None = None) -> list[Job]:
         with redirect_stdout(io.StringIO()):  # a job's output goes to its log
             for job in asked:
-                importlib.import_module(f"pipelines.{job.module}").main(list(job.words))
+                importlib.import_module(f"pipelines.{job.module}").main(job.argv)
+                if record:
+                    record.keep(job)
         return []
 
-    monkeypatch.setattr(plan, "run", run_here)
+    monkeypatch.setattr(plan, "run_jobs", run_here)
     words = ["mine", "table-3", "--root", str(config.root), "--store", str(config.store), "--flop-rate", "1e11"]
     assert paper.main(words) == 0
     printed = capsys.readouterr().out
     report = json.loads((folder / "continuations/continuations.json").read_text())
     (training,) = asked.trainings()
     (job,) = replace(asked, seeds=(0, 1)).continuing(folder)
-    assert (job.module, job.words[0]) == ("continuations", str(training.folder))
+    assert (job.module, job.argv[0]) == ("continuations", str(training.model))
     assert report["title"].startswith(f"{training.name}, step {training.scored().step}, on text/validation")  # pyrefly: ignore
     assert len(report["passages"]) == 4
     assert asked.pages(folder) == [folder / "continuations/continuations.md"]

@@ -1,0 +1,237 @@
+"""Our own commands as jobs: run as a user runs them, some side by side, left out where they are done, stopped and killed with this
+process.
+
+    job = Job("verify mine", "verify", ("runs/store/text",), reads=(store,), log=Path("runs/logs/verify.log"))
+    failed = run_jobs([job], at_once=2, record=Record(Place.parse("runs/jobs.json")))
+
+A job is done and current while its fingerprint is the one that the record keeps: of its words, of what it read and of what it
+wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from common.credentials import without_credentials
+from common.lock import hold
+from common.places import Place
+from pipelines import python_path
+from pipelines.checkpoints.run_place import RunPlace
+from pipelines.terminal import cli
+from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
+
+FINAL = (0, 2, STOPPED_STATUS, 130)
+"""Exit statuses after which a job is not tried again: done, a user's error, asked to stop, Ctrl-C."""
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command of ours, and the places that it reads and writes."""
+
+    name: str
+    module: str
+    words: tuple[str, ...]
+    reads: tuple[Place | Path, ...] = ()
+    writes: tuple[Place | Path, ...] = ()
+    where: tuple[str, ...] = ()
+    """Words before these that change nothing of the result: places that are in ``reads`` and ``writes``, and how it is tracked."""
+    log: Path | None = None
+    """The file that its output goes to; None: to the terminal."""
+
+    @property
+    def argv(self) -> list[str]:
+        return [*self.where, *self.words]
+
+    def shown(self) -> str:
+        """The command as it is typed, without credentials."""
+        return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
+
+    def fingerprint(self) -> str:
+        """Of its words and of what is now at its places; empty where what it writes is not all there, or not known."""
+        marks = [mark(Place.parse(place)) for place in (*self.reads, *self.writes)]
+        if not self.writes or not all(marks[len(self.reads) :]):
+            return ""
+        words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
+
+
+def mark(place: Place) -> str:
+    """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
+    if place.name == "checkpoints":
+        newest = next(iter(RunPlace(place.parent).checkpoint_names()), "none")
+        place = place / newest / "checkpoint.json"
+    if place.is_dir():
+        files = [file for file in place.list(recursive=True) if not file.is_dir]
+        entries = sorted((file.name, file.bytes, file.place.changed()) for file in files)
+        return xxhash.xxh3_64_hexdigest(json.dumps(entries).encode())
+    if not place.is_file():
+        return ""
+    if place.name.endswith((".json", ".csv")):
+        return place.xxh3()
+    return f"{place.name} {place.size()} {place.changed()}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file with the fingerprints of finished jobs, by their names."""
+
+    file: Place
+
+    def is_current(self, job: Job) -> bool:
+        """Whether the job is done, and nothing has changed since."""
+        kept = self._fingerprints().get(job.name)
+        return bool(kept) and kept == job.fingerprint()
+
+    def keep(self, job: Job) -> None:
+        """Note that the job is done."""
+        fingerprint = job.fingerprint()
+        with hold(self.file.parent, "another command", patience=60.0):
+            fingerprints = {**self._fingerprints(), job.name: fingerprint}
+            self.file.write_atomically(json.dumps(fingerprints, indent=1).encode())
+
+    def _fingerprints(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the commands know what they have done
+            return json.loads(self.file.read_bytes())
+        return {}
+
+
+@dataclass
+class _Attempt:
+    """A job that runs."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    retries: int
+    """How often it may fail and begin again."""
+    began: float = field(default_factory=time.monotonic)
+    signals: int = 0
+    """How many it has had of those that came to this process."""
+
+    def pass_on(self, asked: Sequence[int]) -> None:
+        """Pass on what asks to stop, all but Ctrl-C where the job has had it from the terminal."""
+        for number in asked[self.signals :]:
+            if number != signal.SIGINT or self.job.log:
+                self.process.send_signal(number)
+        self.signals = len(asked)
+
+
+def run_jobs(
+    jobs: Sequence[Job], at_once: int = 1, record: Record | None = None, retries: int = 0, in_turn: bool = False
+) -> dict[Job, int]:
+    """Run the jobs that are not current, so many side by side; the exit statuses of those that failed.
+
+    Asked to stop, it passes that on to those that run, waits for them, and begins no other.
+
+    Args:
+        record: knows what is done, and learns of each job that ends well.
+        retries: times that a job is tried again where it fails, unless its status is FINAL.
+        in_turn: each job needs those before it: none begins after one that failed, and nothing follows the last.
+
+    Raises SystemExit with status 75 when asked to stop before all is done.
+    """
+    waiting = list(jobs)
+    running = list[_Attempt]()
+    failed = dict[Job, int]()
+    asked = list[int]()
+
+    def title(job: Job) -> str:
+        return f"[{len(jobs) - len(waiting) - len(running)}/{len(jobs)}] {job.name}"
+
+    def begin(job: Job, retries: int) -> None:
+        if job.log is None:
+            print(f"{title(job)}: {job.shown()}", flush=True)
+        running.append(_Attempt(job, start(job, at_once), retries))
+
+    def end(attempt: _Attempt) -> None:
+        running.remove(attempt)
+        job = attempt.job
+        status = attempt.process.returncode
+        status = 128 - status if status < 0 else status
+        if asked and status not in FINAL:
+            status = STOPPED_STATUS
+        if status == 0:
+            if record:
+                record.keep(job)
+            if job.log:
+                print(f"{title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
+        elif status not in FINAL and attempt.retries:
+            print(f"{title(job)}: {ended(status)}; trying again", file=sys.stderr, flush=True)
+            begin(job, attempt.retries - 1)
+        else:
+            failed[job] = status
+            see = f", see {cli.shown(job.log)}" if job.log else ""
+            later = f"; not begun: {', '.join(job.name for job in waiting)}" if in_turn and waiting else ""
+            print(f"{title(job)}: {ended(status)}{see}{later}", file=sys.stderr, flush=True)
+            if in_turn:
+                waiting.clear()
+
+    with asking_signals_to(lambda number, frame: asked.append(number)):
+        while running or (waiting and not asked):
+            while waiting and len(running) < at_once and not asked:
+                job = waiting.pop(0)
+                if record and record.is_current(job):
+                    print(f"{title(job)}: done before, and nothing has changed since", flush=True)
+                else:
+                    begin(job, retries)
+            for attempt in running:
+                attempt.pass_on(asked)
+            time.sleep(POLL_SECONDS)
+            for attempt in [attempt for attempt in running if attempt.process.poll() is not None]:
+                end(attempt)
+    if asked and (waiting or not in_turn):
+        print("stopped; the same command resumes here", file=sys.stderr)
+        raise SystemExit(STOPPED_STATUS)
+    return failed
+
+
+def ended(status: int) -> str:
+    """What an exit status says."""
+    if status in (STOPPED_STATUS, 130):
+        return "asked to stop, and saved: the same command resumes here"
+    if status == 2:
+        return "cannot be done as asked; its own message says why"
+    return f"killed by signal {status - 128}" if status > 128 else f"failed with exit status {status}"
+
+
+def start(job: Job, at_once: int = 1) -> subprocess.Popen[bytes]:
+    """Start a job's command with our own modules, whatever its working directory. It ends with this process, however that ends.
+
+    One of several ``at_once`` has as many threads as leave the others theirs. One with a log has a session of its own, so that
+    Ctrl-C on a terminal reaches this process alone.
+    """
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        """Linux: SIGKILL when the parent is gone, so that the command that is repeated finds nobody in a run's folder."""
+        if sys.platform == "linux":
+            libc.prctl(1, signal.SIGKILL)
+
+    threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // at_once, 1))} if at_once > 1 else {}
+    if job.log:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") if job.log else contextlib.nullcontext() as log:
+        if log:
+            log.write(f"$ {job.shown()}\n".encode())
+            log.flush()
+        return subprocess.Popen(
+            [sys.executable, "-m", f"pipelines.{job.module}", *job.argv],
+            env={**threads, **os.environ, "PYTHONPATH": python_path()},
+            stdout=log,
+            stderr=log and subprocess.STDOUT,
+            start_new_session=log is not None,
+            preexec_fn=end_with_parent,
+        )
