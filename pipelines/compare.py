@@ -27,7 +27,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import HOME, first_writable, writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
@@ -111,8 +111,7 @@ def main(argv: list[str]) -> None:
         params={f"compared.{i}": run.name for i, run in enumerate(comparison.runs)},
         tags={"stage": "compare", "metric": comparison.metric, "notes": "; ".join(comparison.notes)},
     )
-    for path in paths:
-        tracker.log_artifact(path)
+    tracker.log_artifacts(*paths)
     tracker.finish()
 
     Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
@@ -125,9 +124,7 @@ def main(argv: list[str]) -> None:
         print(f"  {cli.shown(path)}")
     if not target.is_local:
         print(f"  {output}")
-    page = write_index(target.folder)
-    if page:
-        print(f"  index {cli.shown(page)}")
+    refresh_index(target.folder)
 
 
 if __name__ == "__main__":

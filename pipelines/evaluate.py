@@ -34,7 +34,7 @@ from pipelines.config.run import TrackingConfig, but_for_seed
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -186,9 +186,7 @@ def main(argv: list[str]) -> None:
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
-    page = write_index(target.folder)
-    if page:
-        print(f"  index     {cli.shown(page)}")
+    refresh_index(target.folder)
 
 
 def report(
@@ -260,8 +258,7 @@ def track(
             context="evaluation",
         ),
     )
-    for path in paths:
-        tracker.log_artifact(path)
+    tracker.log_artifacts(*paths)
     tracker.finish()
 
 

@@ -27,7 +27,7 @@ from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import output_for, run_of, tracking_of
 from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
@@ -154,9 +154,7 @@ def main(argv: list[str]) -> None:
     target.publish(*(path.name for path in paths))
     track(config, checkpoint, run, paths)
     print(f"  report    {cli.shown(target.folder / 'continuations.md')}")
-    page = write_index(target.folder)
-    if page:
-        print(f"  index     {cli.shown(page)}")
+    refresh_index(target.folder)
 
 
 def track(config: ContinuationsConfig, checkpoint: Checkpoint, run: RunPlace | None, paths: list[Path]) -> None:
@@ -168,6 +166,5 @@ def track(config: ContinuationsConfig, checkpoint: Checkpoint, run: RunPlace | N
         params={"checkpoint": str(checkpoint.folder), "blocks": config.blocks, "seed": config.seed},
         tags={"stage": "continuations"},
     )
-    for path in paths:
-        tracker.log_artifact(path)
+    tracker.log_artifacts(*paths)
     tracker.finish()

@@ -26,7 +26,7 @@ from common.credentials import without_credentials
 from common.errors import UserError, nearest
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
 from pipelines.training.jobs import Job, run_jobs
@@ -246,9 +246,7 @@ def main(argv: list[str]) -> int:
         print(summary(passages))
     for path in paths:
         print(f"  {cli.shown(path)}")
-    page = write_index(folder)
-    if page:
-        print(f"  index {cli.shown(page)}")
+    refresh_index(folder)
     for job in failed:
         print(f"failed: {job.name}, see {cli.shown(plan.place.log(job.name))}; the same command tries it again")
     return 1 if failed else 0

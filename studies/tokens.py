@@ -29,7 +29,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, printable
@@ -290,9 +290,7 @@ def main(argv: list[str]) -> None:
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
     )
-    page = write_index(target.folder)
-    if page:
-        print(f"  index     {cli.shown(page)}")
+    refresh_index(target.folder)
 
 
 def track(
@@ -313,6 +311,5 @@ def track(
         "tokens/names_among_top": facts["names_among_top"],
     }
     tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, last.checkpoint.step)
-    for path in paths:
-        tracker.log_artifact(path)
+    tracker.log_artifacts(*paths)
     tracker.finish()

@@ -149,6 +149,6 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     names = [name if count == 1 else f"{name}.{count}" for name, count in zip(plain, counts, strict=True)]
     pairs = [(row, name, figure) for row, name in zip(rows, names, strict=True) for figure in COLUMNS]
     tracker.log({f"{figure}/{name}": getattr(row, figure) for row, name, figure in pairs}, step=0)
-    tracker.log_artifact(path)
+    tracker.log_artifacts(path)
     tracker.finish()
     return path

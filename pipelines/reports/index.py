@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from common.files import write_atomically
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
+from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 
 FOLDER = "reports"
@@ -119,6 +120,13 @@ def write_index(report: Path) -> Path | None:
     except OSError:
         return None
     return path
+
+
+def refresh_index(report: Path) -> None:
+    """`write_index`, and print where the page is."""
+    path = write_index(report)
+    if path:
+        print(f"  index     {cli.shown(path)}")
 
 
 def row(kind: Kind, folder: Path, home: Path) -> str:

@@ -106,8 +106,7 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
     if command:
         paths.append(save(place / "winner.txt", f"{command}\n".encode()))
     if tracker is not None:
-        for path in paths:
-            tracker.log_artifact(path, "sweep")
+        tracker.log_artifacts(*paths, folder="sweep")
         if command:
             tracker.set_tag("winner.command", command)
             tracker.set_tag("winner.trial", str(winner.get("trial", "")))

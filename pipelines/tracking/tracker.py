@@ -178,11 +178,12 @@ class Tracker:
         if self._error:
             raise self._error
 
-    def log_artifact(self, path: Path, folder: str = "") -> None:
-        """Keep a file (a figure, a table) with the run, below ``folder``. It must stay as it is until it is sent."""
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: there is no such file to log")
-        self._put(lambda run: run.client.log_artifact(run.run_id, str(path), folder or None))
+    def log_artifacts(self, *paths: Path, folder: str = "") -> None:
+        """Keep files (a figure, a table) with the run, below ``folder``. They must stay as they are until they are sent."""
+        for path in paths:
+            if not path.is_file():
+                raise FileNotFoundError(f"{path}: there is no such file to log")
+            self._put(lambda run, path=path: run.client.log_artifact(run.run_id, str(path), folder or None))
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """Make the checkpoint of a step a model in MLflow, with the validation figures that were logged for that step."""

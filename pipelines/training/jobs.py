@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import xxhash
-
 from common.credentials import without_credentials
+from common.files import digest
 from common.lock import hold
 from common.places import Place
 from pipelines import python_path
@@ -66,7 +65,7 @@ class Job:
         if not self.writes or not all(marks[len(self.reads) :]):
             return ""
         words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
-        return xxhash.xxh3_128_hexdigest(json.dumps([self.module, words, marks]).encode())
+        return digest([self.module, words, marks])
 
 
 def mark(place: Place) -> str:
@@ -76,8 +75,7 @@ def mark(place: Place) -> str:
         place = place / newest / "checkpoint.json"
     if place.is_dir():
         files = [file for file in place.list(recursive=True) if not file.is_dir]
-        entries = sorted((file.name, file.bytes, file.place.changed()) for file in files)
-        return xxhash.xxh3_64_hexdigest(json.dumps(entries).encode())
+        return digest(sorted((file.name, file.bytes, file.place.changed()) for file in files))
     if not place.is_file():
         return ""
     if place.name.endswith((".json", ".csv")):

@@ -64,7 +64,7 @@ def test_a_run_is_described(server: Server, config: TrackingConfig, tmp_path: Pa
     tracker.log({"train/bits_per_token": 5.25}, 10)
     table = tmp_path / "table.csv"
     table.write_text("a,b\n")
-    tracker.log_artifact(table, "report")
+    tracker.log_artifacts(table, folder="report")
     tracker.set_tag("best", "10")
     tracker.finish()
 
@@ -308,7 +308,7 @@ def test_what_mlflow_refuses_does_not_stop_what_follows(
     server.signal(signal.SIGSTOP)
     try:
         gone.write_bytes(b"png")
-        tracker.log_artifact(gone)
+        tracker.log_artifacts(gone)
         gone.unlink()  # before it could be sent
     finally:
         server.signal(signal.SIGCONT)
@@ -317,7 +317,7 @@ def test_what_mlflow_refuses_does_not_stop_what_follows(
     assert tracker.run_id and server.steps(tracker.run_id, "a") == [2]
     assert capfd.readouterr().err.count("refused") == 2
     with pytest.raises(FileNotFoundError, match=r"gone\.png"):
-        tracker.log_artifact(gone)
+        tracker.log_artifacts(gone)
 
 
 def test_attach_adds_to_a_run_as_it_is(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_sqlite_is_the_default_and_waits_for_its_lock(
         time.sleep(0.5)
         other.execute("COMMIT")
     (root / "figure.png").write_bytes(b"png")
-    tracker.log_artifact(root / "figure.png")
+    tracker.log_artifacts(root / "figure.png")
     tracker.finish()
     again = start(config, root, resume_step=5)
     again.log({"a": 6.0}, 6)
