@@ -20,16 +20,13 @@ from common.errors import UserError
 from common.lock import hold
 from common.places import Place
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import check_fits
-from pipelines.inference.trained import Trained, load, read_text
+from pipelines.checkpoints.checkpoint import Snapshot, check_fits
+from pipelines.inference.trained import load, place_of, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
-LANES = 8
 SEGMENT = 1024
-"""Of an exported model, which does not say how it was trained."""
-SAMPLE = 4096
-"""So many tokens of a store are compared with what the tokenizer of an exported model makes of their text."""
+"""Tokens that are read at once by a model that does not say how it was trained."""
 
 
 @dataclass(frozen=True)
@@ -68,36 +65,11 @@ class EmbedConfig:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
 
 
-def open_split(trained: Trained, config: EmbedConfig) -> SegmentStore:
+def open_split(checkpoint: Snapshot, config: EmbedConfig) -> SegmentStore:
     """The split to read. Raises UserError where it is not there, or has other tokens than the model."""
-    checkpoint = trained.checkpoint
-    place = config.store
-    corpus = config.corpus
-    cache = ""
-    if checkpoint is not None:
-        data = checkpoint.meta["config"]["data"]
-        place = place or data["store"]
-        corpus = corpus or data["corpus"]
-        cache = data["cache"]
-    if not (place and corpus):
-        raise UserError(
-            f"{trained.place} does not say which text it was trained on: give --store and --corpus, or --file"
-        )
-    store = SegmentStore.open(place, corpus, config.split, cache=cache)
-    if checkpoint is not None:
-        check_fits(checkpoint, store, "")
-    elif (sizes := (trained.model.vocab_size, trained.bod_id)) != (store.vocab_size, store.bod_id):
-        raise UserError(
-            f"{trained.place} has {sizes[0]:,} ids and {store.folder} {store.vocab_size:,}: prepare it with the model's tokenizer"
-        )
-    else:  # an export does not say by its digest which tokenizer it has
-        document = int(store.lengths.argmax()) if len(store.lengths) else 0
-        ids = store.tokens(document, 0, min(int(store.lengths[document]), SAMPLE)) if store.lengths.any() else []
-        text = (tokenizer := store.tokenizer()).decode(ids)
-        if tokenizer.encode(text).tolist() != trained.tokenizer.encode(text).tolist():
-            raise UserError(
-                f"{trained.place} gives a text of {store.folder} other ids than that has: prepare it with the model's tokenizer"
-            )
+    place, corpus = place_of(checkpoint, config.store, config.corpus)
+    store = SegmentStore.open(place, corpus, config.split, cache=checkpoint.meta["config"]["data"]["cache"])
+    check_fits(checkpoint, store, "")
     return store
 
 
@@ -106,6 +78,8 @@ def main(argv: list[str]) -> None:
     output = Place.parse(config.output)
     text = read_text(config.file) if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
+    checkpoint = trained.checkpoint
+    assert checkpoint is not None, "load says where it found the model"
     # With torch, which takes seconds: not before there is something to embed.
     from pipelines.inference.embedding import Embeddings, texts_of_ids, texts_of_store, width_of
     from pipelines.training.reading import Reading, Share
@@ -113,16 +87,12 @@ def main(argv: list[str]) -> None:
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
     else:
-        texts = texts_of_store(open_split(trained, config), config.documents)
+        texts = texts_of_store(open_split(checkpoint, config), config.documents)
     model = trained.model
-    checkpoint = trained.checkpoint
-    data = {"lanes": LANES, "segment_length": -(-SEGMENT // model.block) * model.block}
-    if checkpoint is not None:
-        data = checkpoint.meta["config"]["data"]
-    weights = checkpoint.meta["digest"] if checkpoint else (Place.parse(config.run) / "model.safetensors").xxh3()
-    embeddings = Embeddings(output, texts, width_of(model), weights, config.every, config.dtype)
+    data = checkpoint.meta["config"]["data"]
+    embeddings = Embeddings(output, texts, width_of(model), checkpoint.digest, config.every, config.dtype)
     lanes = config.lanes or data["lanes"]
-    segment_length = config.segment_length or data["segment_length"]
+    segment_length = config.segment_length or data["segment_length"] or -(-SEGMENT // model.block) * model.block
     counts = f"{len(texts.ids):,} documents, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as update, hold(output, "another pipelines.embed"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 
 from data_prep.tokenizers import SymbolsTokenizer
-from pipelines.inference.trained import find_checkpoint, tokenizer_of
+from pipelines.inference.trained import find_model, tokenizer_of
 from pipelines.terminal import cli
 
 
@@ -27,7 +27,7 @@ class ExportConfig:
     """What is exported, and where to."""
 
     run: tyro.conf.Positional[str]
-    """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint."""
+    """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint, or a folder that was exported before."""
     output: Path
     """The folder to make; it must not exist yet."""
     store: str = ""
@@ -36,7 +36,7 @@ class ExportConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ExportConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint = find_checkpoint(config.run)
+    checkpoint = find_model(config.run)
     from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
 
     export(checkpoint, config.output, config.store)

@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 -m -- pipelines.train demo-rec --num-workers 0 --run mine
     python -m pipelines.train small-rec --data.corpus text --data.store runs/store --run mine --num-workers 2
     python -m pipelines.train runs/sweep/best.json        # what a sweep found, or any run's config.json, in place of a preset
+    python -m pipelines.train exported/tuned --run more   # begins with an exported folder's model and weights
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
 Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by a signal or a file
@@ -42,13 +43,14 @@ def describe(config: TrainConfig, run: Run) -> int:
     tokens = config.steps * config.tokens_per_step
     workers = " to ".join(str(number) for number in dict.fromkeys((config.workers[0], config.workers[-1])))
     where = "in this process" if config.num_workers == 0 else f"on {workers} Ray Train workers"
+    begins = f"  begins  with the weights in {cli.shown(run.initial.folder)}\n" if run.initial else ""
     print(
         f"training {config.run}: {config.model.name}, {parameters / 1e6:.2f}M parameters, {where}\n"
         f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
         f"vocabulary {run.train_store.vocab_size:,}\n"
         f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
         f"= {tokens:,} tokens, {tokens / max(totals.tokens, 1):.2f} epochs\n"
-        f"  into    {_shown(config)}",
+        f"{begins}  into    {_shown(config)}",
         flush=True,
     )
     place = RunPlace.of(config)

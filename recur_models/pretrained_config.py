@@ -148,6 +148,7 @@ class DecoderConfig(ModelConfig):
 class RecurrentDecoderConfig(DecoderConfig):
     """The same with recurrence."""
 
+    of_training: ClassVar[tuple[str, ...]] = (*DecoderConfig.of_training, "trained")
     learned: ClassVar[tuple[str, ...]] = ("window", "overlap")  # GPT-2 paper, 4.2: h_prev stands for another text else
 
     insert_layer: int = 2

@@ -53,6 +53,8 @@ class ModelConfig(ABC):
     """Fields that say how a text is read and shape no weight: trained weights can be scored with other values of them."""
     learned: ClassVar[tuple[str, ...]] = ()
     """Those of them that the weights are trained for: another value is scored only where that is asked for in words."""
+    of_training: ClassVar[tuple[str, ...]] = ("dropout", "dropout_places")
+    """Fields that training alone reads: a run that begins with trained weights may set other values of them."""
     local: ClassVar[tuple[str, ...]] = ()
     """Fields that name a file of this machine: empty in what is given away."""
 

@@ -22,11 +22,11 @@ from rich.console import Console
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
-from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.checkpoint import Snapshot, check_fits
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.subjects import output_for, run_of, tracking_of
-from pipelines.inference.trained import device, find_checkpoint, model_of, tokenizer_of
+from pipelines.inference.trained import device, find_model, model_of, place_of, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
@@ -39,7 +39,7 @@ class ContinuationsConfig:
     """What is continued, and by which model."""
 
     run: tyro.conf.Positional[str]
-    """Folder or URI of a run or of a checkpoint."""
+    """Folder or URI of a run or of a checkpoint, or an exported folder."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run: the newest, or the best of those that were validated."""
     places: int = 4
@@ -94,7 +94,7 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
 
 
 def passages_of(
-    checkpoint: Checkpoint, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
+    checkpoint: Snapshot, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
 ) -> list[Passage]:
     """Raises UserError where the model has no recurrent State, or no document is long enough."""
     import torch  # seconds, and not before there is something to continue
@@ -133,11 +133,11 @@ def passages_of(
 
 def main(argv: list[str]) -> None:
     config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    checkpoint = find_checkpoint(config.run, config.checkpoint == "best")
+    checkpoint = find_model(config.run, config.checkpoint == "best")
     run = run_of(config.run)
-    data = checkpoint.meta["config"]["data"]
     name = checkpoint.meta["config"]["run"]
-    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split, cache=data["cache"])
+    place, corpus = place_of(checkpoint, config.store)
+    store = SegmentStore.open(place, corpus, config.split, cache=checkpoint.meta["config"]["data"]["cache"])
     check_fits(checkpoint, store, "")
     if store.labelled:
         raise UserError(
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
     refresh_index(target.folder)
 
 
-def track(config: ContinuationsConfig, checkpoint: Checkpoint, run: RunPlace | None, paths: list[Path]) -> None:
+def track(config: ContinuationsConfig, checkpoint: Snapshot, run: RunPlace | None, paths: list[Path]) -> None:
     """The report's files in a run of their own in MLflow, by default where the run itself is."""
     tracker = Tracker.start(
         *tracking_of(checkpoint, run, config.tracking),

@@ -98,7 +98,7 @@ class Pass:
         where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
         where = where if self.every or self.at else {"segment": self.subject.segment_length, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
-        weights = self.subject.checkpoint.meta["files"]["model.safetensors"]["xxh3"]
+        weights = self.subject.checkpoint.digest
         model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
         return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
 

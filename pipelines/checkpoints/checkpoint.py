@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 from safetensors import SafetensorError, safe_open
@@ -47,6 +47,26 @@ class PickledError(CheckpointError):
     """A checkpoint with a file in it that may hold pickled objects. Someone has put it there: nothing falls back from it."""
 
 
+class Snapshot(Protocol):
+    """A trained model at a step, as commands that use its weights see it: a `Checkpoint`, or an `Exported` folder (exported.py)."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """Changes with the weights."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint: its folder and the contents of its checkpoint.json."""
@@ -57,6 +77,10 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.meta["step"]
+
+    @property
+    def digest(self) -> str:
+        return self.meta["digest"]
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -97,7 +121,7 @@ class Checkpoint:
         return checkpoint
 
     def weights(self) -> dict[str, Tensor]:
-        return _load(self.folder / "model.safetensors")
+        return load_tensors(self.folder / "model.safetensors")
 
     def shapes(self) -> dict[str, list[int]]:
         """The shapes of the weights, of which none is read."""
@@ -108,7 +132,7 @@ class Checkpoint:
         """The optimizer's state_dict."""
         values = self.meta["optimizer"]
         state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in values["scalars"].items()}
-        for name, tensor in _load(self.folder / "optimizer.safetensors").items():
+        for name, tensor in load_tensors(self.folder / "optimizer.safetensors").items():
             index, key = name.split("/", 1)
             state.setdefault(int(index), {})[key] = tensor
         return {"state": state, "param_groups": values["groups"]}
@@ -123,7 +147,7 @@ class Checkpoint:
         for first, last, path in self._ranges():
             rows = slice(max(start, first) - first, min(stop, last) - first)
             if rows.start < rows.stop:
-                tensors = _load(path)
+                tensors = load_tensors(path)
                 if (first, last) == (start, stop):
                     return _under("lanes/", tensors), _under("process/", tensors)
                 for name, value in _under("lanes/", tensors).items():
@@ -134,7 +158,7 @@ class Checkpoint:
         """The sum over all processes of something that each had saved of its own."""
         import torch
 
-        return torch.stack([_load(path)[f"process/{name}"] for *_, path in self._ranges()]).sum(0)
+        return torch.stack([load_tensors(path)[f"process/{name}"] for *_, path in self._ranges()]).sum(0)
 
     def _ranges(self) -> list[tuple[int, int, Path]]:
         """The ranges of lanes that the processes owned, in order, and their files."""
@@ -172,12 +196,22 @@ def read_meta(folder: Place) -> dict[str, Any]:
     return meta
 
 
-def check_fits(checkpoint: Checkpoint, store: SegmentStore, override: str) -> None:
+def check_fits(checkpoint: Snapshot, store: SegmentStore, override: str) -> None:
     """Raise UserError unless the checkpoint's vocabulary is the store's, and this is its training split; without an ``override``
     to name, it may be another.
     """
     meta = checkpoint.meta
     manifest = store.manifest
+    if not meta["tokenizer"]:
+        raise UserError(
+            f"{checkpoint.folder / 'config.json'} does not record the tokenizer that the model was trained with: export its run "
+            "again"
+        )
+    if meta["tokenizer"] == manifest.tokenizer.fingerprint and meta["vocab_size"] != manifest.tokenizer.vocab_size:
+        raise UserError(
+            f"{checkpoint.folder} has embeddings of {meta['vocab_size']} ids, and its tokenizer {manifest.tokenizer.vocab_size}: "
+            f"call resize_token_embeddings({manifest.tokenizer.vocab_size}) on the model, and save it again"
+        )
     if meta["vocab_size"] != manifest.tokenizer.vocab_size or meta["tokenizer"] != manifest.tokenizer.fingerprint:
         raise UserError(
             f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "
@@ -194,7 +228,8 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """What a safetensors file holds. Raises CheckpointError where it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)

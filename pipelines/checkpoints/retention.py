@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
+from typing import TypeVar
 
 from common.places import Place, sync
-from pipelines.checkpoints.checkpoint import Checkpoint, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, step_of
 from pipelines.checkpoints.run_place import RunPlace
 from pipelines.config.run import CheckpointConfig
+
+Found = TypeVar("Found", bound=Snapshot)
 
 
 def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
@@ -34,7 +37,7 @@ def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
             remove(run.checkpoints / name)
 
 
-def best(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+def best(checkpoints: Iterable[Found]) -> list[Found]:
     """Those that were validated at their own step, the best first; of equally good ones the earliest step, else the first here."""
     scored = []
     for found in checkpoints:

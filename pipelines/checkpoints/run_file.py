@@ -1,4 +1,4 @@
-"""A run as a file that takes a preset's place on the command line: a sweep's best.json, or any run's config.json.
+"""What takes a preset's place on the command line: a sweep's best.json, any run's config.json, or an exported folder.
 
 presets_with(PRESETS, argv)        # the presets, and `runs/sweep/best.json` where the command line names it
 """
@@ -8,24 +8,30 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, given_by_user
 from common.places import Place
+from common.uris import is_uri
+from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported
+from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
 
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
-    """The presets, and the file that the command line names in place of one: a sweep's best.json, or a run's config.json.
+    """The presets, and what the command line names in place of one: a sweep's best.json, a run's config.json, or an exported
+    folder, with whose model and weights a run begins.
 
     A config.json in a run's folder is of the run in that folder, also where the folder was copied or moved. A run that is given
     another name (`--run`) is no trial of the sweep that the file's run is a trial of.
 
     Raises UserError naming what this version does not know.
     """
-    if not argv or not argv[0].partition("?")[0].endswith(".json"):  # what follows in a URI says where its bucket is
-        return presets
+    name = argv[0] if argv else ""
+    if not name.partition("?")[0].endswith(".json"):  # what follows in a URI says where its bucket is
+        return presets if name in presets else {**presets, **begun_with(name)}
     path = Place.parse(argv[0])
     try:
         values = json.loads(path.read_bytes())
@@ -38,6 +44,29 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
+
+
+def begun_with(name: str) -> dict[str, TrainConfig]:
+    """Under this name, where it is an exported folder's: a run of its model that begins with its weights, with its corpus, lanes
+    and segments, and defaults for all else. Raises UserError for a folder that is damaged or gone, and for an adapter alone.
+    """
+    check_is_no_adapter(name)
+    if not is_exported(name):
+        if "/" in name and not is_uri(name) and not Path(name).expanduser().exists():
+            raise UserError(
+                f"{name} is neither a preset nor a folder that is there: name an exported folder, or the config.json of a run, "
+                "which resumes without the folder that it began with"
+            )
+        return {}
+    exported = Exported.open(name)
+    trained = exported.meta["config"]["data"]
+    model = model_from_json(exported.config["model"])
+    data = DataConfig(
+        lanes=trained["lanes"], segment_length=trained["segment_length"] or model.block * model.least_blocks
+    )
+    if trained["corpus"]:
+        data = dataclasses.replace(data, corpus=trained["corpus"])
+    return {name: TrainConfig(model=model, data=data, run=exported.folder.name, initial_weights=str(exported.folder))}
 
 
 def run_from_json(values: Mapping[str, Any]) -> TrainConfig:

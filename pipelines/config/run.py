@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import xxhash
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
         name: ClassVar[str]
         recomputes: ClassVar[tuple[Recompute, ...]]
+        free: ClassVar[tuple[str, ...]]
+        of_training: ClassVar[tuple[str, ...]]
+        local: ClassVar[tuple[str, ...]]
 
         @property
         def block(self) -> int: ...
@@ -63,6 +67,9 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    initial_weights: str = ""
+    """Exported folder whose weights a new run begins with, with a fresh optimizer; naming the folder in place of a preset sets it,
+    and its model too. A resumed run reads its checkpoint alone."""
     run: str = ""
     """Name of the run and of its folder below `root`; by default the preset's."""
     root: str = "runs"
@@ -148,6 +155,7 @@ class TrainConfig:
         """
         if {"", ".", ".."} & set(self.run.split("/")):
             raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
+        initial = str(Path(self.initial_weights).expanduser().absolute()) if self.initial_weights else ""
         store = Place.parse(self.data.store).text
         root = Place.parse(self.root).text
         cache = self.data.cache
@@ -160,7 +168,9 @@ class TrainConfig:
                 f"root is {root}, and MLflow's own file cannot be below a folder with {odd.pop()} in its name: choose another "
                 "--root, name a server by --tracking.uri, or add --tracking.backend none"
             )
-        return dataclasses.replace(self, root=root, data=data, tracking=self.tracking.located())
+        return dataclasses.replace(
+            self, root=root, data=data, tracking=self.tracking.located(), initial_weights=initial
+        )
 
     @property
     def workers(self) -> range:
@@ -218,12 +228,16 @@ def but_for_seed(values: dict[str, Any]) -> str:
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
-    """A run as nested JSON values, without credentials; its model's registered name is under `model.name`."""
+    """A run as nested JSON values, without credentials; its model's registered name is under `model.name`. ``initial_weights`` is
+    among them where a run has some.
+    """
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     values["model"] = config.model.to_json()
     values["tracking"]["uri"] = without_credentials(config.tracking.uri)
     values["data"]["store"] = public(config.data.store)
     values["root"] = public(config.root)
+    if not config.initial_weights:
+        del values["initial_weights"]
     return values
 
 

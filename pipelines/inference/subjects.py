@@ -20,10 +20,11 @@ from common.places import Place
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.checkpoint import Snapshot, check_fits
+from pipelines.checkpoints.exported import is_exported
 from pipelines.checkpoints.run_place import RunPlace, find_run, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.trained import config_of, find_checkpoint
+from pipelines.inference.trained import config_of, find_model, place_of
 from pipelines.terminal import cli
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ class SubjectsConfig:
     """Which models read what."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders or URIs of runs or of checkpoints."""
+    """Folders or URIs of runs or of checkpoints, or exported folders."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run: the newest, or the best of those that were validated."""
     store: str = ""
-    """Store to read; by default the one that each run was trained on."""
+    """Store to read; by default the one that each run was trained on, which an exported folder does not name."""
     corpus: str = ""
     """Corpus in the store; by default the one that each run was trained on."""
     split: str = "test"
@@ -101,9 +102,9 @@ class Subject:
     """A checkpoint that is scored."""
 
     name: str
-    checkpoint: Checkpoint
+    checkpoint: Snapshot
     run: RunPlace | None
-    """None for a lone copy of a checkpoint."""
+    """None for a lone copy of a checkpoint, and for an exported folder."""
     store: SegmentStore
     """The split to score."""
     train: SegmentStore | None
@@ -119,7 +120,7 @@ class Subject:
 
 def subjects_of(config: SubjectsConfig) -> list[Subject]:
     """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
-    checkpoints = [find_checkpoint(path, best=config.checkpoint == "best") for path in config.runs]
+    checkpoints = [find_model(path, best=config.checkpoint == "best") for path in config.runs]
     asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
     allow = "" if config.allow_other_windows else "--allow-other-windows"
     subjects = []
@@ -144,12 +145,10 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
     return subjects
 
 
-def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
+def open_store(checkpoint: Snapshot, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
-    data = checkpoint.meta["config"]["data"]
-    place = config.store or data["store"]
-    corpus = config.corpus or data["corpus"]
-    cache = data["cache"]
+    place, corpus = place_of(checkpoint, config.store, config.corpus)
+    cache = checkpoint.meta["config"]["data"]["cache"]
     store = SegmentStore.open(place, corpus, config.split, cache=cache)
     try:
         train = SegmentStore.open(place, corpus, "train", cache=cache)
@@ -162,7 +161,10 @@ def open_store(checkpoint: Checkpoint, config: SubjectsConfig) -> tuple[SegmentS
 
 
 def run_of(path: str) -> RunPlace | None:
-    """The run at this path, or the one that the checkpoint there belongs to; None for a lone copy of a checkpoint."""
+    """The run at this path, or the one that the checkpoint there belongs to; None for a lone copy of a checkpoint, and for an
+    exported folder."""
+    if is_exported(path):
+        return None
     run, name = find_run(path)
     belongs = not name or (run.checkpoints / name == Place.parse(path) and (run.place / "config.json").exists())
     return run if belongs else None
@@ -207,7 +209,7 @@ def writable(file: Path | Place) -> bool:
     return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
-def tracking_of(checkpoint: Checkpoint, run: RunPlace | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
+def tracking_of(checkpoint: Snapshot, run: RunPlace | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
     """Where the run of a checkpoint was itself tracked, unless the command line says where, and the folder of all runs, which has
     MLflow's file. Of a lone checkpoint, and a run that cannot be written to, that is the working directory's.
     """
@@ -221,7 +223,7 @@ def tracking_of(checkpoint: Checkpoint, run: RunPlace | None, asked: TrackingCon
     return found if found.uri or writable(home) else replace(found, backend="none"), home
 
 
-def unique_names(found: list[Checkpoint]) -> list[str]:
+def unique_names(found: Sequence[Snapshot]) -> list[str]:
     """Each run's name, with the step where one run appears twice, and a number where a step does."""
     names = [checkpoint.meta["config"]["run"] for checkpoint in found]
     steps = [

@@ -32,7 +32,8 @@ from data_prep.tokenizers import (
     TokenizerError,
     bod_id,
 )
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Snapshot
+from pipelines.checkpoints.exported import record_of
 from pipelines.inference.trained import config_of, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
@@ -90,7 +91,7 @@ LABELS = {
 """What is said of a model that predicts the next token, and of one that predicts labels."""
 
 
-def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
+def export(checkpoint: Snapshot, output: Path, store: str = "") -> None:
     """Write the folder, check it, and only then give it its name.
 
     Raises:
@@ -108,7 +109,12 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
     with torch.device("meta"):  # the checkpoint has all weights
         wrapped = ThroughlineForCausalLM(
-            ThroughlineConfig(model=given_away(checkpoint), vocab_size=meta["vocab_size"], bos_token_id=first)
+            ThroughlineConfig(
+                model=given_away(checkpoint),
+                vocab_size=meta["vocab_size"],
+                bos_token_id=first,
+                trained=record_of(checkpoint),
+            )
         )
     wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
@@ -140,7 +146,7 @@ def export(checkpoint: Checkpoint, output: Path, store: str = "") -> None:
             shutil.rmtree(working, ignore_errors=True)
 
 
-def given_away(checkpoint: Checkpoint) -> dict[str, Any]:
+def given_away(checkpoint: Snapshot) -> dict[str, Any]:
     """The model's JSON, as the run has it, without the files of this machine that it names."""
     return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).local, "")}
 
@@ -178,7 +184,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     exported.save_pretrained(folder)
 
 
-def corpus_sample(checkpoint: Checkpoint, tokenizer: Tokenizer, store: str) -> list[str]:
+def corpus_sample(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> list[str]:
     """The beginning of the corpus's first document, where the store is still there."""
     data = checkpoint.meta["config"]["data"]
     try:

@@ -6,7 +6,6 @@ trained.tokenizer.encode("def f():"), trained.model
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from safetensors import SafetensorError
 
 from common.errors import UserError, given_by_user
 from common.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot
+from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
 from pipelines.checkpoints.run_place import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
@@ -67,8 +66,8 @@ class Trained:
     """What stands before a text's first token."""
     labels: bool = False
     """Whether it predicts labels of symbols, before whose first none stands, and no text."""
-    checkpoint: Checkpoint | None = None
-    """None of an exported folder."""
+    checkpoint: Snapshot | None = None
+    """Where it was loaded from."""
 
 
 def device() -> torch.device:
@@ -93,41 +92,32 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
         CheckpointError: there is no model, or it is damaged.
         ValueError: the tokenizer is not where the run had it (``store`` says where it is), or not the run's.
     """
-    if is_exported(path):
-        from transformers.utils.logging import disable_progress_bar
-
-        from recur_models.hf import ThroughlineForCausalLM
-
-        disable_progress_bar()
-        with given_by_user(ValueError, OSError, KeyError, SafetensorError):  # of a folder that is not whole
-            try:
-                wrapped = ThroughlineForCausalLM.from_pretrained(str(path))
-            except (TypeError, RuntimeError) as error:
-                why = " ".join(str(error).split())
-                raise UserError(
-                    f"config.json and weights of {path} do not fit each other ({why}): export it again"
-                ) from None
-            model = wrapped.model.eval()
-            tokenizer = ExportedTokenizer(Path(path))
-            return Trained(str(path), model, tokenizer, wrapped.config.bos_token_id, tokenizer.labels)
-    checkpoint = find_checkpoint(path, best)
+    checkpoint = find_model(path, best)
+    if isinstance(checkpoint, Exported) and (checkpoint.folder / "tokenizer_config.json").is_file():
+        with given_by_user(ValueError, OSError, KeyError):  # of a folder that is not whole
+            exported = ExportedTokenizer(checkpoint.folder)
+        return Trained(str(path), model_of(checkpoint), exported, checkpoint.bod_id, exported.labels, checkpoint)
     tokenizer = tokenizer_of(checkpoint, store, corpus)
     labels = isinstance(tokenizer, SymbolsTokenizer)
     return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer), labels, checkpoint)
 
 
-def is_exported(path: str | Path) -> bool:
-    """Whether `pipelines.export` made this folder."""
-    try:
-        return json.loads((Path(path) / "config.json").read_text("utf-8")).get("model_type") == "throughline"
-    except (OSError, ValueError, AttributeError):
-        return False
+def find_model(path: str | Path, best: bool = False) -> Checkpoint | Exported:
+    """The exported folder at this path, or the checkpoint that `find_checkpoint` finds there."""
+    return Exported.open(path) if is_exported(path) else find_checkpoint(path, best)
 
 
 def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder. ``best``: of those that
     were validated at their own step, the best, where there is one.
     """
+    check_is_no_adapter(path)
+    kind = model_type(path)
+    if kind:
+        raise CheckpointError(
+            f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint or a folder that pipelines.export made; "
+            "--model.pretrained begins a run with a gpt2 or a llama"
+        )
     run, name = find_run(path)
     if name and run.is_local:
         return Checkpoint.open(Path(path).expanduser())
@@ -150,9 +140,7 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     return found
 
 
-def config_of(
-    checkpoint: Checkpoint, windows: Mapping[str, int] = MappingProxyType({}), allow: str = ""
-) -> ModelConfig:
+def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyType({}), allow: str = "") -> ModelConfig:
     """The model's config; with ``windows``, other values of the fields that say how a text is read. ``allow``: an option to name
     where the weights are trained for the value that they have; empty where any will do.
 
@@ -176,18 +164,32 @@ def config_of(
         return replace(config, **windows)
 
 
-def model_of(checkpoint: Checkpoint, config: ModelConfig | None = None) -> RecurrentModel:
+def model_of(checkpoint: Snapshot, config: ModelConfig | None = None) -> RecurrentModel:
     """The model that was saved, in evaluation mode; ``config``: read in another way. Raises UserError as `config_of` does."""
     config = config or config_of(checkpoint)
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
-def tokenizer_of(checkpoint: Checkpoint, store: str = "", corpus: str = "") -> Tokenizer:
+def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[str, str]:
+    """The store and the corpus in it: as given, or as the checkpoint's run had them.
+
+    Raises UserError where neither says it, as of an exported folder, which names no place of a machine.
+    """
+    data = checkpoint.meta["config"]["data"]
+    found = store or data["store"]
+    if not found:
+        raise UserError(f"{checkpoint.folder} does not say where its store is: name the store with --store")
+    corpus = corpus or data["corpus"]
+    if not corpus:
+        raise UserError(f"{checkpoint.folder} does not say which corpus it was trained on: export its run again")
+    return found, corpus
+
+
+def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:
     """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since; or of another corpus that
     was prepared with the same."""
-    data = checkpoint.meta["config"]["data"]
-    place = store or data["store"]
-    folder = Place.parse(place) / (corpus or data["corpus"]) / "tokenizer"
+    place, corpus = place_of(checkpoint, store, corpus)
+    folder = Place.parse(place) / corpus / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"

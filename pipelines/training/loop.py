@@ -20,6 +20,7 @@ from common.errors import UserError, given_by_user
 from data_prep.lanes import IGNORE, TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.exported import Exported
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig
 from pipelines.tracking import Tracker
@@ -54,6 +55,8 @@ class Run:
     resume: Checkpoint | None
     warnings: list[str]
     """What is missing or was passed over, a sentence each."""
+    initial: Exported | None = None
+    """Weights that a new run begins with, where they are not its own."""
 
 
 @collected_by_hand()
@@ -90,8 +93,9 @@ def train(
     resume = run.resume
     torch.manual_seed(config.seed)
     vocab_size = store.manifest.tokenizer.vocab_size
+    trained = resume or run.initial
     with given_by_user(ValueError, RuntimeError):  # weights that a run is to begin with, say, or that fit no more
-        built = config.model.restore(vocab_size, resume.weights()) if resume else config.model.build(vocab_size)
+        built = config.model.restore(vocab_size, trained.weights()) if trained else config.model.build(vocab_size)
     model: RecurrentModel = built.to(world.device)
     model.recompute = config.recompute
     compile_model(model, config.compile)

@@ -28,7 +28,7 @@ from common.files import digest
 from data_prep.corpora import CODE
 from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.config.run import ModelSettings
 from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
@@ -106,7 +106,7 @@ class Scoring:
     changes nothing.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Snapshot
     model: ModelConfig
     """The checkpoint's, or another one that its weights are read with."""
     store: SegmentStore
@@ -139,7 +139,7 @@ class Scoring:
         lengths = self.store.lengths
         if not lengths.any():
             raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
-        model = [self.checkpoint.meta["digest"], self.model.to_json(), self.store.manifest.fingerprint]
+        model = [self.checkpoint.digest, self.model.to_json(), self.store.manifest.fingerprint]
         key = digest([*model, asdict(self.where), self.lanes, self.segment_length, self.shares, self.bucket, LAYOUT])
         self.folder.mkdir(parents=True, exist_ok=True)
         found = list[Share]()

@@ -26,6 +26,7 @@ from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
+from pipelines.training.beginning import open_initial
 from pipelines.training.loop import Run
 from pipelines.training.restoring import check_shapes
 from pipelines.training.stopping import Stopped
@@ -69,15 +70,17 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
             raise CheckpointError(
                 f"rank 0 goes on from {name}, but {error}: is {place.place} shared by all workers?"
             ) from None
+    initial = None
     if resume is None:
         with given_by_user(ValueError):
             config.model.check_new()
+        initial = open_initial(config, train_store)
     else:
         check_resumable(resume.meta["config"], config, place.place)
         check_shapes(resume, config, place.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
-    return Run(train_store, validation_store, resume, warnings)
+    return Run(train_store, validation_store, resume, warnings, initial)
 
 
 def train_as_worker(
@@ -142,6 +145,8 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tra
     manifest = run.train_store.manifest
     place = RunPlace.of(config)
     values = to_json(config)
+    initial = run.initial
+    began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
     if run.resume and run.resume.step >= config.steps:  # nothing is trained with what the command says
         values = run.resume.meta["config"]
     tracker = Tracker.start(
@@ -157,6 +162,7 @@ def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tra
             "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
             "vocab_size": str(manifest.tokenizer.vocab_size),
             "mlflow.parentRunId": config.tracking.parent,
+            **began,
         },
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",

@@ -128,14 +128,6 @@ def test_the_command_of_a_run_and_of_its_export(
     of_file = np.stack(list(table(tmp_path / "file")["text.txt"].values()))
     np.testing.assert_allclose(of_file, every, rtol=1e-5, atol=1e-5)
 
-    path = tmp_path / "exported" / "tokenizer.json"  # of as many ids, and others
-    values = json.loads(path.read_text("utf-8"))
-    first, second = (key for key, number in values["model"]["vocab"].items() if number in (97, 98))
-    values["model"]["vocab"] |= {first: 98, second: 97}
-    path.write_text(json.dumps(values), "utf-8")
-    with pytest.raises(UserError, match="other ids than that has: prepare it with the model's tokenizer"):
-        embed.main([*words, "--output", str(tmp_path / "other")])
-
 
 def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

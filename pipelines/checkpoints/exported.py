@@ -1,0 +1,220 @@
+"""A folder that `pipelines.export` made, as commands read it that otherwise read a checkpoint.
+
+    exported = Exported.open("exported/demo-rec")
+    exported.meta["config"]["model"], exported.weights()
+
+Its config.json records the run under ``trained`` (`record_of`). transformers' Trainer and PEFT copy config.json to the model that
+they save, so a tuned model still knows its tokenizer and its corpus. No path of a machine is among what is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from common.errors import UserError
+from common.files import digest
+from common.places import Place
+from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors
+
+if TYPE_CHECKING:  # commands look for a model before they need torch, which takes seconds to import
+    from torch import Tensor
+
+UNRECORDED: Mapping[str, Any] = {
+    "run": "",
+    "step": 0,
+    "tokens": 0,
+    "seed": 0,
+    "corpus": "",
+    "store": "",
+    "tokenizer": "",
+    "lanes": 8,
+    "segment_length": 0,
+}
+"""``trained`` of a config.json without it, such as one that a script made with ThroughlineConfig. ``store`` and ``tokenizer`` are
+fingerprints; ``segment_length`` is 0 where it is not known."""
+PREFIX = "model."
+"""Begins the name of each weight in an exported folder."""
+REMEDY = "export the checkpoint again"
+
+
+def record_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The ``trained`` of the config.json of an export of this checkpoint."""
+    meta = snapshot.meta
+    config = meta["config"]
+    data = config["data"]
+    known = {"run": config["run"], "step": snapshot.step, "seed": config["seed"]}
+    known |= {name: meta[name] for name in ("tokens", "store", "tokenizer")}
+    return known | {name: data[name] for name in ("corpus", "lanes", "segment_length")}
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether this is a folder of this machine that `pipelines.export` made, or that transformers saved of such a model."""
+    return model_type(path) == "throughline"
+
+
+def model_type(path: str | Path) -> str:
+    """The model_type in the config.json of a folder of this machine; empty where there is none."""
+    try:
+        found = json.loads((Path(path).expanduser() / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def check_is_no_adapter(path: str | Path) -> None:
+    """Raise UserError for a folder with an adapter of PEFT's and no model."""
+    try:
+        folder = Path(path).expanduser()
+        alone = (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
+    except (OSError, RuntimeError):
+        return
+    if alone:
+        raise UserError(
+            f"{folder} holds an adapter and no model: merge it first, with PEFT's merge_and_unload() and save_pretrained(), and "
+            "name the folder that they make"
+        )
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported folder: a `Snapshot` without optimizer and State."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """What its config.json holds."""
+    files: tuple[str, ...]
+    """Names of the files with its weights."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Exported:
+        """Raises UserError where it is not whole, and where the weights are not those of the model in its config.json."""
+        folder = Path(path).expanduser().absolute()
+        file = folder / "config.json"
+        try:
+            config: Any = json.loads(file.read_text("utf-8"))
+        except OSError as error:
+            raise CheckpointError(
+                f"{file} cannot be read ({error.strerror}): name a folder that pipelines.export made"
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{file} is damaged ({error}): {REMEDY}") from None
+        if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+            raise CheckpointError(f"{file} names no model: {REMEDY}")
+        if type(config.get("vocab_size")) is not int or config["vocab_size"] < 1:
+            raise CheckpointError(f"{file} has vocab_size={config.get('vocab_size')}: {REMEDY}")
+        recorded = config.get("trained") or {}
+        for name, value in UNRECORDED.items():
+            given = recorded.get(name, value) if isinstance(recorded, dict) else recorded
+            if type(given) is not type(value):
+                raise CheckpointError(f"{file} has trained.{name}={given!r}: {REMEDY}")
+        exported = cls(folder, config, weight_files(folder))
+        exported._check_weights()
+        return exported
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """What is recorded of the run, with `UNRECORDED` for what is not."""
+        return {**UNRECORDED, **(self.config.get("trained") or {})}
+
+    @property
+    def step(self) -> int:
+        """The run's; steps of a later tuning are not known."""
+        return self.trained["step"]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the model and its weights."""
+        checksums = [Place.parse(self.folder / name).xxh3() for name in self.files]
+        return digest([self.config["model"], self.config["vocab_size"], checksums])
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What commands read of a checkpoint's meta. The run has the folder's name: it may be tuned since it was exported."""
+        trained = self.trained
+        data = {name: trained[name] for name in ("corpus", "lanes", "segment_length")}
+        known = {name: trained[name] for name in ("step", "tokens", "store", "tokenizer")}
+        return {
+            **known,
+            "vocab_size": self.config["vocab_size"],
+            "config": {
+                "run": self.folder.name,
+                "seed": trained["seed"],
+                "model": self.config["model"],
+                "data": {"store": "", "cache": "", **data},
+                "tracking": {"backend": "mlflow", "uri": "", "experiment": ""},
+                "exported": str(self.folder),
+            },
+        }
+
+    @property
+    def bod_id(self) -> int:
+        """What stands before a text's first token."""
+        found = self.config.get("bos_token_id")
+        return found if isinstance(found, int) else self.config["vocab_size"] - 1
+
+    def weights(self) -> dict[str, Tensor]:
+        """In float32, whatever they were saved in."""
+        tensors = {}
+        for name in self.files:
+            tensors |= load_tensors(self.folder / name)
+        return {name.removeprefix(PREFIX): tensor.float() for name, tensor in tensors.items()}
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all weights, of which none is read."""
+        shapes = {}
+        for file in self.files:
+            try:
+                with safe_open(self.folder / file, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                        shapes[name.removeprefix(PREFIX)] = tuple(opened.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{self.folder / file} cannot be read ({error}): {REMEDY}") from None
+        return shapes
+
+    def _check_weights(self) -> None:
+        import torch
+
+        from recur_models import model_from_json
+
+        try:
+            with torch.device("meta"):
+                model = model_from_json(self.config["model"]).build(self.config["vocab_size"])
+        except (ValueError, TypeError, RuntimeError) as error:
+            why = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self.folder / 'config.json'} has no model that can be built ({why}): {REMEDY}"
+            ) from None
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        found = self._shapes()
+        odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        if odd:
+            raise CheckpointError(
+                f"the weights in {self.folder} are not those of the model in its config.json ({odd[0]}: {found.get(odd[0])}, not "
+                f"{expected.get(odd[0])}; {len(odd)} in all): {REMEDY}, and merge adapters before saving"
+            )
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """Names of the safetensors of a folder that transformers saved. Raises CheckpointError where there are none, or the index of
+    several is damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is damaged ({error}): {REMEDY}") from None
+    for name in names:
+        if name != Path(name).name or not (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder} has no {name}: save the model with save_pretrained, which writes safetensors"
+            )
+    return tuple(sorted(names))

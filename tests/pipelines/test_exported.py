@@ -1,0 +1,243 @@
+"""The way back: an exported folder, also one that transformers' Trainer or PEFT has tuned, stands where a run does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from common.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines import embed, evaluate, export, generate
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.exported import Exported
+from pipelines.tracking.metrics_file import read_records
+from pipelines.train import main as train_main
+from studies import continuations, tokens
+from tests.small_corpus import contents
+
+pytestmark = pytest.mark.usefixtures("short_documents")
+
+Train = Callable[..., Path]
+QUIET = ("--tracking.backend", "none")
+SHORT = ("--steps", "2", "--validate-every", "0")
+HERE = ("--num-workers", "0", "--use-gpu", "no", *QUIET)
+LORA = {"llama": ["q_proj", "k_proj", "v_proj"]}
+"""Modules that have an adapter; without one all weights are tuned."""
+
+
+@pytest.fixture
+def exported(train_model: Train, tmp_path: Path) -> Callable[..., Path]:
+    """A small run of a model, exported."""
+
+    def make(model: str = "slide") -> Path:
+        run = train_model(model, *SHORT, name="first")
+        export.main([str(run), "--output", str(tmp_path / "exported")])
+        return tmp_path / "exported"
+
+    return make
+
+
+def examples(store: Path, split: str, most: int) -> list[dict[str, list[int]]]:
+    """Each document of a split as Trainer reads one, its first tokens."""
+    text = SegmentStore.open(store, "text", split)
+    found = []
+    for document, length in enumerate(text.lengths.tolist()):
+        ids = [text.bod_id, *text.tokens(document, 0, min(length, most)).tolist()]
+        found.append({"input_ids": ids, "labels": ids})
+    return found
+
+
+def tuned(folder: Path, store: Path, target: Path, lora: list[str] | None) -> float:
+    """Tune an export for a few steps with transformers' Trainer, with an adapter of PEFT's or all of it; save it. Trainer's loss on
+    the test split.
+    """
+    trainer_module: Any = import_module("transformers.trainer")
+    arguments: Any = import_module("transformers.training_args")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    if lora:
+        peft: Any = import_module("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=lora, init_lora_weights=False))
+    settings = arguments.TrainingArguments(
+        str(target.with_name("trainer")), max_steps=4, per_device_train_batch_size=1, per_device_eval_batch_size=1,
+        learning_rate=1e-2, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = trainer_module.Trainer(
+        model, settings, train_dataset=examples(store, "train", 100), eval_dataset=examples(store, "test", 1 << 20)
+    )
+    trainer.train()
+    model = trainer.model.merge_and_unload() if lora else trainer.model
+    model.save_pretrained(target)
+    return trainer_module.Trainer(model, settings, eval_dataset=trainer.eval_dataset).evaluate()["eval_loss"]
+
+
+def bits_of(report: Path) -> float:
+    with open(report / "table.csv", newline="") as file:
+        return float(next(csv.DictReader(file))["bits_per_token"])
+
+
+@pytest.mark.parametrize("model", ["llama", "rec fixed:skip"])
+def test_a_tuned_export_scores_as_in_trainer_and_is_trained_further(
+    model: str, exported: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    folder = exported(model)
+    loss = tuned(folder, store, tmp_path / "tuned", LORA.get(model))
+    where = ["--store", str(store), *QUIET, "--num-workers", "1"]
+    evaluate.main([str(folder), *where, "--output", str(tmp_path / "before")])
+    evaluate.main([str(tmp_path / "tuned"), *where, "--output", str(tmp_path / "after")])
+    bits = bits_of(tmp_path / "after")
+    assert bits * math.log(2) == pytest.approx(loss, rel=1e-5)
+    assert abs(bits - bits_of(tmp_path / "before")) > 0.01
+
+    evaluate.main([str(tmp_path / "tuned"), *where, "--split", "validation", "--output", str(tmp_path / "validation")])
+    words = [str(tmp_path / "tuned"), "--run", "more", "--root", str(tmp_path / "runs"), "--data.store", str(store)]
+    still = ["--optim.lr", "0", "--optim.weight-decay", "0", "--steps", "1", "--validate-every", "1"]
+    train_main([*words, *still, "--validate-tokens", "0", *HERE])
+    records = read_records(tmp_path / "runs" / "more" / "metrics.jsonl")
+    begun = [value for r in records if (value := r.metrics.get("validation/bits_per_token")) is not None]
+    assert begun == [pytest.approx(bits_of(tmp_path / "validation"), rel=1e-5)]
+
+
+def test_every_command_of_a_run_takes_its_export(
+    exported: Callable[..., Path], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported("rec fixed:skip")
+    before = contents(folder)
+    run = tmp_path / "runs" / "first"
+    monkeypatch.chdir(tmp_path)
+    where = ("--store", str(store), *QUIET)
+    one = ("--num-workers", "1")
+    evaluate.main([str(folder), str(run), *where, *one])
+    reports = tmp_path / "runs" / "reports"
+    with open(reports / "exported-vs-first" / "table.csv", newline="") as file:
+        first, second, _ = csv.DictReader(file)  # the last is the unigram model
+    names = [row.pop("name") for row in (first, second)]
+    assert names == ["exported", "first"] and first == second
+    tokens.main([str(folder), *where, *one])
+    continuations.main([str(folder), *where, "--places", "1", "--new-tokens", "8"])
+    names = [path.name for path in reports.iterdir() if path.is_dir()]
+    assert set(names) == {"exported-vs-first", "tokens-exported-cleared-vs-exported", "continuations-exported"}
+    embed.main([str(folder), "--store", str(store), "--output", "embedded"])
+    export.main([str(folder), "--store", str(store), "--output", "again"])
+    again = contents(tmp_path / "again")
+    assert again["model.safetensors"] == before["model.safetensors"] and contents(folder) == before
+    assert Exported.open("again").trained == Exported.open(folder).trained | {"run": "exported"}
+    written = (folder / "config.json").read_text() + (tmp_path / "again" / "config.json").read_text()
+    assert str(tmp_path) not in written
+
+
+def test_a_run_that_began_with_an_export_resumes_without_it(
+    exported: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    folder = exported()
+    words = [str(folder), "--run", "more", "--root", str(tmp_path / "runs"), "--data.store", str(store), *HERE]
+    words += ["--steps", "4", "--checkpoint.every", "2", "--validate-every", "0"]
+    train_main(words)
+    last = tmp_path / "runs" / "more" / "checkpoints" / "step-00000004"
+    config = json.loads((last.parent.parent / "config.json").read_text())
+    assert config["initial_weights"] == str(folder) and config["data"]["lanes"] == 4
+    expected = Checkpoint.open(last).weights()
+    shutil.rmtree(last)
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"neither a preset nor a folder that is there: .* resumes without the folder"):
+        train_main(words)
+    train_main([str(last.parent.parent / "config.json")])
+    found = Checkpoint.open(last).weights()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_run_keeps_the_model_of_the_weights_that_it_begins_with(
+    exported: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    folder = exported()
+    where = ["--run", "more", "--root", str(tmp_path / "runs"), "--data.store", str(store), *HERE, *SHORT]
+    with pytest.raises(UserError, match=r"is a slide with model.heads 2, and this run has 4.* leave out --model.heads"):
+        train_main([str(folder), *where, "--model.heads", "4"])
+    with pytest.raises(
+        UserError, match="is a slide, and this run trains a rec: name the folder in place of the preset"
+    ):
+        train_main(["small-rec", *where, "--initial-weights", str(folder)])
+    assert not (tmp_path / "runs" / "more").exists()
+    train_main([str(folder), *where, "--model.dropout", "0.3"])
+
+
+def resized(folder: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(264)
+    model.save_pretrained(folder)
+
+
+def adapter_alone(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def unrecorded(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    del values["trained"]
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def misrecorded(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    values["trained"]["lanes"] = "all"
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def of_transformers(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+
+
+def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], store: Path, tmp_path: Path) -> None:
+    folder = exported()
+    where = ["--store", str(store), *QUIET, "--output", str(tmp_path / "report")]
+    with pytest.raises(UserError, match="does not say where its store is: name the store with --store"):
+        evaluate.main([str(folder), *QUIET])
+    for number, (spoil, message) in enumerate(
+        {
+            resized: r"embeddings of 264 ids, and its tokenizer 257: call resize_token_embeddings\(257\)",
+            adapter_alone: r"holds an adapter and no model: merge it first, with PEFT's merge_and_unload\(\)",
+            unrecorded: r"does not say which corpus it was trained on: export its run again",
+            misrecorded: r"has trained.lanes='all': export the checkpoint again",
+            without_weights: r"has no model.safetensors: save the model with save_pretrained",
+            of_transformers: r"is a model of transformers' own, 'llama'",
+        }.items()
+    ):
+        spoiled = Path(shutil.copytree(folder, tmp_path / f"spoiled-{number}"))
+        spoil(spoiled)
+        with pytest.raises(UserError, match=message):
+            evaluate.main([str(spoiled), *where])
+    with pytest.raises(UserError, match="does not record the tokenizer"):
+        evaluate.main([str(tmp_path / "spoiled-2"), *where, "--corpus", "text"])
+    with pytest.raises(UserError, match="holds an adapter and no model"):
+        train_main([str(tmp_path / "spoiled-1"), "--run", "more"])
+    assert not (tmp_path / "report").exists()
+
+
+def test_weights_may_be_in_several_files_of_another_dtype_and_without_a_tokenizer(
+    exported: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = exported()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "halves", max_shard_size="8KB")
+    found = Exported.open(tmp_path / "halves")
+    assert len(found.files) > 1
+    for name, tensor in Exported.open(folder).weights().items():
+        assert torch.equal(found.weights()[name], tensor.bfloat16().float())
+    words = ["--prompt", "a", "--max-new-tokens", "3", "--seed", "0"]
+    with pytest.raises(UserError, match="name the store with --store"):
+        generate.main([str(tmp_path / "halves"), *words])
+    generate.main([str(tmp_path / "halves"), *words, "--store", str(store)])
+    assert capsys.readouterr().out
