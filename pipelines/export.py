@@ -1,6 +1,7 @@
 """Make a folder that transformers opens from a checkpoint: weights in safetensors, and the tokenizer beside them.
 
     python -m pipelines.export runs/demo-rec --output exported/demo-rec
+    python -m pipelines.export runs/llama --output exported/llama --format transformers      # a plain LlamaForCausalLM
 
     import recur_models.hf                                          # makes the models known to transformers
     model = AutoModelForCausalLM.from_pretrained("exported/demo-rec")
@@ -14,6 +15,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -30,6 +32,9 @@ class ExportConfig:
     """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint, or a folder that was exported before."""
     output: Path
     """The folder to make; it must not exist yet."""
+    format: Literal["throughline", "transformers"] = "throughline"
+    """throughline: our models, State included, which need this package where they are opened. transformers: a gpt2 as its own
+    GPT2LMHeadModel and a llama as its LlamaForCausalLM, which attend to the whole context; vLLM and llama.cpp open these too."""
     store: str = ""
     """Store that the run was trained on, for its tokenizer; by default where the run had it."""
 
@@ -39,9 +44,9 @@ def main(argv: list[str]) -> None:
     checkpoint = find_model(config.run)
     from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
 
-    export(checkpoint, config.output, config.store)
+    export(checkpoint, config.output, config.store, config.format)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
-    if not isinstance(
+    if config.format == "throughline" and not isinstance(
         tokenizer_of(checkpoint, config.store), SymbolsTokenizer
     ):  # which predicts labels and continues nothing
         print(f"  continue a text    python -m pipelines.generate {shlex.quote(str(config.output))} --prompt Once")

@@ -20,6 +20,14 @@ from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
 
+
+def written(values: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's converter asks for ``n_ctx``, an older name of ``n_positions``."""
+    rate = values.pop("dropout")
+    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
+    return {**values, **rates, "n_ctx": values["n_positions"]}
+
+
 GPT2 = Family(
     kind="gpt2",
     article="a GPT-2",
@@ -43,6 +51,8 @@ GPT2 = Family(
     modules={"wte": "embedding", "wpe": "positions", "h": "layers", "ln_f": "final_norm", "lm_head": "output"},
     mark="eos_token_id",
     told=lambda values: {**values, "n_inner": values.get("n_inner") or 4 * (values.get("n_embd") or 0)},
+    written=written,
+    prefix="transformer.",
 )
 
 

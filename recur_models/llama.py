@@ -41,6 +41,19 @@ def told(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def written(values: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions in both ways: a reader that knows one of them alone would take its default for the other, and not say so."""
+    output = values.pop("output")
+    theta = values["rope_theta"]
+    rope = {"rope_type": "default", "rope_theta": theta}
+    return {
+        **values,
+        "attention_dropout": values.pop("dropout"),
+        "rope_parameters": rope,
+        "tie_word_embeddings": output == "tied",
+    }
+
+
 SMOL: dict[str, Any] = {
     **{"layers": 30, "d_model": 576, "heads": 9, "mlp_dim": 1536, "positions": 2048},
     **{"kv_heads": 3, "rope_base": 10_000.0, "norm_eps": 1e-5, "output": "tied"},
@@ -67,6 +80,8 @@ LLAMA = Family(
     modules={"embed_tokens": "embedding", "norm": "final_norm", "lm_head": "output"},
     mark="bos_token_id",
     told=told,
+    written=written,
+    prefix="model.",
 )
 
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
@@ -31,6 +31,7 @@ class DecoderConfig(ModelConfig):
     family: ClassVar[Family]
     embeds_positions: ClassVar[bool] = False
     """Whether positions have embeddings; else a layer knows them."""
+    has_recurrence: ClassVar[bool] = False
     free: ClassVar[tuple[str, ...]] = ("window", "overlap")
     local: ClassVar[tuple[str, ...]] = ("pretrained",)
 
@@ -92,6 +93,12 @@ class DecoderConfig(ModelConfig):
         lacking = {name: size for name, size in self.family.small.items() if not getattr(self, name)}
         return replace(self, **lacking) if lacking else self
 
+    def plain_values(self) -> dict[str, Any]:
+        """The config.json of transformers' own model of these sizes, the vocabulary's ids left out."""
+        sizes = self.sized()
+        values = {theirs: getattr(sizes, ours) for ours, theirs in self.family.names.items()}
+        return self.family.written({**values, "dropout": self.dropout})
+
     @abstractmethod
     def layer(self) -> DecoderLayer:
         """One of the stack's."""
@@ -148,6 +155,7 @@ class DecoderConfig(ModelConfig):
 class RecurrentDecoderConfig(DecoderConfig):
     """The same with recurrence."""
 
+    has_recurrence: ClassVar[bool] = True
     of_training: ClassVar[tuple[str, ...]] = (*DecoderConfig.of_training, "trained")
     learned: ClassVar[tuple[str, ...]] = ("window", "overlap")  # GPT-2 paper, 4.2: h_prev stands for another text else
 

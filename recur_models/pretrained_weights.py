@@ -49,6 +49,10 @@ class Family:
     """config.json's name for the id that stands where a document begins, or between two."""
     told: Callable[[dict[str, Any]], dict[str, Any]]
     """config.json with what it leaves to its reader."""
+    written: Callable[[dict[str, Any]], dict[str, Any]]
+    """What config.json says, from the sizes under its names and ``dropout``; `told` reads it."""
+    prefix: str
+    """Begins the names of all weights but those of the output layer."""
 
     @property
     def remedy(self) -> str:
@@ -136,6 +140,17 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
                 f"{folder} has {name} of shape {tuple(tensor.shape)}, and this model of {tuple(like[name].shape)}: give both the "
                 "same sizes"
             )
+    return named
+
+
+def theirs_of(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the names that transformers saves; an output layer that is the embedding has none."""
+    modules = {ours: theirs for theirs, ours in family.modules.items()}
+    named = {}
+    for name, tensor in weights.items():
+        module, _, rest = name.partition(".")
+        theirs = f"{modules.get(module, module)}.{rest}"
+        named[theirs if module == "output" else family.prefix + theirs] = tensor
     return named
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from data_prep.tokenizers import (
 )
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
+from pipelines.inference.plain_export import card_of, check_has_plain_form, check_plain, plain
 from pipelines.inference.trained import config_of, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
@@ -46,6 +47,8 @@ from recur_models.hf_tokenizer import (
     symbol_tokenizer,
     tokenizer_of_file,
 )
+
+Form = Literal["throughline", "transformers"]
 
 SAMPLES = (
     "",
@@ -91,8 +94,10 @@ LABELS = {
 """What is said of a model that predicts the next token, and of one that predicts labels."""
 
 
-def export(checkpoint: Snapshot, output: Path, store: str = "") -> None:
+def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "throughline") -> None:
     """Write the folder, check it, and only then give it its name.
+
+    ``form``: our classes, or transformers' own class of the model (plain_export.py).
 
     Raises:
         UserError: ``output`` exists, or the tokenizer cannot be found, or cannot be exported with the same ids.
@@ -100,7 +105,10 @@ def export(checkpoint: Snapshot, output: Path, store: str = "") -> None:
     if output.exists():
         raise UserError(f"{output} exists already: remove it, or choose another --output")
     disable_progress_bar()
+    decoder = check_has_plain_form(config_of(checkpoint), checkpoint.folder) if form == "transformers" else None
     tokenizer = tokenizer_of(checkpoint, store)
+    if decoder and isinstance(tokenizer, SymbolsTokenizer):
+        raise UserError(f"{checkpoint.folder} predicts labels and not the next token: leave out --format transformers")
     model = model_of(checkpoint)
     meta = checkpoint.meta
     config = meta["config"]
@@ -123,20 +131,25 @@ def export(checkpoint: Snapshot, output: Path, store: str = "") -> None:
         unfinished = working / "export"
         shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
         try:
-            wrapped.save_pretrained(unfinished)
+            saved = plain(wrapped, decoder) if decoder else wrapped
+            saved.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
-            card = CARD.format(
-                run=config["run"],
-                step=checkpoint.step,
-                model=config["model"]["name"],
-                parameters=sum(parameter.numel() for parameter in model.parameters()),
-                corpus=config["data"]["corpus"],
-                tokens=meta["tokens"],
-                **({**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES),
-            )
+            facts = {
+                "run": config["run"],
+                "step": checkpoint.step,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "corpus": config["data"]["corpus"],
+                "tokens": meta["tokens"],
+            }
+            told = {**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES
+            model_name = config["model"]["name"]
+            card = card_of(decoder, **facts) if decoder else CARD.format(model=model_name, **facts, **told)
             (unfinished / "README.md").write_text(card, "utf-8")
             check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
-            check_model(unfinished, model)
+            if decoder:
+                check_plain(unfinished, model, decoder)
+            else:
+                check_model(unfinished, model)
             for path in unfinished.iterdir():
                 path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
             if output.exists():  # since

@@ -1,0 +1,110 @@
+"""A `gpt2` or `llama` as transformers' own GPT2LMHeadModel or LlamaForCausalLM, for `pipelines.export --format transformers`.
+
+    model = plain(wrapped, config)              # of the ThroughlineForCausalLM that an export saves
+    model.save_pretrained(folder)
+    check_plain(folder, ours, config)
+
+vLLM, llama.cpp's converter and all that know these classes open such a folder. `model.pretrained` begins a run with it.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import UserError
+from recur_models import ModelConfig, RecurrentModel
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.pretrained_config import DecoderConfig
+from recur_models.pretrained_weights import theirs_of, weights_of
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [throughline, {kind}]
+---
+# {run}, step {step}
+
+A `{saver}` of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read).
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+inputs = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
+```
+
+- It was trained over windows of {window} tokens that overlap by {overlap}. Here it attends to the whole context instead, of at
+  most {positions} tokens. Within a window its logits are those of training. Longer texts it has not seen in this training.
+- `<|begin_of_document|>`, the last id, stands before a text. The tokenizer puts it there, and the model never predicts it.
+- llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text. Where it does not recognize this one, set
+  `"post_processor": null` in a copy of tokenizer.json: without begin-of-document the ids are those of the original tokenizer.
+"""
+
+
+def check_has_plain_form(config: ModelConfig, place: object) -> DecoderConfig:
+    """The config. Raises UserError for a model that transformers itself has not."""
+    if not isinstance(config, DecoderConfig) or config.has_recurrence:
+        raise UserError(
+            f"{place} is a {config.name}, which no model of transformers' own computes: leave out --format transformers (gpt2 and "
+            "llama have such a form)"
+        )
+    return config
+
+
+def plain(wrapped: ThroughlineForCausalLM, config: DecoderConfig) -> Any:
+    """transformers' own model with the weights, special ids and generation config of ``wrapped``."""
+    family = config.family
+    kind: Any = getattr(import_module("transformers"), family.saver)
+    ids = {
+        name: getattr(wrapped.config, name) for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    values = config.plain_values()
+    theirs = kind.config_class(**ids, **values)
+    for name in values.keys() - theirs.to_dict().keys():  # older readers know a value by an older name
+        setattr(theirs, name, values[name])
+    with torch.device("meta"):  # it takes all weights
+        model = kind(theirs)
+    weights = theirs_of(family, wrapped.model.state_dict())
+    tied = model.state_dict().keys() - weights.keys()
+    embeddings = wrapped.model.embedding.weight
+    model.load_state_dict({**weights, **dict.fromkeys(tied, embeddings)}, assign=True)
+    model.tie_weights()
+    model.generation_config = deepcopy(wrapped.generation_config)
+    return model
+
+
+def card_of(config: DecoderConfig, **facts: Any) -> str:
+    """The folder's README.md."""
+    return CARD.format(
+        kind=config.family.kind,
+        saver=config.family.saver,
+        window=config.window,
+        overlap=config.overlap,
+        positions=config.sized().positions,
+        **facts,
+    )
+
+
+def check_plain(folder: Path, ours: RecurrentModel, config: DecoderConfig) -> None:
+    """Raise ValueError unless the folder's model has our weights bit for bit, and our logits over one window to rounding."""
+    family = config.family
+    kind: Any = getattr(import_module("transformers"), family.saver)
+    theirs = kind.from_pretrained(folder).eval()
+    weights = ours.state_dict()
+    found = weights_of(family, folder, ours.vocab_size, weights)
+    same = all(torch.equal(found[name], weights[name]) for name in weights)
+    whole = replace(config, overlap=0).restore(ours.vocab_size, weights).eval()  # its first window is a full one
+    tokens_1W = torch.randint(ours.vocab_size, (1, config.window), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = theirs(tokens_1W).logits
+        expected = whole(tokens_1W)[0]
+    if not (same and torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)):
+        raise ValueError(f"{folder} does not give the logits of the checkpoint: report this as a bug")
