@@ -4,6 +4,7 @@
     python -m pipelines.evaluate runs/mine/checkpoints/step-00002000 --split validation
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
     python -m pipelines.evaluate runs/gpt2 --checkpoint best             # early stopping: the best on validation
+    python -m pipelines.evaluate exported/tuned --store runs/store       # an exported folder, tuned by others or not
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
 each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
@@ -11,8 +12,8 @@ each segment, every so many blocks (`--clear-every`) or at one place (`--clear-a
 
 Several processes share the documents (`--num-workers`). A command that was killed goes on where it was when it is repeated.
 
-The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, and a run that can
-not be written to, stay as they are: the report is in `runs/reports` of the working directory then.
+The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, an exported folder,
+and a run that cannot be written to, stay as they are: the report is in `runs/reports` of the working directory then.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
 from recur_models import GPT2Config, LlamaConfig
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
 from tests.small_corpus import words as text_of
 from tests.small_runs import TINY as SMALL_REC
 from tune_spaces import combine
@@ -111,6 +113,10 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
             file = tmp_path / words[0]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(to_json(PRESETS["small-rec"])))
+        if module == "pipelines.train" and words[0].startswith("exported/"):
+            model: Any = PRESETS["small-rec"].model
+            config = ThroughlineConfig.of(model, vocab_size=257)
+            ThroughlineForCausalLM(config).save_pretrained(tmp_path / words[0])
         if "--model.pretrained" in words:
             folder = tmp_path / words[words.index("--model.pretrained") + 1]
             folder.mkdir()

@@ -64,6 +64,10 @@ evaluate runs/mine --clear states --clear-every 4
 evaluate runs/mine --clear-at 4096
     + {QUIET} --clear-at 64
 export runs/mine --output exported/mine
+evaluate exported/mine --store runs/store
+    + {QUIET}
+train exported/mine --run further --data.store runs/store --optim.lr 1e-4
+    + --num-workers 0 {HERE}
 embed runs/mine --split test --output embedded/test
 embed runs/mine --file book.txt --every 64 --dtype float16 --output embedded/book
 continuations runs/mine --places 8 --new-tokens 80
