@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,16 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
 BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
-"""The one special token: its id is the last one, and it stands before every text."""
+"""The one special token: its id is the last one, and it stands before every text. It plays all parts, as GPT-2's does (see
+hf_config.py)."""
 
-SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BEGIN_OF_DOCUMENT)
-"""It plays all parts, as GPT-2's does (see hf_config.py)."""
+PARTS = ("bos_token", "eos_token", "pad_token")
+
+
+def begin_of_document_name(vocabulary: Container[str]) -> str:
+    """BEGIN_OF_DOCUMENT, or the same with a number where another token has that name, as in the tokenizer.json of an export."""
+    names = (f"<|begin_of_document_{number}|>" for number in count(2))
+    return next(name for name in chain([BEGIN_OF_DOCUMENT], names) if name not in vocabulary)
 
 
 class ThroughlineTokenizer(PreTrainedTokenizer):
@@ -51,7 +58,10 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         self._piece_skip = piece_skip
         self._fallback = re.compile(piece_fallback) if piece_fallback else None
         self._fallback_characters = piece_fallback_characters
-        kwargs = {**SPECIAL_TOKENS, "padding_side": "left", **kwargs}
+        # The name of begin-of-document in a text is ordinary text, as in the corpus.
+        pieces = {self.processor.id_to_piece(i) for i in range(self.processor.get_piece_size())}
+        special = dict.fromkeys(PARTS, begin_of_document_name(pieces))
+        kwargs = {**special, "padding_side": "left", "split_special_tokens": True, **kwargs}
         kwargs |= {"special_tokens_pattern": "bos", "clean_up_tokenization_spaces": False}
         cuts = {"piece_characters": piece_characters, "piece_end": piece_end, "piece_skip": piece_skip}
         cuts |= {"piece_fallback": piece_fallback, "piece_fallback_characters": piece_fallback_characters}
@@ -75,7 +85,8 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         while start < len(text):
             found = self._end_of_piece(text, start) if self.piece_characters else None
             stop = found.end() if found else len(text)
-            pieces += self.processor.encode(text[start:stop], out_type=str)
+            # The pieces of these ids: text that no piece covers may be the name of a control piece.
+            pieces += map(self.processor.id_to_piece, self.processor.encode(text[start:stop]))
             start = stop + self._piece_skip
         return pieces
 
@@ -145,15 +156,17 @@ def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
     """The symbols of a task, with blanks between them. Nothing is put before a text: such a model reads no begin-of-document."""
     tokenizer = RustTokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}, unk_token=""))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
+    name = begin_of_document_name(set(symbols))
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
     return tokenizer
 
 
 def with_begin(tokenizer: RustTokenizer) -> RustTokenizer:
     """The tokenizer with begin-of-document as its last id, put before every text."""
-    tokenizer.add_special_tokens([AddedToken(BEGIN_OF_DOCUMENT, special=True, normalized=False)])
-    begin = f"{BEGIN_OF_DOCUMENT}:0 $A:0"
-    pair = f"{BEGIN_OF_DOCUMENT}:0 $A:0 {BEGIN_OF_DOCUMENT}:1 $B:1"
-    special = [(BEGIN_OF_DOCUMENT, tokenizer.token_to_id(BEGIN_OF_DOCUMENT))]
+    name = begin_of_document_name(tokenizer.get_vocab(with_added_tokens=True))
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    begin = f"{name}:0 $A:0"
+    pair = f"{name}:0 $A:0 {name}:1 $B:1"
+    special = [(name, tokenizer.token_to_id(name))]
     tokenizer.post_processor = processors.TemplateProcessing(single=begin, pair=pair, special_tokens=special)  # type: ignore
     return tokenizer

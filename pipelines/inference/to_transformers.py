@@ -40,7 +40,7 @@ from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import MODULE, ThroughlineConfig
 from recur_models.hf_tokenizer import (
-    SPECIAL_TOKENS,
+    PARTS,
     ThroughlineTokenizer,
     byte_pair_tokenizer,
     byte_tokenizer,
@@ -54,7 +54,7 @@ SAMPLES = (
     "",
     " ",
     "def f(x):\n\treturn  x  # ünïcödé, 漢字, Ωμέγα, 🙂👩‍👩‍👧\r\n",
-    "<unk><s></s><|endoftext|>[CLS] <0x0A> ▁ \x00\x7f\u200b\ufeff\ufffd ﬁ ①",
+    "<unk><s></s>[PAD] <|begin_of_document|> x<|begin_of_document|> <|endoftext|>[CLS] <0x0A> ▁ \x00\x7f\u200b\ufeff\ufffd ﬁ ①",
     "One line and\n\n\n    another.  " * 300,
 )
 """Texts on which the tokenizers are compared, besides the beginning of the corpus."""
@@ -167,7 +167,7 @@ def given_away(checkpoint: Snapshot) -> dict[str, Any]:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
     kind = tokenizer.details()["kind"]
-    options: dict[str, Any] = {**SPECIAL_TOKENS, "padding_side": "left"}
+    options: dict[str, Any] = {"padding_side": "left"}
     if isinstance(tokenizer, SentencePieceTokenizer):
         for name, data in tokenizer.files().items():
             (folder / name).write_bytes(data)
@@ -192,6 +192,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
             split_special_tokens=True,  # their names in a text are ordinary text, as in the corpus
+            **dict.fromkeys(PARTS, fast.id_to_token(bod_id(tokenizer))),
             **options,
         )
     exported.save_pretrained(folder)

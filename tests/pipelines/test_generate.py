@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,60 @@ def test_the_names_of_special_tokens_are_exported_as_ordinary_text(kind: str, tm
     tokenizer = HuggingFaceTokenizer(with_special_tokens(kind).to_str().encode())
     to_transformers.save_tokenizer(tokenizer, tmp_path)
     to_transformers.check_tokenizer(tmp_path, tokenizer, [*to_transformers.SAMPLES, "x </s> x <pad> <unk>"])
+
+
+SPECIAL_NAMES = (
+    "<|begin_of_document|>",
+    "a<|begin_of_document|>b <|begin_of_document|>\n",
+    "<s>a</s><unk><pad>[PAD][UNK]<mask><|im_start|> <|im_end|><|endoftext|>",
+)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "sentencepiece-bpe", "other", "gpt2", "hugging-face"])
+def test_names_of_special_tokens_in_a_text_are_ordinary_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = made(kind, tmp_path)
+    bod = tokenizer.vocab_size - 1
+    to_transformers.save_tokenizer(tokenizer, tmp_path)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    ids = [tokenizer.encode(text).tolist() for text in SPECIAL_NAMES]
+    assert theirs(list(SPECIAL_NAMES))["input_ids"] == [[bod, *own] for own in ids]
+    assert theirs(*SPECIAL_NAMES[:2])["input_ids"] == [bod, *ids[0], bod, *ids[1]]
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "gpt2", "hugging-face", "unigram"])
+def test_a_vocabulary_that_has_the_name_of_begin_of_document_is_exported(kind: str, tmp_path: Path) -> None:
+    name = "<|begin_of_document|>"
+    if kind == "sentencepiece":
+        trainer: Any = import_module("sentencepiece").SentencePieceTrainer
+        lines, model = iter(words("train", 3000).splitlines()), io.BytesIO()
+        options = {"user_defined_symbols": [name], "hard_vocab_limit": False, "minloglevel": 2}
+        trainer.train(sentence_iterator=lines, model_writer=model, vocab_size=300, **options)
+        tokenizer: Tokenizer = SentencePieceTokenizer(model.getvalue())
+    elif kind == "unigram":
+        model = with_special_tokens(kind)
+        model.add_special_tokens([name])
+        tokenizer = HuggingFaceTokenizer(model.to_str().encode())
+    else:  # the tokenizer.json of an export, which ends with begin-of-document, for another run
+        to_transformers.save_tokenizer(made(kind, tmp_path), tmp_path)
+        tokenizer = HuggingFaceTokenizer((tmp_path / "tokenizer.json").read_bytes())
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    to_transformers.save_tokenizer(tokenizer, folder)
+    to_transformers.check_tokenizer(folder, tokenizer, [*to_transformers.SAMPLES, *SPECIAL_NAMES])
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    assert theirs.bos_token_id == tokenizer.vocab_size - 1 == len(theirs) - 1
+    assert theirs.decode(theirs("x")["input_ids"]).startswith("<|begin_of_document_2|>")
+
+
+@pytest.mark.parametrize("name", ["<|begin_of_document|>", "<|endoftext|>"])
+def test_the_check_at_export_covers_the_names_of_special_tokens(name: str, tmp_path: Path) -> None:
+    tokenizer = byte_pairs("hugging-face")
+    to_transformers.save_tokenizer(tokenizer, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "split_special_tokens": False}))
+    assert name in to_transformers.SAMPLES[3]
+    with pytest.raises(UserError, match="AutoTokenizer gives other ids"):
+        to_transformers.check_tokenizer(tmp_path, tokenizer, [f"x {name}"])
 
 
 @pytest.mark.real_data
