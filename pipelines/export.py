@@ -19,8 +19,8 @@ from typing import Literal
 
 import tyro
 
-from data_prep.tokenizers import SymbolsTokenizer
-from pipelines.inference.trained import find_model, tokenizer_of
+from data_prep.tokenizers import SymbolsTokenizer, chat_of
+from pipelines.inference.trained import eos_ids, find_model, tokenizer_of
 from pipelines.terminal import cli
 
 
@@ -46,10 +46,21 @@ def main(argv: list[str]) -> None:
 
     export(checkpoint, config.output, config.store, config.format)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
-    if config.format == "throughline" and not isinstance(
-        tokenizer_of(checkpoint, config.store), SymbolsTokenizer
-    ):  # which predicts labels and continues nothing
-        print(f"  continue a text    python -m pipelines.generate {shlex.quote(str(config.output))} --prompt Once")
+    if config.format == "transformers":
+        return
+    tokenizer = tokenizer_of(checkpoint, config.store)
+    if isinstance(tokenizer, SymbolsTokenizer):  # the model predicts labels and continues nothing
+        return
+    command = f"python -m pipelines.generate {shlex.quote(str(config.output))}"
+    print(f"  continue a text    {command} --prompt Once")
+    if chat_of(tokenizer):
+        print(
+            f"  chat               {command} --chat --prompt Hello\n"
+            "  A chat needs tokenizer.apply_chat_template. The tokenizer reads names of special tokens as their ids; with "
+            "split_special_tokens=True it reads them as text, as training did."
+        )
+    if ends := eos_ids(checkpoint, tokenizer):
+        print(f"  A text ends at id {' or '.join(map(str, ends))}, as for the weights that the run began with.")
 
 
 if __name__ == "__main__":

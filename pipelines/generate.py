@@ -2,10 +2,12 @@
 
     python -m pipelines.generate runs/demo-rec --file story.txt --max-new-tokens 1000
     python -m pipelines.generate exported/demo-rec --prompt "def main(" --temperature 0.8 --top-p 0.95 --seed 1
+    python -m pipelines.generate exported/chat --prompt "What is gravity?" --chat --temperature 0
 
 The text is read a few blocks at a time, whatever its length; then a token costs the same after 100 as after 100,000. The
-continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. An export's own generate() takes
-1.5 times as long for a token of a small model, and transformers twice as long to start (benchmarks/long_generation.py).
+continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. A text ends early where the model
+writes an id that ended texts for the weights it began with. benchmarks/long_generation.py compares the speed with that of an
+export's own generate().
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class GenerateConfig:
     """Tokens to write."""
     temperature: float = 1.0
     """Divides the logits; 0 always takes the likeliest token."""
+    chat: bool = False
+    """Give the text as a user's message, by the tokenizer's chat template, and write the reply."""
     top_k: int = 0
     """Choose among so many of the likeliest tokens; 0 for all."""
     top_p: float = 1.0
@@ -62,6 +66,8 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         if self.file is not None and self.prompt:
             raise UserError("--file and --prompt are both given: choose one text to continue")
+        if self.chat and self.file is None and not self.prompt:
+            raise UserError("--chat is given without a message: add --prompt or --file")
         if self.max_new_tokens < 1:
             raise UserError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
         if self.temperature and not 1e-4 <= self.temperature <= 1e4:  # beyond, logits are no longer numbers
@@ -73,7 +79,7 @@ class GenerateConfig:
 
 
 def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, seed: int) -> Iterator[int]:
-    """Ids that continue a document which begins with ``prompt_ids``, one by one."""
+    """Ids that continue a document which begins with ``prompt_ids``, or a chat, one by one; the one that ends it is left out."""
     import torch
 
     from pipelines.inference.writing import write
@@ -82,14 +88,15 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
     where = device()
     generator = torch.Generator(where).manual_seed(seed)
     stepper = trained.model.to(where).eval().stepper()
-    tokens_BT = torch.tensor([[trained.bod_id, *prompt_ids]], device=where)
+    tokens_BT = torch.tensor([[*([] if config.chat else [trained.bod_id]), *prompt_ids]], device=where)
     with torch.no_grad():
         logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
 
     def chosen(logits_V: Tensor) -> Tensor:
         return choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
 
-    yield from write(stepper, reading, logits_BTV, trained.bod_id, config.max_new_tokens, chosen)
+    ids = write(stepper, reading, logits_BTV, trained.bod_id, config.max_new_tokens, chosen, trained.eos_ids)
+    yield from (index for index in ids if index not in trained.eos_ids)
 
 
 def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
@@ -146,23 +153,33 @@ def main(argv: list[str]) -> None:
             f"{trained.place} predicts labels and not the next token, so it continues no text: score it with python -m "
             "pipelines.evaluate"
         )
-    prompt_ids = trained.tokenizer.encode(prompt).tolist()
+    if config.chat:
+        from pipelines.inference.chatting import chat_ids
+
+        prompt_ids = chat_ids(trained, prompt)
+    else:
+        prompt_ids = trained.tokenizer.encode(prompt).tolist()
     seed = secrets.randbits(31) if config.seed is None else config.seed
     print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
     safe = printable if sys.stdout.isatty() else str
     stream = TextStream(trained.tokenizer, prompt_ids)
     began = time.monotonic()
     first = 0.0
+    count = 0
     try:
-        for count, token in enumerate(generate(trained, prompt_ids, config, seed)):
-            first = time.monotonic() if count == 0 else first
+        for token in generate(trained, prompt_ids, config, seed):
+            count += 1
+            first = first or time.monotonic()
             print(safe(stream.put(token)), end="", flush=True)
         print(safe(stream.end()))
         sys.stdout.flush()
     except BrokenPipeError:
         discard()
         return
-    rate = (config.max_new_tokens - 1) / max(time.monotonic() - first, 1e-9)
+    if not count:
+        print("the text ends here: no token was written", file=sys.stderr)
+        return
+    rate = (count - 1) / max(time.monotonic() - first, 1e-9)
     print(f"text read in {first - began:.1f} s, then {rate:.0f} tokens/s", file=sys.stderr)
 
 

@@ -42,8 +42,9 @@ from data_prep.tokenizers import (
     Tokenizer,
     TokenizerError,
     Training,
+    about_chat,
+    keep_tokenizer,
     load_tokenizer,
-    save_tokenizer,
     shortfall,
     tokenizer_from_spec,
     train_sentencepiece,
@@ -182,7 +183,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     for split in (*plans, *empty):
         if config.overwrite or split in empty:
             discard_split(config.place / split, unfinished=split in empty)
-    _save(tokenizer, config.place / "tokenizer")
+    keep_tokenizer(tokenizer, config.place / "tokenizer")
     for split, planned in plans.items():
         console.print(f"{split}: " + ("already prepared" if split in manifests else planned.described))
     if missing := {split: planned for split, planned in plans.items() if split not in manifests}:
@@ -193,6 +194,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     remove_temporary(config.place / "tokenizer")
     manifests = {split: manifests[split] for split in splits}
     _summary(console, config.place, manifests, size, time.perf_counter() - start)
+    for sentence in about_chat(tokenizer, config.tokenizer):
+        console.print(sentence)
     if isinstance(corpus, Remarks):
         for split in splits:
             for remark in corpus.remarks(split, scans[split].documents):
@@ -270,14 +273,6 @@ def _standing(
                 f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
             )
     return finished, sentences
-
-
-def _save(tokenizer: Tokenizer, folder: Place) -> None:
-    """Save the tokenizer that all splits of the corpus share, where it is not there yet."""
-    with contextlib.suppress(TokenizerError):
-        if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
-            return
-    save_tokenizer(tokenizer, folder)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ import torch
 from common.errors import UserError
 from common.files import write_atomically
 from common.lock import hold
+from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
 from pipelines.config.run import TrainConfig, to_json
@@ -53,6 +54,11 @@ def describe(config: TrainConfig, run: Run) -> int:
         f"{begins}  into    {_shown(config)}",
         flush=True,
     )
+    if (run.train_store.place.parent / "tokenizer" / CHAT_FILE).exists():
+        print(
+            "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "
+            "documents hold the names of its special tokens as text"
+        )
     place = RunPlace.of(config)
     if not place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(

@@ -83,7 +83,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         self.stepper = self.model.stepper()
         self.post_init()
         if self.generation_config is not None:
-            self.generation_config.suppress_tokens = [config.bos_token_id]  # no text has it inside
+            self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `build` initialises."""

@@ -43,10 +43,13 @@ class ThroughlineConfig(PreTrainedConfig):
     """What an export records of its run: steps, corpus, the tokenizer's fingerprint (pipelines/checkpoints/exported.py)."""
     vocab_size: int = 257
     """Ids, that of begin-of-document included."""
+    begin_of_document_id: int | None = None
+    """By default the last id: it stands before a text's first token, so that this is predicted too, and is never generated."""
     bos_token_id: int | None = None
-    """Begin-of-document, by default the last id: it stands before a text's first token, so that this is predicted too."""
+    """By default begin-of-document; a model with a chat template has its own."""
     eos_token_id: int | list[int] | None = None
-    """By default begin-of-document as well, which ends the text before; as no model predicts it, none stops of itself."""
+    """By default begin-of-document, and then no text ends of itself. A model that began with pretrained weights ends a text where
+    those did."""
     pad_token_id: int | None = None
     """By default begin-of-document: where the attention mask is 0 nothing is read. One id for all three, as GPT-2 has it, also
     keeps `generate` from taking a begin-of-document for padding where no mask is given."""
@@ -57,10 +60,11 @@ class ThroughlineConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.bos_token_id is None:
-            self.bos_token_id = self.vocab_size - 1
-        self.eos_token_id = self.bos_token_id if self.eos_token_id is None else self.eos_token_id
-        self.pad_token_id = self.bos_token_id if self.pad_token_id is None else self.pad_token_id
+        if self.begin_of_document_id is None:
+            self.begin_of_document_id = self.vocab_size - 1
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, self.begin_of_document_id)
         classes = {"AutoConfig": "ThroughlineConfig", "AutoModelForCausalLM": "ThroughlineForCausalLM"}
         self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
 

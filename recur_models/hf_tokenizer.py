@@ -23,6 +23,9 @@ BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
 """The one special token: its id is the last one, and it stands before every text. It plays all parts, as GPT-2's does (see
 hf_config.py)."""
 
+HIDDEN = "\U0010ffff"
+"""A character that Unicode keeps out of texts."""
+
 PARTS = ("bos_token", "eos_token", "pad_token")
 
 
@@ -144,12 +147,12 @@ def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]
     return with_begin(tokenizer)
 
 
-def tokenizer_of_file(data: str) -> RustTokenizer:
-    """A tokenizer.json, of whole texts and no special tokens but ours."""
+def tokenizer_of_file(data: str, hidden: bool = False) -> RustTokenizer:
+    """A tokenizer.json, of whole texts and no special tokens around them but ours; ``hidden``: see `with_begin`."""
     tokenizer = RustTokenizer.from_str(data)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return with_begin(tokenizer)
+    return with_begin(tokenizer, hidden)
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
@@ -161,9 +164,10 @@ def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
     return tokenizer
 
 
-def with_begin(tokenizer: RustTokenizer) -> RustTokenizer:
-    """The tokenizer with begin-of-document as its last id, put before every text."""
-    name = begin_of_document_name(tokenizer.get_vocab(with_added_tokens=True))
+def with_begin(tokenizer: RustTokenizer, hidden: bool = False) -> RustTokenizer:
+    """The tokenizer with begin-of-document as its last id, put before every text. ``hidden``: under a name that no text holds,
+    for a tokenizer that looks for the names of special tokens in a text."""
+    name = begin_of_document_name(tokenizer.get_vocab(with_added_tokens=True)) + HIDDEN * hidden
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
     begin = f"{name}:0 $A:0"
     pair = f"{name}:0 $A:0 {name}:1 $B:1"

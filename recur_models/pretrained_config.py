@@ -17,7 +17,7 @@ from torch import nn
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.pretrained import Decoder
 from recur_models.pretrained_layers import DecoderLayer, Pooling, Recurrence
-from recur_models.pretrained_weights import Family, folder_of, sizes_of, weights_of
+from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, sizes_of, weights_of
 from recur_models.protocol import ModelConfig, check_sizes
 
 UNTRAINED = "none"
@@ -55,6 +55,8 @@ class DecoderConfig(ModelConfig):
     """Tokens that a window can have."""
     dropout: float = 0.1
     """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a text where the model writes it, which training reads like any other. Empty: those of `pretrained`."""
 
     def __post_init__(self) -> None:
         if self.has_weights and Path(os.path.expanduser(self.pretrained)).is_dir():
@@ -63,6 +65,7 @@ class DecoderConfig(ModelConfig):
         if self.has_weights and not sized:  # not of a config that is read back
             for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
+            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder_of(self.pretrained)))
         sizes = self.sized()
         check_sizes(sizes, from_0=("overlap", "insert_layer"))
         if self.overlap >= self.window:

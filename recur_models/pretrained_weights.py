@@ -23,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from common.model_folder import eos_token_ids, read_json
+
 MADE = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """How the names end of what is no weight, and older versions saved."""
 
@@ -98,6 +100,12 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder / 'config.json'} has {theirs}={size}, which is no size: {family.remedy}")
         sizes[ours] = kind(size)
     return sizes
+
+
+def eos_ids_of(folder: Path) -> tuple[int, ...]:
+    """The ids at which transformers ends a text of the folder's model; without begin-of-document, which no text has inside."""
+    begin = read_json(folder / "config.json").get("begin_of_document_id")
+    return tuple(index for index in eos_token_ids(folder) if index != begin)
 
 
 def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

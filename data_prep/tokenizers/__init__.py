@@ -14,6 +14,7 @@ A corpus that labels its tokens itself has its own symbols as tokens.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -36,6 +37,7 @@ from data_prep.tokenizers.base import (
     token_dtype,
 )
 from data_prep.tokenizers.byte import BytesTokenizer
+from data_prep.tokenizers.chat import CHAT_FILE, Chat, read_chat, read_template
 from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
@@ -43,6 +45,7 @@ from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
 from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
 
 __all__ = [
+    "CHAT_FILE",
     "SPECS",
     "BatchTokenizer",
     "BytesTokenizer",
@@ -53,11 +56,14 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "Training",
+    "about_chat",
     "bod_id",
+    "chat_of",
     "concatenate",
     "encode_labelled",
     "folded",
     "is_lossless",
+    "keep_tokenizer",
     "load_tokenizer",
     "save_tokenizer",
     "shortfall",
@@ -97,6 +103,39 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
     (place / "tokenizer.json").write_atomically(seal(details))
 
 
+def keep_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
+    """Save the tokenizer where it is not there yet, or where it now has another chat template."""
+    with contextlib.suppress(TokenizerError):
+        kept = load_tokenizer(folder)
+        if kept.fingerprint == tokenizer.fingerprint and chat_of(tokenizer) in (None, chat_of(kept)):
+            return
+    save_tokenizer(tokenizer, folder)
+
+
+def chat_of(tokenizer: Tokenizer) -> Chat | None:
+    """How the tokenizer's model is prompted, where its folder said so."""
+    return tokenizer.chat if isinstance(tokenizer, HuggingFaceTokenizer) else None
+
+
+def about_chat(tokenizer: Tokenizer, spec: str) -> list[str]:
+    """Sentences on the chat template in the folder that `--tokenizer` named, and on its special tokens; none without one."""
+    chat = chat_of(tokenizer)
+    if chat is not None:
+        such_as = f", such as {chat.special_tokens['eos_token']}," if "eos_token" in chat.special_tokens else ""
+        return [
+            f"tokenizer {tokenizer.name} has a chat template: exports and `generate --chat` prompt with it; in documents the "
+            f"names of its special tokens{such_as} are read as text, not as their ids"
+        ]
+    path = Path(os.path.expanduser(spec.removeprefix("gpt2:")))
+    folder = path if path.is_dir() else path.parent
+    if spec in ("", "bytes") or is_uri(spec) or isinstance(tokenizer, SymbolsTokenizer) or not read_template(folder):
+        return []
+    return [
+        f"warning: the chat template in {folder} is left out, because it needs a tokenizer.json: give the folder one, or save it "
+        "anew with transformers"
+    ]
+
+
 def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
     """The tokenizer that a store keeps. Raises TokenizerError where it is missing or not the one that was saved."""
     folder = Place.parse(folder)
@@ -120,7 +159,8 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
             )
         elif kind == "hugging-face":
             data = (folder / "hugging-face.json").read_bytes()
-            tokenizer = HuggingFaceTokenizer(data, details["name"], details["engine"])
+            chat = Chat.from_json((folder / CHAT_FILE).read_bytes()) if CHAT_FILE in details["files"] else None
+            tokenizer = HuggingFaceTokenizer(data, details["name"], details["engine"], chat)
         elif kind == "symbols":
             tokenizer = SymbolsTokenizer(details["symbols"])
         else:
@@ -179,6 +219,7 @@ def _from_file(path: Path) -> Tokenizer:
             return _from_store(Place.parse(path.parent))
         tokenizer = HuggingFaceTokenizer(data, str(path))
         tokenizer.name = f"{path.absolute().parent.name}/{path.name}"
+        tokenizer.chat = read_chat(path.parent, tokenizer.special_ids)
         return tokenizer
     try:
         return SentencePieceTokenizer(path.read_bytes(), path.name)

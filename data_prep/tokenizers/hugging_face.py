@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from common.files import digest
 from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
+from data_prep.tokenizers.chat import CHAT_FILE, Chat
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer
 from data_prep.tokenizers.letters import LETTERS, members, ranges
 from data_prep.tokenizers.special_names import without_special_names
@@ -44,9 +45,10 @@ class HuggingFaceTokenizer:
 
     takes_bytes = False
 
-    def __init__(self, data: bytes, name: str = "tokenizer.json", engine: str = "") -> None:
+    def __init__(self, data: bytes, name: str = "tokenizer.json", engine: str = "", chat: Chat | None = None) -> None:
         """
         Args:
+            chat: how its model is prompted, for an export; it decides no id.
             engine: what to encode with, "tiktoken" or "tokenizers", as an earlier look at the file found; "" looks.
 
         Raises TokenizerError where `data` is not such a file, or its ids are random.
@@ -77,6 +79,8 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True  # as ordinary text
         self.data = data
         self.name = name
+        self.chat = chat
+        self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in spec.get("added_tokens") or ()}
         self._pieces = max(vocabulary.values()) + 1
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})
@@ -136,7 +140,8 @@ class HuggingFaceTokenizer:
         return {"kind": "hugging-face", "name": self.name, "engine": "tiktoken" if self._gpt2 else "tokenizers"}
 
     def files(self) -> dict[str, bytes]:
-        return {"hugging-face.json": self.data}
+        chat = {CHAT_FILE: self.chat.to_json()} if self.chat else {}
+        return {"hugging-face.json": self.data, **chat}
 
 
 def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | None:

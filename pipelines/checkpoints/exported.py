@@ -156,8 +156,19 @@ class Exported:
     @property
     def bod_id(self) -> int:
         """What stands before a text's first token."""
-        found = self.config.get("bos_token_id")
+        found = self.config.get("begin_of_document_id")
         return found if isinstance(found, int) else self.config["vocab_size"] - 1
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, as transformers generates one."""
+        try:
+            generation: Any = json.loads((self.folder / "generation_config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            generation = {}
+        found = generation.get("eos_token_id") if isinstance(generation, dict) else None
+        ends = found if isinstance(found, list) else [found]
+        return tuple(index for index in ends if isinstance(index, int))
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, whatever they were saved in."""

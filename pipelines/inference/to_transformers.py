@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer as RustTokenizer
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
@@ -31,15 +33,18 @@ from data_prep.tokenizers import (
     Tokenizer,
     TokenizerError,
     bod_id,
+    chat_of,
 )
+from data_prep.tokenizers.chat import Chat
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
 from pipelines.inference.plain_export import card_of, check_has_plain_form, check_plain, plain
-from pipelines.inference.trained import config_of, model_of, tokenizer_of
+from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import MODULE, ThroughlineConfig
 from recur_models.hf_tokenizer import (
+    BEGIN_OF_DOCUMENT,
     PARTS,
     ThroughlineTokenizer,
     byte_pair_tokenizer,
@@ -112,7 +117,6 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
     model = model_of(checkpoint)
     meta = checkpoint.meta
     config = meta["config"]
-    first = bod_id(tokenizer)
     symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
     with torch.device("meta"):  # the checkpoint has all weights
@@ -120,8 +124,8 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
             ThroughlineConfig(
                 model=given_away(checkpoint),
                 vocab_size=meta["vocab_size"],
-                bos_token_id=first,
                 trained=record_of(checkpoint),
+                **special_ids(checkpoint, tokenizer),
             )
         )
     wrapped = wrapped.to_empty(device="cpu")
@@ -164,10 +168,24 @@ def given_away(checkpoint: Snapshot) -> dict[str, Any]:
     return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).local, "")}
 
 
+def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The config's ids of special tokens: those of the chat template's tokenizer, and where the model ends a text."""
+    ids: dict[str, Any] = {"begin_of_document_id": bod_id(tokenizer)}
+    chat = chat_of(tokenizer)
+    if isinstance(tokenizer, HuggingFaceTokenizer) and chat is not None:
+        named = {name: tokenizer.special_ids[token] for name, token in chat.special_tokens.items()}
+        ids |= {f"{name}_id": named[name] for name in PARTS if name in named}
+    ends = eos_ids(checkpoint, tokenizer)
+    if ends:
+        ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return ids
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
     kind = tokenizer.details()["kind"]
     options: dict[str, Any] = {"padding_side": "left"}
+    chat = chat_of(tokenizer)
     if isinstance(tokenizer, SentencePieceTokenizer):
         for name, data in tokenizer.files().items():
             (folder / name).write_bytes(data)
@@ -185,17 +203,29 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         elif isinstance(tokenizer, SymbolsTokenizer):
             fast = symbol_tokenizer(tokenizer.symbols)
         elif isinstance(tokenizer, HuggingFaceTokenizer):
-            fast = tokenizer_of_file(tokenizer.library_file)
+            fast = tokenizer_of_file(
+                tokenizer.data.decode() if chat else tokenizer.library_file, hidden=chat is not None
+            )
         else:
             raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
         exported = PreTrainedTokenizerFast(
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
-            split_special_tokens=True,  # their names in a text are ordinary text, as in the corpus
-            **dict.fromkeys(PARTS, fast.id_to_token(bod_id(tokenizer))),
+            # Their names in a text are ordinary text, as in the corpus; but a chat template puts them into its text.
+            split_special_tokens=chat is None,
+            chat_template=chat.template if chat else None,
+            **special_tokens(fast.id_to_token(bod_id(tokenizer)) or BEGIN_OF_DOCUMENT, chat),
             **options,
         )
     exported.save_pretrained(folder)
+
+
+def special_tokens(begin: str, chat: Chat | None) -> dict[str, Any]:
+    """transformers' names for special tokens. Begin-of-document plays each part that a chat template's tokenizer leaves to it; but
+    a template must not find it as bos_token."""
+    if chat is None:
+        return dict.fromkeys(PARTS, begin)
+    return {"eos_token": begin, "pad_token": begin, **chat.special_tokens, "extra_special_tokens": [begin]}
 
 
 def corpus_sample(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> list[str]:
@@ -211,13 +241,20 @@ def corpus_sample(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> lis
 def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> None:
     """Raise ValueError unless the exported tokenizer gives our ids on these texts, and our text of these ids."""
     exported: Any = AutoTokenizer.from_pretrained(folder)
+    chat = chat_of(tokenizer)
+    if isinstance(tokenizer, HuggingFaceTokenizer) and chat is not None:
+        check_special_names(exported, tokenizer, samples)
+        if (
+            tokenizer.library_file != tokenizer.data.decode()
+        ):  # its model finds names of special tokens in ordinary text
+            samples = [without(text, tokenizer.special_ids) for text in samples]
     first = [] if isinstance(tokenizer, SymbolsTokenizer) else [bod_id(tokenizer)]
     for text in samples:
         try:
             ours = tokenizer.encode(text).tolist()
         except TokenizerError:  # a vocabulary that does not cover the text
             continue
-        theirs = exported(text)["input_ids"]
+        theirs = exported(text, split_special_tokens=True)["input_ids"]
         if theirs != [*first, *ours]:
             place = next(
                 (i for i, (a, b) in enumerate(zip(theirs[len(first) :], ours, strict=False)) if a != b), len(ours)
@@ -231,6 +268,25 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> N
                 f"the tokenizer {tokenizer.name} cannot be exported: AutoTokenizer reads the ids of the text that begins "
                 f"{text[:30]!r} as another text"
             )
+
+
+def check_special_names(exported: Any, tokenizer: HuggingFaceTokenizer, samples: list[str]) -> None:
+    """Raise UserError unless a chat template's text gives the ids of the tokenizer.json, special tokens among them."""
+    original = RustTokenizer.from_str(tokenizer.data.decode())
+    original.no_truncation()
+    names = "".join(f"{name} a\n{name}{name}" for name in tokenizer.special_ids)
+    for text in (*samples, names):
+        if exported(text, add_special_tokens=False)["input_ids"] != original.encode(text, add_special_tokens=False).ids:
+            raise UserError(
+                f"the tokenizer {tokenizer.name} cannot be exported: for a chat AutoTokenizer gives other ids of the text that "
+                f"begins {text[:30]!r} than its tokenizer.json"
+            )
+
+
+def without(text: str, names: Iterable[str]) -> str:
+    for name in names:
+        text = text.replace(name, "")
+    return text
 
 
 def check_model(folder: Path, model: RecurrentModel) -> None:

@@ -7,7 +7,7 @@ trained.tokenizer.encode("def f():"), trained.model
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import numpy as np
 
 from common.errors import UserError, given_by_user
 from common.places import Place
-from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, load_tokenizer
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, chat_of, load_tokenizer
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot
 from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
@@ -40,19 +40,21 @@ class TextTokenizer(Protocol):
 class ExportedTokenizer:
     """The tokenizer beside exported weights, without begin-of-document."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bod_id: int) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        # such texts have no begin-of-document
-        self._tokenizer = tokenizer
-        self.labels = not tokenizer("")["input_ids"]
+        self.transformers = tokenizer
+        self.bod_id = bod_id
+        self.labels = not tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+        """Ids of a text in which the names of special tokens are ordinary text."""
+        ids = self.transformers(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return self.transformers.decode([index for index in ids if index != self.bod_id])
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Trained:
     """Whether it predicts labels of symbols, before whose first none stands, and no text."""
     checkpoint: Snapshot | None = None
     """Where it was loaded from."""
+    eos_ids: Sequence[int] = ()
+    """Ids that end a text."""
 
 
 def device() -> torch.device:
@@ -94,12 +98,17 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     """
     checkpoint = find_model(path, best)
     if isinstance(checkpoint, Exported) and (checkpoint.folder / "tokenizer_config.json").is_file():
+        begin = checkpoint.bod_id
         with given_by_user(ValueError, OSError, KeyError):  # of a folder that is not whole
-            exported = ExportedTokenizer(checkpoint.folder)
-        return Trained(str(path), model_of(checkpoint), exported, checkpoint.bod_id, exported.labels, checkpoint)
+            exported = ExportedTokenizer(checkpoint.folder, begin)
+        model = model_of(checkpoint)
+        return Trained(str(path), model, exported, begin, exported.labels, checkpoint, checkpoint.eos_ids)
     tokenizer = tokenizer_of(checkpoint, store, corpus)
     labels = isinstance(tokenizer, SymbolsTokenizer)
-    return Trained(str(checkpoint.folder), model_of(checkpoint), tokenizer, bod_id(tokenizer), labels, checkpoint)
+    model = model_of(checkpoint)
+    return Trained(
+        str(checkpoint.folder), model, tokenizer, bod_id(tokenizer), labels, checkpoint, eos_ids(checkpoint, tokenizer)
+    )
 
 
 def find_model(path: str | Path, best: bool = False) -> Checkpoint | Exported:
@@ -183,6 +192,13 @@ def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[s
     if not corpus:
         raise UserError(f"{checkpoint.folder} does not say which corpus it was trained on: export its run again")
     return found, corpus
+
+
+def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
+    """The ids at which a model ends a text: those of the weights that it began with, else of its tokenizer's chat template."""
+    chat = chat_of(tokenizer)
+    ids = checkpoint.meta["config"]["model"].get("eos_token_ids") or (chat.eos_token_ids if chat else ())
+    return [index for index in ids if index < bod_id(tokenizer)]
 
 
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:

@@ -9,7 +9,7 @@ Letters: N tokens of a text · T tokens read · V vocabulary; one lane.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +22,23 @@ from recur_models.protocol import Stepper, kind_of
 
 
 def write(
-    stepper: Stepper, reading: Reading, logits_BTV: Tensor, bod_id: int, count: int, choose: Callable[[Tensor], Tensor]
+    stepper: Stepper,
+    reading: Reading,
+    logits_BTV: Tensor,
+    bod_id: int,
+    count: int,
+    choose: Callable[[Tensor], Tensor],
+    eos_ids: Collection[int] = (),
 ) -> Iterator[int]:
-    """Ids behind a reading whose last logits these are, one by one; ``choose``: one of the logits [V]."""
+    """Ids behind a reading whose last logits these are, one by one, up to one of ``eos_ids``, which is the last; ``choose``: one of
+    the logits [V]."""
     for left in range(count, 0, -1):
         logits_V = logits_BTV[0, -1].float()
         logits_V[bod_id] = -torch.inf  # no document has it inside
         token = choose(logits_V)
         yield int(token)
+        if int(token) in eos_ids:
+            return
         if left > 1:
             with torch.no_grad():
                 logits_BTV, reading = read(stepper, reading, token.view(1, 1))
