@@ -30,6 +30,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils.generic import can_return_tuple
 
 from recur_models.decoding import Reading, begin, compact, read, spread
+from recur_models.hf_arguments import check_input_ids, check_positions, kept_columns, loss_arguments
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_tokenizer import ThroughlineTokenizer
 from recur_models.protocol import RecurrentModel
@@ -131,7 +132,7 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Read sequences of any length, or go on with them.
@@ -142,13 +143,24 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
             labels: int64 [B, T]; column t + 1 is what column t should predict, −100 is not scored.
             past_key_values: where to go on; it is changed, and is also in the output.
             use_cache: by default as the config says, but not with labels or in training.
-            logits_to_keep: make only the logits of the last columns; 0 for all.
+            logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
+            kwargs: those that transformers passes; see hf_arguments.py.
 
         Raises:
-            ValueError: no ``input_ids``, or another kind of cache or mask.
+            ValueError: ``input_ids`` are none or empty, the cache or mask is another, or an argument is one that these models do
+                not have.
+            TypeError: an argument is unknown.
         """
-        if input_ids is None:
-            raise ValueError("give input_ids: these models read tokens, not embeddings")
+        input_ids = check_input_ids(input_ids)
+        position_ids = kwargs.pop("position_ids", None)  # `generate` would count them for a signature that has them
+        loss_kwargs = loss_arguments(kwargs)
+        keep = logits_to_keep if isinstance(logits_to_keep, int) else 0
+        if keep < 0:
+            raise ValueError(f"logits_to_keep is {keep}: give 0 for all, or more")
+        if labels is not None and (keep or isinstance(logits_to_keep, Tensor)):
+            raise ValueError(
+                "logits_to_keep and labels are both given: the loss needs all logits, so leave out one of them"
+            )
         if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}: leave it out, or give a RecurrentCache"
@@ -162,6 +174,8 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
                 )
             mask_BT = attention_mask[:, -input_ids.shape[1] :].bool()
             mask_BT = None if mask_BT.all() else mask_BT
+        seen = 0 if past_key_values is None else past_key_values.seen
+        check_positions(position_ids, input_ids, attention_mask, seen)
         if use_cache is None:
             use_cache = past_key_values is not None or (self.config.use_cache and labels is None and not self.training)
         if use_cache:
@@ -169,14 +183,15 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
             reading = cache.reading or begin(self.stepper, len(input_ids))
             if len(reading.filled_B) != len(input_ids):
                 raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
-            logits, cache.reading = read(self.stepper, reading, input_ids, mask_BT, keep=logits_to_keep)
+            logits, cache.reading = read(self.stepper, reading, input_ids, mask_BT, keep=keep)
             cache.seen += input_ids.shape[1]
         else:
             cache = None
-            logits = self._whole(input_ids, mask_BT)[:, -logits_to_keep:]
+            logits = self._whole(input_ids, mask_BT)
+        logits = kept_columns(logits, logits_to_keep)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _whole(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:

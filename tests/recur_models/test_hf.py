@@ -222,6 +222,105 @@ def test_bad_arguments_are_refused(slide: Any, arguments: dict[str, Any], messag
         slide(**{"input_ids": text(2, 5), **arguments})
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        torch.tensor([4]),
+        torch.tensor([0, 3, -1]),
+        torch.tensor([[0, 3], [2, 4]]),
+        torch.tensor([[True, False, False, True, True], [False, False, True, False, False]]),
+    ],
+)
+def test_logits_to_keep_may_be_columns(slide: Any, kept: torch.Tensor, use_cache: bool) -> None:
+    ids = text(2, 5)
+    whole = slide(ids, use_cache=use_cache).logits
+    found = slide(ids, logits_to_keep=kept, use_cache=use_cache).logits
+    if kept.dtype == torch.bool:
+        expected = torch.stack([whole[0, 0], whole[0, 3], whole[0, 4], whole[1, 2]])
+    elif kept.dim() == 2:
+        expected = torch.stack([whole[0, [0, 3]], whole[1, [2, 4]]])
+    else:
+        expected = whole[:, kept]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_positions_that_the_model_counts_itself_may_be_given(slide: Any) -> None:
+    ids = text(2, 5)
+    expected = slide(ids).logits
+    assert torch.equal(slide(ids, position_ids=torch.arange(5)[None]).logits, expected)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    positions = torch.tensor([[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]])
+    padded = slide(ids, attention_mask=mask, position_ids=positions)
+    assert torch.equal(padded.logits, slide(ids, attention_mask=mask).logits)
+    one = torch.tensor([[BOD], [BOD]])
+    mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.int64)], 1)
+    slide(one, attention_mask=mask, position_ids=torch.tensor([[3], [5]]), past_key_values=padded.past_key_values)
+    for wrong in (torch.arange(1, 6)[None], torch.tensor([[0, 1, 2, 0, 1]])):
+        with pytest.raises(ValueError, match=r"position_ids are other than those that the model counts"):
+            slide(ids, position_ids=wrong)
+
+
+@torch.no_grad()
+def test_arguments_that_transformers_always_passes_are_taken(slide: Any) -> None:
+    ids = text(2, 5)
+    expected = slide(ids).logits
+    options: dict[str, Any] = {"cache_position": torch.arange(5), "output_attentions": False, "inputs_embeds": None}
+    options |= {"output_hidden_states": False, "num_items_in_batch": 3, "token_type_ids": None, "return_dict": True}
+    assert torch.equal(slide(ids, **options).logits, expected)
+    logits, cache = slide(ids, return_dict=False)
+    assert torch.equal(logits, expected) and isinstance(cache, RecurrentCache)
+    loss, logits = slide(ids, labels=ids, return_dict=False, num_items_in_batch=torch.tensor(2))
+    assert torch.equal(logits, slide(ids, use_cache=False).logits)
+    torch.testing.assert_close(loss, slide(ids, labels=ids).loss * 4)  # 8 targets, divided by 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"atention_mask": torch.ones(2, 5)}, TypeError, r"'atention_mask'.* did you mean 'attention_mask'"),
+        ({"head_mask": torch.ones(2)}, TypeError, "'head_mask'"),
+        ({"output_attentions": True}, ValueError, "output_attentions"),
+        ({"inputs_embeds": torch.ones(2, 5, 8)}, ValueError, "inputs_embeds"),
+        ({"is_causal": False}, ValueError, "is_causal"),
+        ({"cu_seq_lens_q": torch.ones(2)}, ValueError, "cu_seq_lens_q"),
+        ({"token_type_ids": torch.ones(2, 5)}, ValueError, "token_type_ids"),
+        ({"logits_to_keep": -1}, ValueError, "logits_to_keep is -1: give 0 for all, or more"),
+        ({"logits_to_keep": 2, "labels": torch.ones(2, 5)}, ValueError, "logits_to_keep and labels are both given"),
+        (
+            {"input_ids": torch.ones(1, 0, dtype=torch.int64)},
+            ValueError,
+            r"input_ids has shape \(1, 0\): give .* token",
+        ),
+        (
+            {"input_ids": torch.ones(0, 3, dtype=torch.int64)},
+            ValueError,
+            r"input_ids has shape \(0, 3\): give .* token",
+        ),
+        (
+            {"input_ids": torch.ones(3, dtype=torch.int64)},
+            ValueError,
+            r"input_ids has shape \(3,\): .* \[lanes, tokens\]",
+        ),
+    ],
+)
+def test_arguments_that_change_nothing_are_refused_by_name(
+    slide: Any, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        slide(**{"input_ids": text(2, 5), **arguments})
+
+
+def test_generation_refuses_what_the_model_cannot_return(slide: Any) -> None:
+    ids = text(1, 3)
+    with pytest.raises(ValueError, match="output_attentions"):
+        slide.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match=r"input_ids has shape \(1, 0\)"):
+        slide.generate(ids[:, :0], max_new_tokens=2)
+
+
 def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
     cache = slide(text(2, 5)).past_key_values
     with pytest.raises(ValueError, match="of 2 lanes, but 3"):
