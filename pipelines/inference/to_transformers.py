@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,8 @@ from data_prep.tokenizers import (
 from data_prep.tokenizers.chat import Chat
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
-from pipelines.inference.plain_export import card_of, check_has_plain_form, check_plain, plain
+from pipelines.inference.plain_export import card_of as plain_card
+from pipelines.inference.plain_export import check_has_plain_form, check_plain, plain
 from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
@@ -74,29 +75,60 @@ tags: [throughline, {model}]
 ---
 # {run}, step {step}
 
-A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It {does}
-in constant memory.
+A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It {does}, in
+blocks of {block:,} tokens and constant memory. {passes}
+
+Install Throughline first: in a copy of its repository, `pip install .`
 
 ```python
 import recur_models.hf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+folder = "."  # the path of this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
-inputs = tokenizer("{prompt}", return_tensors="pt")
-print({use})
+{use}
 ```
 """
 WRITES = {
-    "does": "reads and writes text of any length",
-    "prompt": "Once",
-    "use": "tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0])",
+    "does": "continues texts",
+    "use": """inputs = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))""",
+}
+CHATS = {
+    "does": "replies to messages and continues texts",
+    "use": """messages = [{"role": "user", "content": "Hello"}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))""",
 }
 LABELS = {
-    "does": "says after each symbol that it reads what its label is, in texts of any length",
-    "use": "tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0])",
+    "does": "predicts the label of each symbol",
+    "use": """inputs = tokenizer("SYMBOLS", return_tensors="pt")
+print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))""",
 }
-"""What is said of a model that predicts the next token, and of one that predicts labels."""
+"""What is said of a model that predicts the next token, of one with a chat template, and of one that predicts labels."""
+
+
+def facts_of(checkpoint: Snapshot, model: RecurrentModel) -> dict[str, Any]:
+    """What every card says of a run."""
+    meta = checkpoint.meta
+    config = meta["config"]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    known = {"run": config["run"], "step": checkpoint.step, "tokens": meta["tokens"], "model": config["model"]["name"]}
+    return known | {"corpus": config["data"]["corpus"], "parameters": parameters}
+
+
+def card_of(facts: Mapping[str, Any], model: RecurrentModel, tokenizer: Tokenizer) -> str:
+    """The export's README.md."""
+    kind = CHATS if chat_of(tokenizer) else WRITES
+    if isinstance(tokenizer, SymbolsTokenizer):
+        kind = {**LABELS, "use": LABELS["use"].replace("SYMBOLS", " ".join(tokenizer.symbols[:3]))}
+    state = model.initial_state(1)
+    size = sum(tensor.numel() for tensor in state.values())
+    passes = f"Nothing passes from one block to the next: it never sees more than {model.block:,} tokens."
+    if state:
+        passes = f"From one block to the next passes a State of {size:,} numbers: all that it knows of earlier ones."
+    return CARD.format(**facts, block=model.block, passes=passes, **kind)
 
 
 def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "throughline") -> None:
@@ -116,7 +148,6 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
         raise UserError(f"{checkpoint.folder} predicts labels and not the next token: leave out --format transformers")
     model = model_of(checkpoint)
     meta = checkpoint.meta
-    config = meta["config"]
     symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
     samples = ("", " ".join(symbols)) if symbols else SAMPLES
     with torch.device("meta"):  # the checkpoint has all weights
@@ -138,16 +169,8 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
             saved = plain(wrapped, decoder) if decoder else wrapped
             saved.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
-            facts = {
-                "run": config["run"],
-                "step": checkpoint.step,
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "corpus": config["data"]["corpus"],
-                "tokens": meta["tokens"],
-            }
-            told = {**LABELS, "prompt": " ".join(symbols[:3])} if symbols else WRITES
-            model_name = config["model"]["name"]
-            card = card_of(decoder, **facts) if decoder else CARD.format(model=model_name, **facts, **told)
+            facts = facts_of(checkpoint, model)
+            card = plain_card(decoder, **facts) if decoder else card_of(facts, model, tokenizer)
             (unfinished / "README.md").write_text(card, "utf-8")
             check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
             if decoder:

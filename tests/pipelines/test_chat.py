@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,6 +91,7 @@ def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(
     make_config: Callable[..., PrepareConfig],
     short_documents: None,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = instruct(tmp_path / "instruct")
     store = prepared(tmp_path / "instruct", make_config)
@@ -138,6 +140,12 @@ def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(
     for place in (run, tmp_path / "exported"):
         generate.main([str(place), "--chat", "--prompt", "once upon", "--temperature", "0", "--max-new-tokens", "40"])
         assert capsys.readouterr().out == f"{reply}\n"
+
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert ("never sees more than 96 tokens" in card) == (model == "llama")
+    monkeypatch.chdir(tmp_path / "exported")
+    exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0], {})  # the card's own code, as a reader runs it
+    assert capsys.readouterr().out.startswith("<|im_start|>user\nHello<|im_end|>")
 
     # Training reads the names of special tokens as text, and so does an export that is asked for it.
     runs_own = load_tokenizer(Path(store) / "text" / "tokenizer")

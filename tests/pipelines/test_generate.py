@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +59,9 @@ def text_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def test_an_exported_run_is_an_ordinary_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_run_is_an_ordinary_model(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = exported(run)
     assert set(contents(folder)) == {
         *("config.json", "generation_config.json", "model.safetensors", "README.md", "modeling_throughline.py"),
@@ -74,7 +77,12 @@ def test_an_exported_run_is_an_ordinary_model(run: Path, capsys: pytest.CaptureF
     both = model.generate(**inputs, max_new_tokens=20, do_sample=False)
     alone = text_of(capsys, str(run), "--prompt", "a", "--temperature", "0", "--max-new-tokens", "20")
     assert tokenizer.decode(both[0], skip_special_tokens=True) == "a" + alone[:-1]
-    assert "`rec`" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "`rec`" in card and "pip install" in card and "of any length" not in card
+    assert "in blocks of 8 tokens" in " ".join(card.split()) and "passes a State of" in card
+    monkeypatch.chdir(folder)
+    exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0], {})  # the card's own code, as a reader runs it
+    assert capsys.readouterr().out.startswith("<|begin_of_document|>Once")
 
 
 def test_a_run_and_its_export_write_the_same(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
