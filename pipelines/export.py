@@ -6,8 +6,8 @@
     import recur_models.hf                                          # makes the models known to transformers
     model = AutoModelForCausalLM.from_pretrained("exported/demo-rec")
 
-Nothing in it is pickled, and its one module only imports ours: tools that cannot `import recur_models.hf` open the folder with
-trust_remote_code=True (`lm_eval --model hf`: benchmarks/harness.py).
+Nothing in it is pickled. The modules of the model stand beside its weights, so transformers also opens the folder where Throughline
+is not installed, with trust_remote_code=True (`lm_eval --model hf`: benchmarks/harness.py).
 """
 
 from __future__ import annotations

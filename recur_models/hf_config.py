@@ -2,8 +2,8 @@
 
     ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
 
-Beside it stands a module that only imports this package, for tools that cannot `import recur_models` themselves but can be told
-trust_remote_code=True.
+Beside it stand the modules of its model, so that transformers opens the folder with trust_remote_code=True where Throughline is not
+installed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,9 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from recur_models.bundle import MODEL, write_model
 from recur_models.protocol import ModelConfig
 from recur_models.registry import model_from_json
-
-MODULE = "modeling_throughline"
-"""Name of the module beside a saved config."""
-
-MODULE_TEXT = '''"""Lets transformers open this folder with trust_remote_code=True. The code itself is Throughline's own package."""
-
-try:
-    from recur_models.hf import ThroughlineForCausalLM
-    from recur_models.hf_config import ThroughlineConfig
-    from recur_models.hf_tokenizer import ThroughlineTokenizer
-except ImportError as error:
-    raise ImportError("this model needs Throughline's package recur_models: install Throughline where you open it") from error
-'''
 
 
 class ThroughlineConfig(PreTrainedConfig):
@@ -66,12 +54,12 @@ class ThroughlineConfig(PreTrainedConfig):
             if getattr(self, name) is None:
                 setattr(self, name, self.begin_of_document_id)
         classes = {"AutoConfig": "ThroughlineConfig", "AutoModelForCausalLM": "ThroughlineForCausalLM"}
-        self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
+        self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in classes.items()}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """config.json, and the module that it names."""
+        """config.json, and the modules that open a model of it (bundle.py)."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        (Path(save_directory) / f"{MODULE}.py").write_text(MODULE_TEXT, "utf-8")
+        write_model(Path(save_directory), self.model_config())
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:

@@ -6,6 +6,7 @@ every text: where two segmentations score almost alike, the sums' rounding decid
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Container, Sequence
@@ -18,6 +19,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as RustTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
+
+from recur_models.bundle import write_tokenizer
 
 BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
 """The one special token: its id is the last one, and it stands before every text. It plays all parts, as GPT-2's does (see
@@ -69,6 +72,12 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         cuts = {"piece_characters": piece_characters, "piece_end": piece_end, "piece_skip": piece_skip}
         cuts |= {"piece_fallback": piece_fallback, "piece_fallback_characters": piece_fallback_characters}
         super().__init__(**cuts, **kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """The tokenizer's files, and the modules that open it (bundle.py)."""
+        files = super().save_pretrained(save_directory, *args, **kwargs)
+        write_tokenizer(Path(save_directory))
+        return files
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:

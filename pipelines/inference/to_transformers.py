@@ -42,8 +42,9 @@ from pipelines.inference.plain_export import card_of as plain_card
 from pipelines.inference.plain_export import check_has_plain_form, check_plain, plain
 from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
+from recur_models.bundle import TOKENIZER
 from recur_models.hf import ThroughlineForCausalLM
-from recur_models.hf_config import MODULE, ThroughlineConfig
+from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_tokenizer import (
     BEGIN_OF_DOCUMENT,
     PARTS,
@@ -216,7 +217,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             cuts = tokenizer.cuts
             options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
             options |= {"piece_fallback": cuts.fallback, "piece_fallback_characters": cuts.fallback_characters}
-        options["auto_map"] = {"AutoTokenizer": [f"{MODULE}.ThroughlineTokenizer", None]}
+        options["auto_map"] = {"AutoTokenizer": [f"{TOKENIZER}.ThroughlineTokenizer", None]}
         exported: Any = ThroughlineTokenizer(str(folder / "tokenizer.model"), **options)
     else:
         if kind == "bytes":

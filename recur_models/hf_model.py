@@ -1,0 +1,193 @@
+"""All models as one transformers model: `save_pretrained`, `from_pretrained`, `generate` and a loss, with State as the cache.
+
+    model = ThroughlineForCausalLM(ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257))
+    model.generate(input_ids, max_new_tokens=100_000)        # the cache never grows
+
+A document begins where a sequence begins; a begin-of-document id later in a sequence is read like any other, and resets nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple
+
+from recur_models.decoding import Reading, begin, compact, read, spread
+from recur_models.hf_arguments import check_input_ids, check_positions, kept_columns, loss_arguments
+from recur_models.hf_config import ThroughlineConfig
+from recur_models.protocol import RecurrentModel
+
+
+class RecurrentCache(Cache):
+    """Where each lane of a batch stands: State and the block that is being read, of one size whatever has been read."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.reading: Reading | None = None
+        self.seen = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that have been read, padding included."""
+        return self.seen
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.reading = None
+        self.seen = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.reading is not None:
+            self.reading = self.reading.select(indices)
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        raise ValueError(
+            "a State cannot be taken back by some tokens: this way of generating is not possible with these models"
+        )
+
+
+class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
+    """Whichever model the config names."""
+
+    config_class = ThroughlineConfig
+    config: ThroughlineConfig
+    base_model_prefix = "model"
+    _is_stateful = True
+    _input_embed_layer = "embedding"
+
+    def __init__(self, config: ThroughlineConfig):
+        super().__init__(config)
+        self.model: RecurrentModel = config.model_config().build(config.vocab_size)
+        self.stepper = self.model.stepper()
+        self.post_init()
+        if self.generation_config is not None:
+            self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `build` initialises."""
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
+        (`resize_token_embeddings` calls this)."""
+        assert isinstance(value, nn.Embedding)
+        self.model.embedding = value
+        self.model.vocab_size = value.num_embeddings
+        output: Any = getattr(self.model, "output", None)
+        if output is None:
+            return
+        with torch.no_grad():
+            for name, parameter in output.named_parameters():
+                added = value.num_embeddings - len(parameter)
+                rows = [parameter[: value.num_embeddings], *[parameter.mean(0, keepdim=True)] * added]
+                setattr(output, name, nn.Parameter(torch.cat(rows), requires_grad=parameter.requires_grad))
+        output.out_features = value.num_embeddings
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `forward` makes a RecurrentCache
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers has it, but weights that are missing, left over or of another shape are an error, not a warning."""
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            names = sorted(map(str, info[kind]))
+            if names:
+                raise ValueError(
+                    f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
+                    f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
+                )
+        model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
+        return (model, info) if output_loading_info else model
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Read sequences of any length, or go on with them.
+
+        Args:
+            input_ids: int64 [B, T].
+            attention_mask: [B, T], or [B, columns read before + T]: 0 where a lane has no token, on whichever side.
+            labels: int64 [B, T]; column t + 1 is what column t should predict, −100 is not scored.
+            past_key_values: where to go on; it is changed, and is also in the output.
+            use_cache: by default as the config says, but not with labels or in training.
+            logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
+            kwargs: those that transformers passes; see hf_arguments.py.
+
+        Raises:
+            ValueError: ``input_ids`` are none or empty, the cache or mask is another, or an argument is one that these models do
+                not have.
+            TypeError: an argument is unknown.
+        """
+        input_ids = check_input_ids(input_ids)
+        position_ids = kwargs.pop("position_ids", None)  # `generate` would count them for a signature that has them
+        loss_kwargs = loss_arguments(kwargs)
+        keep = logits_to_keep if isinstance(logits_to_keep, int) else 0
+        if keep < 0:
+            raise ValueError(f"logits_to_keep is {keep}: give 0 for all, or more")
+        if labels is not None and (keep or isinstance(logits_to_keep, Tensor)):
+            raise ValueError(
+                "logits_to_keep and labels are both given: the loss needs all logits, so leave out one of them"
+            )
+        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}: leave it out, or give a RecurrentCache"
+            )
+        mask_BT = None
+        if attention_mask is not None:
+            lanes, length = input_ids.shape
+            if attention_mask.dim() != 2 or len(attention_mask) != lanes or attention_mask.shape[1] < length:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}: for these tokens it must be {(lanes, length)}"
+                )
+            mask_BT = attention_mask[:, -input_ids.shape[1] :].bool()
+            mask_BT = None if mask_BT.all() else mask_BT
+        seen = 0 if past_key_values is None else past_key_values.seen
+        check_positions(position_ids, input_ids, attention_mask, seen)
+        if use_cache is None:
+            use_cache = past_key_values is not None or (self.config.use_cache and labels is None and not self.training)
+        if use_cache:
+            cache = RecurrentCache() if past_key_values is None else past_key_values
+            reading = cache.reading or begin(self.stepper, len(input_ids))
+            if len(reading.filled_B) != len(input_ids):
+                raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
+            logits, cache.reading = read(self.stepper, reading, input_ids, mask_BT, keep=keep)
+            cache.seen += input_ids.shape[1]
+        else:
+            cache = None
+            logits = self._whole(input_ids, mask_BT)
+        logits = kept_columns(logits, logits_to_keep)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+
+    def _whole(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Logits of whole sequences in one pass, as in training."""
+        moved_BT, source_BT = compact(tokens_BT, mask_BT)
+        filled_BT = F.pad(moved_BT, (0, -moved_BT.shape[1] % self.model.block))
+        logits_BTV, _ = self.model(filled_BT)
+        return (
+            spread(logits_BTV, source_BT) if mask_BT is not None else logits_BTV[:, : tokens_BT.shape[1]].contiguous()
+        )

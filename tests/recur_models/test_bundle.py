@@ -1,0 +1,119 @@
+"""A saved folder of every model opens in transformers where Throughline is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+
+from recur_models import ModelConfig, register
+from recur_models.bundle import flat
+from recur_models.hf import ThroughlineTokenizer
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.test_hf import representatives, text, wrap
+
+ELSEWHERE = """
+import json, sys
+sys.path += json.loads(sys.argv[1])  # of libraries alone, without what .pth files add
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+generated = {}
+for folder in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    ids = torch.tensor(json.loads(open(f"{folder}/prompt.json").read()))
+    generated[folder] = model.generate(ids, max_new_tokens=50, do_sample=False).tolist()
+    model.save_pretrained(f"{folder}/again")
+    again = AutoModelForCausalLM.from_pretrained(f"{folder}/again", trust_remote_code=True)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    except (OSError, ValueError):
+        continue
+    generated["ids"] = tokenizer("hello world")["input_ids"]
+    tokenizer.save_pretrained(f"{folder}/again")
+    again = AutoTokenizer.from_pretrained(f"{folder}/again", trust_remote_code=True)
+    assert again("hello world")["input_ids"] == generated["ids"]
+assert not {"recur_models", "common", "pipelines", "data_prep"} & sys.modules.keys()
+print(json.dumps(generated))
+"""
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from recur_models.vanilla import VanillaConfig
+
+
+@dataclass(frozen=True)
+class OwnConfig(VanillaConfig):
+    name: ClassVar[str] = "own"
+"""
+
+
+def own_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    """The config of a model that a plug-in has brought."""
+    (folder / "a_plugin_of_mine.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(folder)
+    own: Any = importlib.import_module("a_plugin_of_mine")
+    return register(own.OwnConfig)(**SIZE)
+
+
+def elsewhere(folders: list[Path], home: Path) -> dict[str, Any]:
+    """What another process generates, which has our libraries and none of our packages."""
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        ELSEWHERE,
+        json.dumps([str(Path(torch.__file__).parents[1])]),
+        *map(str, folders),
+    ]
+    environment = {**os.environ, "HF_HOME": str(home / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=home)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def sentencepiece_tokenizer(folder: Path) -> ThroughlineTokenizer:
+    corpus = folder / "corpus.txt"
+    corpus.write_text("hello world, how do you do?\n" * 50)
+    prefix = str(folder / "small")
+    sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
+        input=str(corpus), model_prefix=prefix, vocab_size=30, hard_vocab_limit=False, minloglevel=2
+    )
+    auto_map = {"AutoTokenizer": ["tokenization_throughline.ThroughlineTokenizer", None]}
+    return ThroughlineTokenizer(f"{prefix}.model", auto_map=auto_map)
+
+
+def test_every_model_generates_the_same_where_throughline_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = representatives() | {"own": own_config(tmp_path, monkeypatch)}
+    prompt = text(2, 9)
+    expected = {}
+    for name, config in configs.items():
+        folder = tmp_path / name
+        model = wrap(config)
+        model.save_pretrained(folder)
+        (folder / "prompt.json").write_text(json.dumps(prompt.tolist()))
+        expected[str(folder)] = model.generate(prompt, max_new_tokens=50, do_sample=False).tolist()
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    tokenizer.save_pretrained(tmp_path / "rec")
+    expected["ids"] = tokenizer("hello world")["input_ids"]
+    assert elsewhere([tmp_path / name for name in configs], tmp_path) == expected
+
+
+def test_a_folder_has_the_modules_of_its_model_alone(tmp_path: Path) -> None:
+    wrap(representatives()["lstm"]).save_pretrained(tmp_path)
+    modules = {path.stem for path in tmp_path.glob("*.py")}
+    assert {flat("recur_models.lstm"), flat("recur_models.protocol"), "modeling_throughline"} < modules
+    assert not {flat("recur_models.gpt2"), flat("recur_models.hf_tokenizer"), "recur_models"} & modules
