@@ -25,6 +25,7 @@ from pipelines.tracking.metrics_file import read_records
 from recur_models import model_from_json
 from tests.small_corpus import contents
 
+pytestmark = pytest.mark.usefixtures("short_documents")
 Train = Callable[..., Path]
 QUIET = ("--tracking.backend", "none")
 

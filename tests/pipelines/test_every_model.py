@@ -60,6 +60,7 @@ def test_a_step_in_bfloat16(model: str, train_model: Train) -> None:
     assert all(tensor.isfinite().all() for tensor in checkpoint.weights().values())
 
 
+@pytest.mark.usefixtures("short_documents")
 @pytest.mark.parametrize("model", ["rec fixed:skip", *FAMILY])
 def test_exported_it_generates_and_scores_the_same(
     model: str, train_model: Train, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

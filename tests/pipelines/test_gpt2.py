@@ -79,6 +79,7 @@ def table_of(folder: Path) -> dict[str, dict[str, str]]:
         return {row["name"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_the_baseline_is_scored_at_any_overlap(train_model: Callable[..., Path], store: Path, tmp_path: Path) -> None:
     run = train_model("gpt2")
     quiet = ("--tracking.backend", "none", "--output", str(tmp_path / "report"))
@@ -107,6 +108,7 @@ def test_the_baseline_is_scored_at_any_overlap(train_model: Callable[..., Path],
             assert logged[f"whole_test{key}/{figure}"] == float(row[figure])
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_recurrence_is_scored_at_its_own_overlap_unless_asked(train_model: Callable[..., Path], tmp_path: Path) -> None:
     run, quiet = train_model("gpt2-rec"), ("--tracking.backend", "none", "--output", str(tmp_path / "report"))
     evaluate.main([str(run), "--overlap", "4", *quiet])
