@@ -89,6 +89,7 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     store, root = str(tmp_path / "store"), tmp_path / "runs"
     quiet = ["--tracking.system-metrics", "off", "--tracking.models", "none"]
     places = ["--data.store", store, "--root", str(root), "--use-gpu", "no", *quiet]
+    untracked = ["--tracking.backend", "none"]
     prepare.main(["counting", "--documents", "6", "--store", store, "--segment-length", "32", "--num-workers", "1"])
     assert "counting: 18 documents" in capsys.readouterr().out
 
@@ -106,12 +107,10 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     meta = Checkpoint.open(killed).meta
     stored = read_run(TrackingConfig(), root, meta["mlflow_run"], ("validation/perplexity",))
     assert len([record for record in stored.records if "validation/perplexity" in record.metrics]) == 3  # MLflow
-    compare.main(
-        [str(root / "calm"), str(root / "killed"), "--output", str(tmp_path / "compared"), "--tracking.backend", "none"]
-    )
+    compare.main([str(root / "calm"), str(root / "killed"), "--output", str(tmp_path / "compared"), *untracked])
     with open(tmp_path / "compared" / "comparison.csv") as file:
         assert all(float(row["best_perplexity"]) > 1 for row in csv.DictReader(file))
-    evaluate.main([str(root / "killed"), "--output", str(tmp_path / "report"), "--tracking.backend", "none"])
+    evaluate.main([str(root / "killed"), "--output", str(tmp_path / "report"), *untracked])
     with open(tmp_path / "report" / "table.csv") as file:
         row = next(csv.DictReader(file))
     assert float(row["perplexity"]) == pytest.approx(2 ** float(row["bits_per_token"])) and row["model"] == "gru"
@@ -125,7 +124,8 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     assert texts[0] == texts[1] and len(texts[0]) > 1
 
     words = ["--preset", "gru-counting", "--search", "grid", "--metric", "validation/perplexity", "--baseline", "no"]
-    assert tune.main(["width", *words, *places, "--run", "swept", "--num-workers", "1", "--concurrent", "1"]) == 0
+    words += [*untracked, "--num-workers", "1", "--concurrent", "1"]
+    assert tune.main(["width", *places, "--run", "swept", *words]) == 0
     with open(root / "swept" / "report" / "trials.csv") as file:
         trials = list(csv.DictReader(file))
     assert {trial["model.d_model"] for trial in trials} == {"8", "16"}
