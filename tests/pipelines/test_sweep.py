@@ -260,12 +260,12 @@ def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_budget_is_kept_and_a_larger_one_continues(here: Make) -> None:
-    words = (*GRID, "--steps", "300", "--validate-every", "100")
+    words = (*GRID, "--steps", "100", "--validate-every", "50", "--checkpoint.every", "50")
     late = here(*words, "--seconds", "1e-9").run()  # spent before anything begins, on any machine
     assert [trial.status for trial in late.trials.values()] == ["pending"] * 3
-    budget = 300 * 128 + 4000
+    budget = 100 * 128 + 1000
     some = here(*words, "--tokens", str(budget), "--trials", "2").run()
-    assert budget <= sum(trial.tokens for trial in some.trials.values()) < 2 * 300 * 128
+    assert budget <= sum(trial.tokens for trial in some.trials.values()) < 2 * 100 * 128
     assert [trial.status for trial in some.trials.values()] == ["finished", "stopped", "pending"]
     assert some.trials["001"].reason == f"the sweep's budget of {budget:,} tokens is spent"
     assert {trial.status for trial in here(*words).run().trials.values()} == {"finished"}
