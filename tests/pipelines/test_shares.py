@@ -35,7 +35,7 @@ SEGMENT = 32
 @pytest.fixture
 def scored(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Scoring:
     """Of five documents, two of which end in their first segment."""
-    for number, size in enumerate((2, 120, 3), 2):
+    for number, size in enumerate((40, 2, 80, 3), 1):
         (text_folder / "validation" / f"doc{number}.txt").write_text(words(f"more{number}", size))
     (text_folder / "test" / "doc0.txt").write_text(words("short", 30))
     train = request.getfixturevalue("train")
@@ -117,10 +117,11 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
 
 def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monkeypatch: pytest.MonkeyPatch) -> None:
     fine, block = scores(scored), scored.model.block
-    monkeypatch.setattr(scoring, "MOST_POSITIONS", 100)
+    most = 30
+    monkeypatch.setattr(scoring, "MOST_POSITIONS", most)
     scored = replace(scored, shares=2, folder=scored.folder.with_name("other"))
     together = 4
-    assert 2 < len(fine[0].bucket_nats) / 100 <= together
+    assert 2 < len(fine[0].bucket_nats) / most <= together
     coarse = scores(scored)
     sizes: dict[str, Any] = {"lanes": 3, "segment_length": SEGMENT, "world": World.alone()}
     coarse.append(score_split(model_of(scored.checkpoint), scored.store, **sizes))
@@ -168,6 +169,7 @@ def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
         assert scored.scores(1, lambda _: None) == undisturbed and file.read_bytes() == data
 
 
+@pytest.mark.usefixtures("short_documents")
 def test_the_command_goes_on_with_what_another_left(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
