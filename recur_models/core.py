@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.layers import MASKED, merge_heads, split_heads
-from recur_models.losses import tied_output
+from recur_models.layers import MASKED, linear_part, merge_heads, split_heads
+from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 
@@ -115,18 +115,21 @@ class CoreLayer(nn.Module):
         q, k, v = (split_heads(part, self.config.heads) for part in self.qkv(self.norm(x_nD)).chunk(3, -1))
         return q / self.config.head_dim**0.5, k, v
 
+    def queries(self, x_nD: Tensor) -> Tensor:
+        """Of tokens that others' keys are made for: [..., H, n, E], divided by √E."""
+        made = linear_part(self.qkv, self.norm(x_nD), slice(self.config.width))
+        return split_heads(made, self.config.heads) / self.config.head_dim**0.5
+
     def keys_values(self, x_nD: Tensor) -> tuple[Tensor, Tensor]:
         """Of tokens that are only looked at."""
-        weight = self.qkv.weight[self.config.width :]
-        k, v = (split_heads(part, self.config.heads) for part in F.linear(self.norm(x_nD), weight).chunk(2, -1))
+        made = linear_part(self.qkv, self.norm(x_nD), slice(self.config.width, None))
+        k, v = (split_heads(part, self.config.heads) for part in made.chunk(2, -1))
         return k, v
 
     def nothing(self) -> tuple[Tensor, Tensor]:
         """Key and value of a zero vector, which are those of the norm's bias: [H, 1, E]."""
-        weight = self.qkv.weight[self.config.width :]
-        k, v = (
-            part.unflatten(-1, (self.config.heads, 1, -1)) for part in F.linear(self.norm.bias, weight).chunk(2, -1)
-        )
+        made = linear_part(self.qkv, self.norm.bias, slice(self.config.width, None))
+        k, v = (part.unflatten(-1, (self.config.heads, 1, -1)) for part in made.chunk(2, -1))
         return k, v
 
     def attend(
@@ -246,7 +249,7 @@ class CoreModel(RecurrentModel):
 
     def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
-        return tied_output(self.final_norm(x_BTD), self.output.weight, targets_BT, self.output.bias)
+        return untied_output(self.final_norm(x_BTD), self.output, targets_BT)
 
 
 def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recur_models.core import Context, CoreConfig, CoreModel, Distances, Parts, Seen, documents, keep_own
+from recur_models.core import Context, CoreConfig, CoreLayer, CoreModel, Distances, Parts, Seen, documents, keep_own
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import MASKED, split_heads
+from recur_models.layers import MASKED, is_plain, split_heads
 from recur_models.protocol import Places, State, Stepper, Watched
 
 
@@ -137,8 +137,7 @@ class FeedbackTransformer(CoreModel):
         distances = Distances(self.distances_EP, itself=False)
         outputs = [x_B1D]
         for layer, keys in zip(self.layers, parts, strict=True):
-            q = F.linear(layer.norm(x_B1D), layer.qkv.weight[: self.config.width])
-            q = split_heads(q, self.config.heads) / self.config.head_dim**0.5
+            q = layer.queries(x_B1D)
             maker = self.layers[0] if self.config.keys == "shared" else layer
             if isinstance(distance_B1m, int):
                 near = F.pad(q @ distances.table_EP, (distance_B1m, 0), value=MASKED)
@@ -149,10 +148,19 @@ class FeedbackTransformer(CoreModel):
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
         return x_B1D, (weights_L.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
 
-    def projection(self) -> tuple[Tensor, Tensor]:
-        """What makes keys and values for all layers of a memory that is normed without scale: one matrix and one bias."""
+    @property
+    def makers(self) -> Sequence[CoreLayer]:
+        """The layers that make keys and values."""
+        return self.layers[:1] if self.config.keys == "shared" else self.layers
+
+    def projection(self) -> tuple[Tensor, Tensor] | None:
+        """What makes keys and values for all layers of a memory that is normed without scale: one matrix and one bias. None where
+        a layer must be called, because its projection is not plain (`layers.is_plain`).
+        """
         w = self.config.width
-        layers = self.layers[:1] if self.config.keys == "shared" else self.layers
+        layers = self.makers
+        if not all(is_plain(layer.qkv) for layer in layers):
+            return None
         weights = [layer.qkv.weight[w:] for layer in layers]
         folded = [weight * layer.norm.weight for weight, layer in zip(weights, layers, strict=True)]
         biases = [(weight * layer.norm.bias).sum(1) for weight, layer in zip(weights, layers, strict=True)]
@@ -160,10 +168,13 @@ class FeedbackTransformer(CoreModel):
 
     def keys_values(self, memory_BnD: Tensor, projection: tuple[Tensor, Tensor] | None = None) -> Context:
         """Each layer's of some memories: [B, H, n, E]."""
-        weight, bias = projection or self.projection()
-        made = F.linear(F.layer_norm(memory_BnD, memory_BnD.shape[-1:]), weight, bias)
-        each = [split_heads(part, self.config.heads) for part in made.split(self.config.width, -1)]
-        pairs = list(zip(each[::2], each[1::2], strict=True))
+        projection = projection or self.projection()
+        if projection is None:
+            pairs = [layer.keys_values(memory_BnD) for layer in self.makers]
+        else:
+            made = F.linear(F.layer_norm(memory_BnD, memory_BnD.shape[-1:]), *projection)
+            each = [split_heads(part, self.config.heads) for part in made.split(self.config.width, -1)]
+            pairs = list(zip(each[::2], each[1::2], strict=True))
         return pairs * (len(self.layers) // len(pairs))
 
     def stepper(self) -> Stepper:

@@ -112,6 +112,20 @@ def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | N
     return layer
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a projection is the layer that the model was built with. A wrapped one, for example by a LoRA adapter, or a quantised
+    one must be called: its weight alone is not what it computes.
+    """
+    return type(layer) is nn.Linear
+
+
+def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
+    """``layer(x)[..., part]``, for a projection without bias. A plain layer computes that part alone."""
+    if is_plain(layer):
+        return F.linear(x, layer.weight[part])  # pyrefly: ignore
+    return layer(x[None])[0, ..., part]  # a quantised layer reads no single vector
+
+
 class RMSNorm(nn.Module):
     """Scale-only root-mean-square norm, eps 1e-6, computed in float32."""
 

@@ -10,10 +10,11 @@ logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradient
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from recur_models.layers import is_plain
 from recur_models.protocol import IGNORED, RecurrentModel, State
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
@@ -65,13 +66,26 @@ def tied_output(
     return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), bias_V).view_as(targets_BT)
 
 
+def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | None) -> Tensor:
+    """What a model returns, as `tied_output` does it, with an output layer of its own. A wrapped layer (`layers.is_plain`) is
+    called, and all its logits exist at once.
+    """
+    if targets_BT is None:
+        return hidden_BTD if _is_asked_for(hidden_BTD) else output(hidden_BTD)
+    if isinstance(output, nn.Linear) and is_plain(output):
+        return tied_output(hidden_BTD, output.weight, targets_BT, output.bias)
+    logits_NV = output(hidden_BTD).flatten(0, 1).float()
+    nats_N = F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
+    return nats_N.view_as(targets_BT)
+
+
 def hidden_states(
     model: RecurrentModel, tokens_BT: Tensor, state: State | None = None, fresh_BK: Tensor | None = None
 ) -> tuple[Tensor, State]:
     """``model(tokens_BT, state, fresh_BK)`` with the last hidden states [B, T, D] in the place of the logits, as its output layer
     reads them: logits are their product with its weights, and its bias where it has one.
 
-    Raises TypeError for a model whose logits are not made by `tied_output`.
+    Raises TypeError for a model whose logits are made neither by `tied_output` nor by `untied_output`.
     """
     global _instead
     _instead = shapes = []

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.losses import tied_output
+from recur_models.losses import untied_output
 from recur_models.protocol import (
     ModelConfig,
     Places,
@@ -130,7 +130,7 @@ class LSTM(RecurrentModel):
 
     def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
-        return tied_output(x_BTD, self.output.weight, targets_BT, self.output.bias)
+        return untied_output(x_BTD, self.output, targets_BT)
 
     def stepper(self) -> Stepper:
         return LSTMStepper(self)

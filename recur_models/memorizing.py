@@ -98,7 +98,7 @@ class MemorizingLayer(StackLayer):
         self.gate_H = nn.Parameter(torch.zeros(config.heads))
 
     def initial_state(self, lanes: int) -> State:
-        like = self.tokens.out.weight
+        like = self.gate_H
         shape = (lanes, self.config.heads, self.config.memory, self.config.head_dim)
         return {
             **self.tokens.initial_cache(lanes),

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from recur_models.losses import tied_output
+from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev, Recurrence
 from recur_models.protocol import Places, RecurrentModel, State, Stepper, Watched, reset
 from recur_models.stepping import put
@@ -173,8 +173,10 @@ class Decoder(RecurrentModel):
 
     def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits or nats, of what the last layer makes."""
-        table = self.embedding if self.output is None else self.output
-        return tied_output(self.final_norm(x_BnD), table.weight, targets_Bn)
+        x_BnD = self.final_norm(x_BnD)
+        if self.output is None:
+            return tied_output(x_BnD, self.embedding.weight, targets_Bn)
+        return untied_output(x_BnD, self.output, targets_Bn)
 
     def stack(
         self,

@@ -168,7 +168,8 @@ class TokenLayer(nn.Module):
         """The keys and values of no previous block: zeros."""
         config = self.config
         shape = (lanes, config.heads, config.window, config.head_dim)
-        return {"keys": self.out.weight.new_zeros(shape), "values": self.out.weight.new_zeros(shape)}
+        like = self.project.scale_H
+        return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
 
     def window(self) -> Window:
         """Bias and dropout of the window's attention, the same for every block."""
