@@ -98,16 +98,15 @@ def paper_flops_per_token(config: GPT2Config) -> float:
     return disjoint * c.window / c.block
 
 
-class Affine(nn.Module):
-    """transformers' Conv1D: x·weight + bias, so that its weights [in, out] fit."""
+def affine(fan_in: int, fan_out: int, std: float = 0.02) -> nn.Module:
+    """transformers' Conv1D: x·weight + bias, so that its weights [in, out] fit, and adapters know the layer as one of a GPT-2."""
+    from transformers.pytorch_utils import Conv1D  # seconds, which only a GPT-2 needs
 
-    def __init__(self, fan_in: int, fan_out: int, std: float = 0.02):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(fan_in, fan_out) * std)
-        self.bias = nn.Parameter(torch.zeros(fan_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.T, self.bias)
+    with torch.device("meta"):  # its own initialisation draws nothing
+        layer = Conv1D(fan_out, fan_in)
+    layer.weight = nn.Parameter(torch.randn(fan_in, fan_out) * std)
+    layer.bias = nn.Parameter(torch.zeros(fan_out))
+    return layer
 
 
 class GPT2Layer(DecoderLayer):
@@ -121,10 +120,10 @@ class GPT2Layer(DecoderLayer):
         self.ln_1 = nn.LayerNorm(c.d_model)
         self.ln_2 = nn.LayerNorm(c.d_model)
         self.attn: Any = nn.ModuleDict(
-            {"c_attn": Affine(c.d_model, 3 * c.d_model), "c_proj": Affine(c.d_model, c.d_model, std)}
+            {"c_attn": affine(c.d_model, 3 * c.d_model), "c_proj": affine(c.d_model, c.d_model, std)}
         )
         self.mlp: Any = nn.ModuleDict(
-            {"c_fc": Affine(c.d_model, c.mlp_dim), "c_proj": Affine(c.mlp_dim, c.d_model, std)}
+            {"c_fc": affine(c.d_model, c.mlp_dim), "c_proj": affine(c.mlp_dim, c.d_model, std)}
         )
 
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,14 +131,11 @@ class GPT2Layer(DecoderLayer):
         return q, k, v
 
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        made = self.attn["c_attn"]
-        d = prev_BND.shape[-1]
-        both = F.linear(self.ln_1(prev_BND), made.weight.T[d:], made.bias[d:])
-        k, v = (split_heads(part, self.heads) for part in both.chunk(2, -1))
+        _, k, v = (split_heads(part, self.heads) for part in self.attn["c_attn"](self.ln_1(prev_BND)).chunk(3, -1))
         return k, v
 
-    def output(self) -> tuple[Tensor, Tensor | None]:
-        return self.attn["c_proj"].weight.T, self.attn["c_proj"].bias
+    def output(self, heads_BnC: Tensor) -> Tensor:
+        return self.attn["c_proj"](heads_BnC)
 
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
         return self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x_BnD)), approximate="tanh"))

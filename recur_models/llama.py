@@ -196,8 +196,8 @@ class LlamaLayer(DecoderLayer):
         )  # autocast made it bfloat16: no fused norm mixes the two
         return self.keys_values_at(self.input_layernorm(prev_BND), position_N[None])
 
-    def output(self) -> tuple[Tensor, Tensor | None]:
-        return self.self_attn["o_proj"].weight, None
+    def output(self, heads_BnC: Tensor) -> Tensor:
+        return self.self_attn["o_proj"](heads_BnC)
 
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
         x_BnD = self.post_attention_layernorm(x_BnD)

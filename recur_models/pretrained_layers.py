@@ -60,8 +60,8 @@ class DecoderLayer(nn.Module, ABC):
         """Of h_prev, which has no query: [B, G, N, E]."""
 
     @abstractmethod
-    def output(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [D, H·E] and bias [D] of what attention adds."""
+    def output(self, heads_BnC: Tensor) -> Tensor:
+        """What attention adds, of all heads side by side: [..., D]."""
 
     @abstractmethod
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
@@ -93,13 +93,15 @@ class DecoderLayer(nn.Module, ABC):
         q, k, v = self.project(x_BnD, position_Bn)
         k, v = (k, v) if cache is None else cache(k, v)
         heads_BnC = merge_heads(self.attend(q, k, v, seen_Bnm, prev_BND))
-        x_BnD = x_BnD + self.dropout(F.linear(heads_BnC, *self.output()))
+        x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
     def prev_share(self, sources: Tensor, _: Tensor) -> Tensor:
         """Of the energy that attention adds, the part that comes of h_prev. ``sources``: [2, B, H, n, E]."""
-        weight = self.output()[0].to(sources.dtype)
-        prev, window = (F.linear(merge_heads(part), weight).float().square().mean() for part in sources)
+        heads = merge_heads(sources).to(next(self.parameters()).dtype)
+        with torch.autocast(heads.device.type, enabled=False):
+            bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))
+            prev, window = (self.output(heads) - bias_D).float().square().flatten(1).mean(1)
         return prev / (prev + window)
 
 
