@@ -20,6 +20,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
 from recur_models.decoding import Reading, begin, compact, read, spread
+from recur_models.hf_adapters import register_default_targets
 from recur_models.hf_arguments import check_input_ids, check_positions, kept_columns, loss_arguments
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.protocol import RecurrentModel
@@ -77,6 +78,14 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `build` initialises."""
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output layer; None where the embeddings make the logits."""
+        output: Any = getattr(self.model, "output", None)
+        return output
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.output = new_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
@@ -191,3 +200,6 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         return (
             spread(logits_BTV, source_BT) if mask_BT is not None else logits_BTV[:, : tokens_BT.shape[1]].contiguous()
         )
+
+
+register_default_targets(ThroughlineConfig.model_type)

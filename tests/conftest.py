@@ -31,7 +31,9 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"  # the same in the processes that tests start
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the others are used already
-os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")  # Ray lists its logs twice a second, and not ten times
+os.environ.setdefault(
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0"
+)  # Ray lists its logs twice a second, and not ten times
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
 settings.load_profile("untimed")
