@@ -116,7 +116,7 @@ class CoreLayer(nn.Module):
         return q / self.config.head_dim**0.5, k, v
 
     def queries(self, x_nD: Tensor) -> Tensor:
-        """Of tokens that others' keys are made for: [..., H, n, E], divided by √E."""
+        """Queries alone, for tokens that attend to keys made elsewhere: [..., H, n, E], divided by √E."""
         made = linear_part(self.qkv, self.norm(x_nD), slice(self.config.width))
         return split_heads(made, self.config.heads) / self.config.head_dim**0.5
 

@@ -67,8 +67,8 @@ def tied_output(
 
 
 def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | None) -> Tensor:
-    """What a model returns, as `tied_output` does it, with an output layer of its own. A wrapped layer (`layers.is_plain`) is
-    called, and all its logits exist at once.
+    """The same as `tied_output`, for a model with an output layer of its own. A layer that is not plain (`layers.is_plain`) is
+    called, and then all logits exist at once.
     """
     if targets_BT is None:
         return hidden_BTD if _is_asked_for(hidden_BTD) else output(hidden_BTD)
