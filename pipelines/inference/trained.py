@@ -43,6 +43,8 @@ class ExportedTokenizer:
     def __init__(self, folder: Path, bod_id: int) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
+        import recur_models.hf  # noqa: F401  (makes the tokenizers known to AutoTokenizer)
+
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
         self.transformers = tokenizer
         self.bod_id = bod_id

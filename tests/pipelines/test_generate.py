@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -94,6 +96,14 @@ def test_a_run_and_its_export_write_the_same(run: Path, tmp_path: Path, capsys: 
     for place in (run, folder, max((run / "checkpoints").iterdir())):
         assert text_of(capsys, str(place), *options) == first
     assert text_of(capsys, str(run), *options, "--seed", "4") != first
+
+
+def test_a_command_of_its_own_opens_an_export_without_a_question(run: Path) -> None:
+    """transformers asks whether to run a folder's modules, unless ours are known to it."""
+    folder = str(exported(run))
+    command = [sys.executable, "-m", "pipelines.generate", folder, "--prompt", "a", "--max-new-tokens", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and "custom code" not in done.stdout + done.stderr, done.stderr
 
 
 def test_generation_is_the_model_read_anew_each_time(run: Path) -> None:
