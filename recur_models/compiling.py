@@ -28,8 +28,10 @@ VERSIONS = 64
 torch's own limit of 8 a layer would silently run uncompiled."""
 
 
-def compile_model(model: RecurrentModel, unit: Compile, backend: str = "inductor") -> None:
-    """Have the model compiled when it is first called, in place: its names and its weights stay as they are."""
+def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:
+    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: others of
+    torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
+    """
     if unit != "no":
         from torch._dynamo import config  # takes a second
 
@@ -38,7 +40,7 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: str = "inductor
     for each in units:
         # Recomputing is a matter of the model's, so its layers stay whole.
         whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
-        each.compile(backend=backend, fullgraph=whole, dynamic=False if whole else None)
+        each.compile(backend=backend, **{"fullgraph": whole, "dynamic": False if whole else None, **options})
 
 
 def is_compiled(model: nn.Module) -> bool:

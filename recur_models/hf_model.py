@@ -18,12 +18,16 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
+from transformers.utils.logging import get_logger
 
+from recur_models.compiling import compile_model, is_compiled
 from recur_models.decoding import Reading, begin, compact, read, spread
 from recur_models.hf_adapters import register_default_targets
 from recur_models.hf_arguments import check_input_ids, check_positions, kept_columns, loss_arguments
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.protocol import RecurrentModel
+
+logger = get_logger(__name__)
 
 
 class RecurrentCache(Cache):
@@ -122,6 +126,23 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
         model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
         return (model, info) if output_loading_info else model
 
+    def compile(self, **options: Any) -> None:
+        """Have each layer compiled when it is first called: layers of one kind share their code, in every block and pass. The loops
+        around them stay as they are, because a compiler would unroll them. ``options``: those of torch.compile.
+        """
+        compile_model(self.model, "layer", **options)
+
+    @torch.compiler.disable(reason="its layers are compiled one by one: leave out fullgraph, or call model.compile()")
+    def _with_compiled_layers(self, **given: Any) -> CausalLMOutputWithPast:
+        """`forward` under torch.compile, which does not tell its options."""
+        if not is_compiled(self.model):
+            logger.warning_once(
+                "torch.compile(model) compiles this model's layers with torch's default options: for others, call "
+                "model.compile(...) with them, in place of torch.compile"
+            )
+            self.compile()
+        return self.forward(**given)
+
     @can_return_tuple
     def forward(
         self,
@@ -149,6 +170,16 @@ class ThroughlineForCausalLM(PreTrainedModel, GenerationMixin):
                 not have.
             TypeError: an argument is unknown.
         """
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return self._with_compiled_layers(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                labels=labels,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                logits_to_keep=logits_to_keep,
+                **kwargs,
+            )
         input_ids = check_input_ids(input_ids)
         position_ids = kwargs.pop("position_ids", None)  # `generate` would count them for a signature that has them
         loss_kwargs = loss_arguments(kwargs)
