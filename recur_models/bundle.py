@@ -36,7 +36,7 @@ def write_model(folder: Path, config: ModelConfig) -> None:
         '"""Opens this folder in transformers with trust_remote_code=True. Made of Throughline\'s modules."""\n',
         f"from .{flat(module)} import {name}",
         "from .recur_models_hf_config import ThroughlineConfig",
-        "from .recur_models_hf_model import ThroughlineForCausalLM",
+        "from .recur_models_hf_model import ThroughlineForCausalLM, ThroughlineModel",
         f"from .recur_models_registry import register\n\nregister({name})\n",
     ]
     (folder / f"{MODEL}.py").write_text("\n".join(entry), "utf-8")

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from recur_models.core import Context, CoreConfig, CoreLayer, CoreModel, Distances, Parts, Seen, documents, keep_own
 from recur_models.costs import Costs, product, scales
+from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, split_heads
 from recur_models.protocol import Places, State, Stepper, Watched
 
@@ -136,7 +137,8 @@ class FeedbackTransformer(CoreModel):
         back than the span, the last being the token's neighbour."""
         distances = Distances(self.distances_EP, itself=False)
         outputs = [x_B1D]
-        for layer, keys in zip(self.layers, parts, strict=True):
+        for i, (layer, keys) in enumerate(zip(self.layers, parts, strict=True)):
+            note(i, x_B1D)
             q = layer.queries(x_B1D)
             maker = self.layers[0] if self.config.keys == "shared" else layer
             if isinstance(distance_B1m, int):

@@ -1,5 +1,6 @@
 """Which arguments of transformers' models ours take: all others are refused by name, because ignoring one changes a result unseen.
 
+    check_arguments(kwargs, READ)
     loss_arguments(kwargs)                                     # those that belong to the loss
     check_positions(position_ids, input_ids, attention_mask, seen=0)
 
@@ -8,7 +9,7 @@ Letters: B lanes · T tokens given · V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from common.errors import nearest
 
-FORWARD = ("input_ids", "attention_mask", "labels", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
+READ = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "output_hidden_states",
+    "return_dict",
+)
+"""Arguments of every model."""
+PREDICT = (*READ, "labels", "logits_to_keep")
+"""Arguments of a model that predicts the next token."""
 LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
 """Arguments of transformers' loss, as Trainer passes them."""
 WITHOUT_EFFECT = ("cache_position",)
@@ -24,7 +36,6 @@ WITHOUT_EFFECT = ("cache_position",)
 PACKED = "one row holds one text: give each text a row, and an attention_mask"
 REFUSED = {
     "inputs_embeds": "these models read tokens: give input_ids",
-    "output_hidden_states": "these models do not return the layers' states: leave it out",
     "output_attentions": "these models do not return attention's weights: leave it out",
     "output_router_logits": "these models have no router: leave it out",
     "token_type_ids": "these models have no token types: leave it out",
@@ -35,7 +46,14 @@ REFUSED = {
 
 
 def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The loss's of the remaining arguments of `forward`; None and False are as if an argument was not there.
+    """The loss's of the remaining arguments of `forward`, after `check_arguments`."""
+    check_arguments(kwargs, (*PREDICT, *LOSS))
+    return {name: kwargs[name] for name in LOSS if kwargs.get(name) is not None}
+
+
+def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check the remaining arguments of a `forward` that takes those that are ``known``; None and False are as if an argument was
+    not there.
 
     Raises:
         ValueError: one is given that transformers' models have and these cannot have.
@@ -45,11 +63,9 @@ def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         asked = value is False if name == "is_causal" else value is not None and value is not False
         if name in REFUSED and asked:
             raise ValueError(f"{name} is given, but {REFUSED[name]}")
-        if name in (*LOSS, *WITHOUT_EFFECT, *REFUSED) or value is None:
+        if name in (*known, *WITHOUT_EFFECT, *REFUSED) or value is None:
             continue
-        known = (*FORWARD, "position_ids", *LOSS)
         raise TypeError(f"forward() got an unexpected argument {name!r}: {nearest(name, known)}")
-    return {name: kwargs[name] for name in LOSS if kwargs.get(name) is not None}
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:

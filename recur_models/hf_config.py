@@ -18,6 +18,13 @@ from recur_models.bundle import MODEL, write_model
 from recur_models.protocol import ModelConfig
 from recur_models.registry import model_from_json
 
+AUTO_CLASSES = {
+    "AutoConfig": "ThroughlineConfig",
+    "AutoModel": "ThroughlineModel",
+    "AutoModelForCausalLM": "ThroughlineForCausalLM",
+}
+"""Ours for transformers' Auto classes."""
+
 
 class ThroughlineConfig(PreTrainedConfig):
     """A registered model by name; a model added to ``MODELS`` needs nothing more."""
@@ -53,8 +60,7 @@ class ThroughlineConfig(PreTrainedConfig):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, self.begin_of_document_id)
-        classes = {"AutoConfig": "ThroughlineConfig", "AutoModelForCausalLM": "ThroughlineForCausalLM"}
-        self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in classes.items()}
+        self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in AUTO_CLASSES.items()}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """config.json, and the modules that open a model of it (bundle.py)."""

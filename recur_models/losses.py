@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from recur_models.hidden import in_place_of_logits, states_asked_for
 from recur_models.layers import is_plain
 from recur_models.protocol import IGNORED, RecurrentModel, State
 
@@ -23,9 +24,6 @@ product fills it: eight chunks at the block-recurrent paper's 32 × 4,096 tokens
 WHOLE_ELEMENTS = 1 << 32
 """Logits that compiled code holds at the most on a GPU, in the place of chunks: 8 GiB in bfloat16. It makes one pass of the softmax
 and its sum, and no float32 copy."""
-
-_instead: list[torch.Size] | None = None
-"""While hidden states are read, in the place of logits: the shapes of those that the model has returned."""
 
 
 def chunked_cross_entropy(
@@ -62,7 +60,8 @@ def tied_output(
     output layer of its own, which may have a bias.
     """
     if targets_BT is None:
-        return hidden_BTD if _is_asked_for(hidden_BTD) else F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype), bias_V)
+        states = states_asked_for(hidden_BTD)
+        return F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype), bias_V) if states is None else states
     return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), bias_V).view_as(targets_BT)
 
 
@@ -71,7 +70,8 @@ def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | No
     called, and then all logits exist at once.
     """
     if targets_BT is None:
-        return hidden_BTD if _is_asked_for(hidden_BTD) else output(hidden_BTD)
+        states = states_asked_for(hidden_BTD)
+        return output(hidden_BTD) if states is None else states
     if isinstance(output, nn.Linear) and is_plain(output):
         return tied_output(hidden_BTD, output.weight, targets_BT, output.bias)
     logits_NV = output(hidden_BTD).flatten(0, 1).float()
@@ -87,21 +87,11 @@ def hidden_states(
 
     Raises TypeError for a model whose logits are made neither by `tied_output` nor by `untied_output`.
     """
-    global _instead
-    _instead = shapes = []
-    try:
+    with in_place_of_logits() as found:
         made, after = model(tokens_BT, state, fresh_BK)
-    finally:
-        _instead = None
-    if not shapes:
+    if not found.widths:
         raise TypeError(f"{type(model).__name__} makes its logits itself: end its forward with losses.tied_output")
     return made, after
-
-
-def _is_asked_for(hidden_BTD: Tensor) -> bool:
-    if _instead is not None:
-        _instead.append(hidden_BTD.shape)
-    return _instead is not None
 
 
 def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
+from recur_models.hidden import note
 from recur_models.losses import untied_output
 from recur_models.protocol import (
     ModelConfig,
@@ -124,6 +125,7 @@ class LSTM(RecurrentModel):
             before = state[name]
             if fresh_B is not None:
                 before = reset(before, before.new_zeros(()), fresh_B)
+            note(i, x_BnD)
             x_BnD, made = self.recomputed("layer", layer)(x_BnD, before)
             after[name] = made.to(before.dtype)
         return x_BnD, after

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from recur_models.hidden import note
 from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev, Recurrence
 from recur_models.protocol import Places, RecurrentModel, State, Stepper, Watched, reset
@@ -206,6 +207,7 @@ class Decoder(RecurrentModel):
         if self.recurrence is not None:
             weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
         for i, layer in enumerate(self.layers):
+            note(i, x_BnD)
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
             if prev is not None and i in self.inserted:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs
 from recur_models.gates import Equations
+from recur_models.hidden import note
 from recur_models.layers import (
     MLP,
     PositionBias,
@@ -332,6 +333,7 @@ class WindowedTransformer(RecurrentModel):
             after["present"] = torch.ones_like(state["present"])
         served = self.serve(state, fresh_BK[:, 0])
         for i, layer in enumerate(self.layers):
+            note(i, x_BKWD)
             run = self.recomputed("layer", layer)
             x_BKWD, changed = run(x_BKWD, of_layer(i, state), fresh_BK, absent_BK, windows[i], served)
             after |= in_stack(i, changed)
@@ -378,6 +380,7 @@ class WindowedStepper(Stepper):
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         after = {}
         for i, layer in enumerate(self.model.layers):
+            note(i, x_BnD)
             x_BnD, changed = layer.extend(x_BnD, part, of_layer(i, state), of_layer(i, block))
             after |= in_stack(i, changed)
         return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after

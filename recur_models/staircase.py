@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
+from recur_models.hidden import note
 from recur_models.protocol import Places, State, Stepper, Watched
 from recur_models.stepping import put
 
@@ -194,6 +195,8 @@ class Staircase(CoreModel):
             document_Bm = document_BS[:, step.first : step.end].repeat_interleave(C, dim=1)
             crossing_Bnm = document_Bm[:, cached * C :, None] != document_Bm[:, None]
         for i, layer in enumerate(self.layers):
+            for chunk, x_BCD in enumerate(x_BnD.split(C, 1)):  # oldest first: in its last pass
+                note((self.config.passes - 1 - chunk) * len(self.layers) + i, x_BCD)
             before = context[i] if context else None
             if keep is not None:
                 k, v = layer.keys_values(x_BnD)
@@ -280,6 +283,7 @@ class StaircaseStepper(Stepper):
         for i in range(config.passes):
             seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m, config.absent)
             for j, layer in enumerate(model.layers):
+                note(i * config.layers + j, x_BnD)
                 q, k, v = layer.project(x_BnD)
                 for kind, new in ((f"{i}.{j}.keys", k), (f"{i}.{j}.values", v)):
                     after[kind] = put(places, after[kind], new)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
+from recur_models.hidden import note
 from recur_models.protocol import Places, State, Stepper, Watched
 from recur_models.stepping import put
 
@@ -121,6 +122,7 @@ class TransformerXL(CoreModel):
         crosses = crossing_BK1m if bool(crossing_BK1m.any()) else None
         after: State = {}
         for i, layer in enumerate(self.stack):
+            note(i, x_BTD)
             run = self.recomputed("layer", self.layer)
             earlier_BSD = torch.cat([state[f"layers.{i}.inputs"].to(x_BTD.dtype), x_BTD], 1)
             kept_BSD, after["count"] = keep_own(earlier_BSD[:, -span:], document_BS[:, -span:])
@@ -178,6 +180,7 @@ class TransformerXLStepper(Stepper):
         seen = Seen(unseen_Bnm[:, None], missing_B1m, config.absent)
         distances = Distances(model.distances_EP, itself=False)
         for i, layer in enumerate(model.stack):
+            note(i, x_BnD)
             after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)
             for kind, new in ((f"{i}.keys", k), (f"{i}.values", v)):

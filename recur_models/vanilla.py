@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs
+from recur_models.hidden import note
 from recur_models.layers import (
     MASKED,
     MLP,
@@ -121,7 +122,8 @@ class VanillaTransformer(RecurrentModel):
 
     def stack(self, x_BKWD: Tensor) -> Tensor:
         """All layers over some blocks."""
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            note(i, x_BKWD)
             x_BKWD = self.recomputed("layer", layer)(x_BKWD)
         return x_BKWD
 
@@ -156,6 +158,7 @@ class VanillaStepper(Stepper):
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         after = {}
         for i, layer in enumerate(self.model.layers):
+            note(i, x_BnD)
             tokens = layer.project(x_BnD)
             keys, values, changed = append(places, tokens, of_layer(i, block))
             bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)

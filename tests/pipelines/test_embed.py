@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,10 @@ def test_the_command_of_a_run_and_of_its_export(
     embed.main([str(run), "--file", str(tmp_path / "text.txt"), "--output", str(tmp_path / "file")])
     of_file = np.stack(list(table(tmp_path / "file")["text.txt"].values()))
     np.testing.assert_allclose(of_file, every, rtol=1e-5, atol=1e-5)
+    extract: Any = import_module("transformers").pipeline(
+        "feature-extraction", model=str(tmp_path / "exported"), tokenizer=str(tmp_path / "exported")
+    )
+    np.testing.assert_allclose(extract(text, return_tensors=True)[0, 1:], every, rtol=1e-4, atol=1e-5)
 
 
 def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(

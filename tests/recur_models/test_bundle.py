@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from transformers.models.auto.modeling_auto import AutoModel
 
 from recur_models import ModelConfig, register
 from recur_models.bundle import flat
@@ -24,7 +25,7 @@ ELSEWHERE = """
 import json, sys
 sys.path += json.loads(sys.argv[1])  # of libraries alone, without what .pth files add
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 generated = {}
 for folder in sys.argv[2:]:
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
@@ -38,6 +39,8 @@ for folder in sys.argv[2:]:
     except (OSError, ValueError):
         continue
     generated["ids"] = tokenizer("hello world")["input_ids"]
+    base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    generated["hidden"] = base(ids).last_hidden_state.sum((0, 2)).tolist()
     tokenizer.save_pretrained(f"{folder}/again")
     again = AutoTokenizer.from_pretrained(f"{folder}/again", trust_remote_code=True)
     assert again("hello world")["input_ids"] == generated["ids"]
@@ -109,7 +112,11 @@ def test_every_model_generates_the_same_where_throughline_is_not_installed(
     tokenizer = sentencepiece_tokenizer(tmp_path)
     tokenizer.save_pretrained(tmp_path / "rec")
     expected["ids"] = tokenizer("hello world")["input_ids"]
-    assert elsewhere([tmp_path / name for name in configs], tmp_path) == expected
+    base: Any = AutoModel.from_pretrained(tmp_path / "rec")
+    hidden = base(prompt).last_hidden_state.sum((0, 2)).tolist()
+    found = elsewhere([tmp_path / name for name in configs], tmp_path)
+    assert found.pop("hidden") == pytest.approx(hidden, abs=1e-4)
+    assert found == expected
 
 
 def test_a_folder_has_the_modules_of_its_model_alone(tmp_path: Path) -> None:

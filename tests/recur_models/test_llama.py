@@ -85,6 +85,20 @@ def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_all_layers_states_are_those_of_transformers(use_cache: bool, tmp_path: Path) -> None:
+    theirs, ids = saved(tmp_path), text(2, 20)
+    config = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3)
+    ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    found = ours(ids, use_cache=use_cache, output_hidden_states=True).hidden_states
+    for place in (0, 6, 13, 19):
+        first = max(place // 4 * 4 - 3, 0)
+        expected = theirs(ids[:, first : place + 1], output_hidden_states=True).hidden_states
+        for state, their_state in zip(found, expected, strict=True):
+            torch.testing.assert_close(state[:, place], their_state[:, -1], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
 def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_first_token() -> None:
     """h_prev at −1: a layer that is given it as a token, and all others one place on, adds the same."""
     torch.manual_seed(0)

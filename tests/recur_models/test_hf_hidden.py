@@ -1,0 +1,186 @@
+"""Hidden states of every model in transformers: AutoModel, and all layers' states."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
+
+from recur_models import ModelConfig
+from recur_models.hf import ThroughlineForCausalLM, ThroughlineModel
+from recur_models.losses import hidden_states
+from recur_models.protocol import RecurrentModel
+from recur_models.sliding_window import SlideConfig
+from recur_models.vanilla import VanillaConfig, VanillaTransformer
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.test_hf import representatives, text, wrap
+from tests.recur_models.test_models import VOCAB
+
+LENGTH = 15  # three blocks and a part of one
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(params=representatives().items(), ids=lambda item: item[0])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return request.param[1]
+
+
+@pytest.fixture
+def model(config: ModelConfig) -> Any:
+    return wrap(config)
+
+
+def base_of(model: ThroughlineForCausalLM) -> Any:
+    """The same model and weights, without logits."""
+    base = ThroughlineModel(model.config).eval()
+    base.load_state_dict(model.state_dict())
+    return base
+
+
+def depth(model: RecurrentModel) -> int:
+    """Layers that a token passes, those that it passes again among them."""
+    config: Any = model.config
+    return len(model.layers) * getattr(config, "passes", 1)
+
+
+def last_states(model: RecurrentModel, ids: Tensor) -> Tensor:
+    """What `pipelines.embed` reads."""
+    filled = torch.nn.functional.pad(ids, (0, -ids.shape[1] % model.block))
+    return hidden_states(model, filled)[0][:, : ids.shape[1]]
+
+
+@torch.no_grad()
+def test_all_layers_states_with_and_without_the_cache(model: Any) -> None:
+    ids = text(2, LENGTH)
+    expected = model(ids).logits
+    whole = model(ids, use_cache=False, output_hidden_states=True)
+    torch.testing.assert_close(whole.logits, expected, **CLOSE)
+    states = whole.hidden_states
+    assert len(states) == depth(model.model) + 1
+    assert {state.shape for state in states} == {(2, LENGTH, SIZE["d_model"])}
+    embedded = model.model.embedding(ids)
+    positions = getattr(model.model, "positions", None)
+    if positions is not None:  # GPT-2's, of the first window
+        embedded = embedded[:, :4] + positions.weight[:4]
+    torch.testing.assert_close(states[0][:, : embedded.shape[1]], embedded, **CLOSE)
+    torch.testing.assert_close(states[-1], last_states(model.model, ids), **CLOSE)
+    assert all(not torch.allclose(one, next_, atol=1e-2) for one, next_ in pairwise(states))
+
+    parts = []
+    cache = None
+    for part in ids.split([6, 1, 8], 1):
+        made = model(part, past_key_values=cache, use_cache=True, output_hidden_states=True, logits_to_keep=1)
+        assert made.logits.shape[1] == 1
+        cache = made.past_key_values
+        parts.append(made.hidden_states)
+    for of_parts, state in zip(zip(*parts, strict=True), states, strict=True):
+        torch.testing.assert_close(torch.cat(of_parts, 1), state, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["vanilla", "slide", "xl", "memorizing", "rec-other", "transformer-xl"])
+def test_states_are_what_enters_the_layers(name: str) -> None:
+    model = wrap(representatives()[name])
+    entered = []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    states = model(text(2, 12), use_cache=False, output_hidden_states=True).hidden_states
+    for inputs, state in zip(entered, states, strict=False):
+        torch.testing.assert_close(inputs.flatten(1, -2), state, **CLOSE)
+    assert len(entered) == len(states) - 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_on_either_side_changes_no_state(model: Any, use_cache: bool) -> None:
+    base = base_of(model)
+    ids = text(3, 11)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0  # on the left
+    mask[1, 8:] = 0  # on the right
+    found = base(ids, attention_mask=mask, use_cache=use_cache, output_hidden_states=True)
+    assert (found.past_key_values is not None) == use_cache
+    for lane in range(3):
+        own = mask[lane].bool()
+        alone = base(ids[lane, own][None], use_cache=False, output_hidden_states=True)
+        torch.testing.assert_close(found.last_hidden_state[lane, own], alone.last_hidden_state[0], **CLOSE)
+        for together, state in zip(found.hidden_states, alone.hidden_states, strict=True):
+            torch.testing.assert_close(together[lane, own], state[0], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["slide", "lstm", "llama", "staircase"])
+def test_auto_model_opens_a_saved_model_and_back(name: str, tmp_path: Path) -> None:
+    model = wrap(representatives()[name])
+    ids = text(2, LENGTH)
+    model.save_pretrained(tmp_path / "first")
+    base = AutoModel.from_pretrained(tmp_path / "first")
+    assert type(base) is ThroughlineModel
+    torch.testing.assert_close(base(ids).last_hidden_state, last_states(model.model, ids), **CLOSE)
+    base.model.embedding.weight.mul_(1.5)
+    base.save_pretrained(tmp_path / "tuned")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    assert type(again) is ThroughlineForCausalLM
+    for name, tensor in base.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    torch.testing.assert_close(last_states(again.model, ids), base(ids).last_hidden_state, **CLOSE)
+
+
+@pytest.fixture
+def slide() -> Any:
+    return wrap(SlideConfig(**SIZE))
+
+
+def test_what_transformers_passes_for_hidden_states(slide: Any) -> None:
+    ids = text(2, 5)
+    plain = slide(ids, output_hidden_states=False)
+    assert plain.hidden_states is None
+    base = base_of(slide)
+    last = base(ids, return_dict=False)[0]
+    torch.testing.assert_close(last, base(ids).last_hidden_state)
+    assert base(ids).hidden_states is None
+    made = slide.generate(
+        ids, max_new_tokens=3, do_sample=False, output_hidden_states=True, return_dict_in_generate=True
+    )
+    assert [states[-1].shape[1] for states in made.hidden_states] == [5, 1, 1]
+    labelled = slide(ids, labels=ids, output_hidden_states=True)
+    torch.testing.assert_close(labelled.loss, slide(ids, labels=ids).loss)
+    slide.config.output_hidden_states = True
+    assert len(slide(ids).hidden_states) == SIZE["layers"] + 1
+    slide.config.output_attentions = True
+    with pytest.raises(ValueError, match=r"config.output_attentions is set, but"):
+        slide(ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"labels": torch.ones(2, 5)}, TypeError, "unexpected argument 'labels'"),
+        ({"logits_to_keep": 1}, TypeError, "unexpected argument 'logits_to_keep'"),
+        ({"output_attentions": True}, ValueError, "output_attentions is given"),
+        ({"input_ids": None}, ValueError, "give input_ids"),
+    ],
+)
+def test_other_arguments_are_refused_by_name(
+    slide: Any, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        base_of(slide)(**{"input_ids": text(2, 5), **arguments})
+
+
+def test_a_model_that_notes_no_layer_gives_its_last_state_alone() -> None:
+    class Silent(VanillaTransformer):
+        def stack(self, x_BKWD: Tensor) -> Tensor:
+            return x_BKWD
+
+    config = VanillaConfig(**SIZE)
+    base = base_of(wrap(config))
+    base.model = Silent(config, VOCAB)
+    assert base(text(2, 5), use_cache=False).last_hidden_state.shape == (2, 5, SIZE["d_model"])
+    with pytest.raises(ValueError, match=r"output_hidden_states is given, but a vanilla gives the last .* alone"):
+        base(text(2, 5), use_cache=False, output_hidden_states=True)
