@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.choices import Recompute
 from recur_models.core import Context, CoreConfig, CoreLayer, CoreModel, Distances, Parts, Seen, documents, keep_own
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
@@ -33,6 +34,7 @@ class FeedbackTransformerConfig(CoreConfig):
     """Feedback transformer: token by token."""
 
     name: ClassVar[str] = "feedback-transformer"
+    recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "block")  # a layer is run for each token
 
     span: int = 128
     """Memories before it that a token sees."""

@@ -94,6 +94,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
     config_class = ThroughlineConfig
     config: ThroughlineConfig
     base_model_prefix = "model"
+    supports_gradient_checkpointing = True
     _is_stateful = True
     _input_embed_layer = "embedding"
 
@@ -148,6 +149,38 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
                 )
         model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
         return (model, info) if output_loading_info else model
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether each layer is computed again in the backward pass; transformers sets it."""
+        return self.model.recompute != "nothing"
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        config = self.config.model_config()
+        units = [unit for unit in ("layer", "block") if unit in config.recomputes]
+        if value and not units:
+            raise ValueError(f"gradient_checkpointing is given, but a {config.name} recomputes nothing: leave it out")
+        self.model.recompute = units[0] if value else "nothing"
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Compute each layer again in the backward pass, or each block in a model whose layers read token by token.
+
+        Raises ValueError for a model that recomputes nothing, and for other arguments than the default ones.
+        """
+        given = {**(activation_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
+        for name, default in (("use_reentrant", False), ("every_n_layers", 1), ("offload", False)):
+            value = given.pop(name, default)
+            if value != default:
+                raise ValueError(f"{name} is {value}, but these models checkpoint with {default} alone: leave it out")
+        if given:
+            raise ValueError(f"{min(given)} is given, but these models checkpoint without it: leave it out")
+        super().activation_checkpointing_enable()
 
     def compile(self, **options: Any) -> None:
         """Have each layer compiled when it is first called: layers of one kind share their code, in every block and pass. The loops

@@ -1,4 +1,4 @@
-"""Hidden states of every model in transformers: AutoModel, and all layers' states."""
+"""Hidden states of every model in transformers: AutoModel, all layers' states, and gradients with checkpointing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
 
 from recur_models import ModelConfig
@@ -184,3 +184,52 @@ def test_a_model_that_notes_no_layer_gives_its_last_state_alone() -> None:
     assert base(text(2, 5), use_cache=False).last_hidden_state.shape == (2, 5, SIZE["d_model"])
     with pytest.raises(ValueError, match=r"output_hidden_states is given, but a vanilla gives the last .* alone"):
         base(text(2, 5), use_cache=False, output_hidden_states=True)
+
+
+def gradients(model: nn.Module, ids: Tensor) -> tuple[dict[str, Tensor], int]:
+    """Of the loss, and how many numbers were kept for them."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    return {name: torch.as_tensor(parameter.grad) for name, parameter in model.named_parameters()}, kept
+
+
+def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(model: Any) -> None:
+    model.train()
+    ids = text(2, 20)
+    expected, all_kept = gradients(model, ids)
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    found, kept = gradients(model, ids)
+    assert kept < 0.7 * all_kept
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, **CLOSE)
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing and gradients(model, ids)[1] == all_kept
+
+
+def test_checkpointing_is_refused_by_name(slide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, name in (
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant is True"),
+        ({"activation_checkpointing_kwargs": {"debug": True}}, "debug is given"),
+        ({"every_n_layers": 2}, "every_n_layers is 2"),
+        ({"offload": True}, "offload is True"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            slide.activation_checkpointing_enable(**options)
+    assert not slide.is_activation_checkpointing
+    slide.activation_checkpointing_enable({"use_reentrant": False})
+    assert slide.is_activation_checkpointing
+    slide.activation_checkpointing_disable()
+    monkeypatch.setattr(SlideConfig, "recomputes", ("nothing",))
+    with pytest.raises(ValueError, match="gradient_checkpointing is given, but a slide recomputes nothing: leave it"):
+        slide.gradient_checkpointing_enable()
+    assert not slide.is_activation_checkpointing
