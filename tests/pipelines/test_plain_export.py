@@ -17,10 +17,17 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils.logging import get_logger
 
 from common.errors import UserError
+from data_prep.tokenizers import Training, bod_id, train_sentencepiece
 from pipelines import export
+from pipelines.inference.plain_export import plain
+from pipelines.inference.to_transformers import save_tokenizer
 from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.train import main as train_main
-from recur_models import model_from_json
+from recur_models import LlamaConfig, model_from_json
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
+from tests.recur_models.test_bundle import elsewhere
+from tests.small_corpus import words
 
 pytestmark = pytest.mark.usefixtures("short_documents")
 
@@ -136,6 +143,39 @@ def test_a_gguf_converter_finds_names_shapes_and_values(name: str, train_model: 
     special = gguf.SpecialVocab(folder, load_merges=True)
     assert special.special_token_ids["bos"] == special.special_token_ids["eos"] == 256
     assert special.add_special_token["bos"] is True
+
+
+ELSEWHERE = """
+import json, sys
+sys.path += json.loads(sys.argv[1])
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[2], trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2])
+found = {"class": type(model).__name__, "ids": tokenizer("hello world")["input_ids"]}
+assert not {"recur_models", "common", "pipelines", "data_prep"} & sys.modules.keys()
+print(json.dumps(found))
+"""
+
+
+def test_a_sentencepiece_tokenizer_opens_where_throughline_is_not_installed(tmp_path: Path) -> None:
+    training = Training("sentencepiece:400", "unigram", 400)
+    tokenizer = train_sentencepiece(training, "corpus", words("train", 3000).splitlines())
+    sizes: dict[str, Any] = {
+        "layers": 1,
+        "d_model": 8,
+        "heads": 2,
+        "kv_heads": 2,
+        "mlp_dim": 8,
+        "positions": 8,
+        "window": 8,
+    }
+    config = LlamaConfig(**sizes)
+    ids = bod_id(tokenizer) + 1
+    folder = tmp_path / "plain"
+    plain(ThroughlineForCausalLM(ThroughlineConfig.of(config, ids)), config).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    expected = [ids - 1, *tokenizer.encode("hello world").tolist()]
+    assert elsewhere([folder], tmp_path, ELSEWHERE) == {"class": "LlamaForCausalLM", "ids": expected}
 
 
 def test_models_without_such_a_form_are_refused(train_model: Train, tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ def own_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     return register(own.OwnConfig)(**SIZE)
 
 
-def elsewhere(folders: list[Path], home: Path) -> dict[str, Any]:
-    """What another process generates, which has our libraries and none of our packages."""
+def elsewhere(folders: list[Path], home: Path, script: str = ELSEWHERE) -> dict[str, Any]:
+    """What another process generates, or prints with another script, which has our libraries and none of our packages."""
     command = [
         sys.executable,
         "-S",
         "-c",
-        ELSEWHERE,
+        script,
         json.dumps([str(Path(torch.__file__).parents[1])]),
         *map(str, folders),
     ]
