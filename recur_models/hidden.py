@@ -37,23 +37,19 @@ class Found:
         return torch.cat(states, -1)
 
 
-class _Now(threading.local):
-    """Another thread may generate meanwhile, with the same model."""
-
-    found: Found | None = None
-
-
-_now = _Now()
+_found: dict[int, Found] = {}
+"""By thread: another one may generate meanwhile, with the same model. While it is empty, compiled code makes logits."""
 
 
 @contextmanager
 def in_place_of_logits(layers: bool = False) -> Iterator[Found]:
     """Meanwhile all models return hidden states: the last ones, or with ``layers`` those that enter each layer too."""
-    _now.found = found = Found(layers)
+    found = Found(layers)
+    _found[threading.get_ident()] = found
     try:
         yield found
     finally:
-        _now.found = None
+        del _found[threading.get_ident()]
 
 
 def note(index: int, x_BnD: Tensor) -> None:
@@ -61,13 +57,19 @@ def note(index: int, x_BnD: Tensor) -> None:
 
     A segment's parts are noted from its beginning to its end. Columns that were read for what comes before it may precede them.
     """
-    if _now.found is not None and _now.found.layers:
-        _now.found.noted.setdefault(index, []).append(x_BnD)
+    found = _asked()
+    if found is not None and found.layers:
+        found.noted.setdefault(index, []).append(x_BnD)
 
 
 def states_asked_for(hidden_BnD: Tensor) -> Tensor | None:
     """What a model returns in the place of its logits; None where the logits are wanted."""
-    return None if _now.found is None else _now.found.states(hidden_BnD)
+    found = _asked()
+    return None if found is None else found.states(hidden_BnD)
+
+
+def _asked() -> Found | None:
+    return _found.get(threading.get_ident()) if _found else None
 
 
 def last_columns(parts: list[Tensor], count: int) -> Tensor:

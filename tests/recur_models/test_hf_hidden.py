@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausal
 
 from recur_models import ModelConfig
 from recur_models.hf import ThroughlineForCausalLM, ThroughlineModel
+from recur_models.hidden import in_place_of_logits
 from recur_models.losses import hidden_states
 from recur_models.protocol import RecurrentModel
 from recur_models.sliding_window import SlideConfig
@@ -184,6 +186,26 @@ def test_a_model_that_notes_no_layer_gives_its_last_state_alone() -> None:
     assert base(text(2, 5), use_cache=False).last_hidden_state.shape == (2, 5, SIZE["d_model"])
     with pytest.raises(ValueError, match=r"output_hidden_states is given, but a vanilla gives the last .* alone"):
         base(text(2, 5), use_cache=False, output_hidden_states=True)
+
+
+@torch.no_grad()
+def test_a_compiled_model_gives_hidden_states_too(slide: Any) -> None:
+    compiled: Any = torch.compile(slide.model, backend="eager")
+    ids = text(2, 8)
+    logits = compiled(ids)[0]
+    expected = slide(ids, use_cache=False, output_hidden_states=True).hidden_states
+    with in_place_of_logits(layers=True) as found:
+        made = compiled(ids)[0]
+    for state, of_model in zip(made.split(found.widths, -1), expected, strict=True):
+        torch.testing.assert_close(state, of_model, **CLOSE)
+    torch.testing.assert_close(compiled(ids)[0], logits)
+
+
+def test_another_thread_gets_logits(slide: Any) -> None:
+    with in_place_of_logits():
+        thread = ThreadPoolExecutor(1)
+        assert thread.submit(slide.model, text(1, 4)).result()[0].shape == (1, 4, VOCAB)
+        assert slide.model(text(1, 4))[0].shape == (1, 4, SIZE["d_model"])
 
 
 def gradients(model: nn.Module, ids: Tensor) -> tuple[dict[str, Tensor], int]:
