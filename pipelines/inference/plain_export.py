@@ -35,10 +35,11 @@ A `{saver}` of {parameters:,} parameters, trained by Throughline on `{corpus}` (
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+folder = "."  # the path of this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 inputs = tokenizer("Once", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new_tokens}, do_sample=True)[0]))
 ```
 
 - It was trained over windows of {window} tokens that overlap by {overlap}. Here it attends to the whole context instead, of at
@@ -89,6 +90,7 @@ def card_of(config: DecoderConfig, **facts: Any) -> str:
         window=config.window,
         overlap=config.overlap,
         positions=config.sized().positions,
+        new_tokens=min(200, config.sized().positions // 2),
         **facts,
     )
 

@@ -79,7 +79,8 @@ tags: [throughline, {model}]
 A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It {does}, in
 blocks of {block:,} tokens and constant memory. {passes}
 
-Install Throughline first: in a copy of its repository, `pip install .`
+Install Throughline first: in a copy of its repository, `pip install .` Or leave out the first line and give both calls
+`trust_remote_code=True`: the model's code stands beside its weights.
 
 ```python
 import recur_models.hf

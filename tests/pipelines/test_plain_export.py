@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,10 +69,19 @@ OWN = ("--model.output", "own", "--model.rope-base", "500.0", "--model.kv-heads"
 @pytest.mark.parametrize(("name", "options"), [("llama", ()), ("llama", OWN), ("gpt2", ())])
 @pytest.mark.filterwarnings("error")
 def test_transformers_own_class_opens_it_with_our_logits(
-    name: str, options: tuple[str, ...], train_model: Train, tmp_path: Path
+    name: str,
+    options: tuple[str, ...],
+    train_model: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = train_model(name, *SHORT, "--optim.lr", "0.05", *options)
     folder = plain_of(run, tmp_path / "plain")
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    exec(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[0], {})  # the card's own code
+    assert capsys.readouterr().out.startswith("<|begin_of_document|>Once")
     kind: Any = getattr(import_module("transformers"), CLASSES[name])
     with no_warning():
         theirs = kind.from_pretrained(folder).eval()
