@@ -61,11 +61,11 @@ class DecoderConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.has_weights and Path(os.path.expanduser(self.pretrained)).is_dir():
             object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
+            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder_of(self.pretrained)))
         sized = all(getattr(self, name) for name in self.family.small)
         if self.has_weights and not sized:  # not of a config that is read back
             for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
-            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder_of(self.pretrained)))
         sizes = self.sized()
         check_sizes(sizes, from_0=("overlap", "insert_layer"))
         if self.overlap >= self.window:

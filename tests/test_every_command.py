@@ -191,6 +191,9 @@ NOT_RUN = {
         "benchmarks.gpu --measure profile --models rec slide --lanes 8 --compile layer no --output profile.json",
         "benchmarks.gpu --measure precision --models rec slide --lanes 4 --compile layer --output precision.json",
     ],
+    "needs an Instruct model: tests/pipelines/test_chat.py": [
+        "generate exported/chat --chat --prompt What is gravity?"
+    ],
     "needs GPUs": [
         "train demo-rec --num-workers 0 --compile layer --run one-gpu",
         "train demo-rec --num-workers 2 --use-gpu yes --compile layer --run two-gpus-on-ray",

@@ -69,6 +69,7 @@ def plain(wrapped: ThroughlineForCausalLM, config: DecoderConfig) -> Any:
     }
     values = config.plain_values()
     theirs = kind.config_class(**ids, **values)
+    theirs.begin_of_document_id = wrapped.config.begin_of_document_id  # which ends no text (pretrained_weights.py)
     for name in values.keys() - theirs.to_dict().keys():  # older readers know a value by an older name
         setattr(theirs, name, values[name])
     with torch.device("meta"):  # it takes all weights

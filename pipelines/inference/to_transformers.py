@@ -113,11 +113,10 @@ print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))"
 
 def facts_of(checkpoint: Snapshot, model: RecurrentModel) -> dict[str, Any]:
     """What every card says of a run."""
-    meta = checkpoint.meta
-    config = meta["config"]
+    config = checkpoint.meta["config"]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    known = {"run": config["run"], "step": checkpoint.step, "tokens": meta["tokens"], "model": config["model"]["name"]}
-    return known | {"corpus": config["data"]["corpus"], "parameters": parameters}
+    known = {"run": config["run"], "step": checkpoint.step, "model": config["model"]["name"], "parameters": parameters}
+    return known | {"corpus": config["data"]["corpus"], "tokens": checkpoint.meta["tokens"]}
 
 
 def card_of(facts: Mapping[str, Any], model: RecurrentModel, tokenizer: Tokenizer) -> str:
@@ -269,17 +268,17 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> N
     chat = chat_of(tokenizer)
     if isinstance(tokenizer, HuggingFaceTokenizer) and chat is not None:
         check_special_names(exported, tokenizer, samples)
-        if (
-            tokenizer.library_file != tokenizer.data.decode()
-        ):  # its model finds names of special tokens in ordinary text
+        # Its model finds names of special tokens in ordinary text.
+        if tokenizer.library_file != tokenizer.data.decode():
             samples = [without(text, tokenizer.special_ids) for text in samples]
     first = [] if isinstance(tokenizer, SymbolsTokenizer) else [bod_id(tokenizer)]
+    as_text = {} if chat is None else {"split_special_tokens": True}  # without a template names are text by default
     for text in samples:
         try:
             ours = tokenizer.encode(text).tolist()
         except TokenizerError:  # a vocabulary that does not cover the text
             continue
-        theirs = exported(text, split_special_tokens=True)["input_ids"]
+        theirs = exported(text, **as_text)["input_ids"]
         if theirs != [*first, *ours]:
             place = next(
                 (i for i, (a, b) in enumerate(zip(theirs[len(first) :], ours, strict=False)) if a != b), len(ours)

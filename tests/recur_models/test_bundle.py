@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 from transformers.models.auto.modeling_auto import AutoModel
 
-from recur_models import ModelConfig, register
+from recur_models import MODELS, ModelConfig
 from recur_models.bundle import flat
 from recur_models.hf import ThroughlineTokenizer
 from tests.recur_models.conftest import SIZE
@@ -66,7 +66,8 @@ def own_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     (folder / "a_plugin_of_mine.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(folder)
     own: Any = importlib.import_module("a_plugin_of_mine")
-    return register(own.OwnConfig)(**SIZE)
+    monkeypatch.setitem(MODELS, "own", own.OwnConfig)
+    return own.OwnConfig(**SIZE)
 
 
 def elsewhere(folders: list[Path], home: Path, script: str = ELSEWHERE) -> dict[str, Any]:
