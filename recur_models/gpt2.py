@@ -135,7 +135,7 @@ class GPT2Layer(DecoderLayer):
         made: Any = self.attn["c_attn"]
         x_BND = self.ln_1(prev_BND)
         d = prev_BND.shape[-1]
-        plain = type(made) is self.affine  # not wrapped, for example by an adapter
+        plain = made.__class__ is self.affine  # not wrapped, for example by an adapter
         both = F.linear(x_BND, made.weight.T[d:], made.bias[d:]) if plain else made(x_BND)[..., d:]
         k, v = (split_heads(part, self.heads) for part in both.chunk(2, -1))
         return k, v
