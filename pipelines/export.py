@@ -33,7 +33,7 @@ class ExportConfig:
     output: Path
     """The folder to make; it must not exist yet."""
     format: Literal["throughline", "transformers"] = "throughline"
-    """throughline: our models, State included, which need this package where they are opened. transformers: a gpt2 as its own
+    """throughline: our models, State included, with their code beside them. transformers: a gpt2 as its own
     GPT2LMHeadModel and a llama as its LlamaForCausalLM, which attend to the whole context; vLLM and llama.cpp open these too."""
     store: str = ""
     """Store that the run was trained on, for its tokenizer; by default where the run had it."""
@@ -59,7 +59,8 @@ def main(argv: list[str]) -> None:
             "  A chat needs tokenizer.apply_chat_template. The tokenizer reads names of special tokens as their ids; with "
             "split_special_tokens=True it reads them as text, as training did."
         )
-    if ends := eos_ids(checkpoint, tokenizer):
+    ends = eos_ids(checkpoint, tokenizer)
+    if ends:
         print(f"  A text ends at id {' or '.join(map(str, ends))}, as for the weights that the run began with.")
 
 

@@ -121,7 +121,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         assert isinstance(value, nn.Embedding)
         self.model.embedding = value
         self.model.vocab_size = value.num_embeddings
-        output: Any = getattr(self.model, "output", None)
+        output: Any = self.get_output_embeddings()
         if output is None:
             return
         with torch.no_grad():

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.errors import UserError
 from common.files import digest
+from common.model_folder import eos_token_ids
 from common.places import Place
 from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors
 
@@ -130,7 +131,7 @@ class Exported:
 
     @cached_property
     def digest(self) -> str:
-        """Of the model and its weights."""
+        """A checksum of the model's config and its weights."""
         checksums = [Place.parse(self.folder / name).xxh3() for name in self.files]
         return digest([self.config["model"], self.config["vocab_size"], checksums])
 
@@ -162,13 +163,7 @@ class Exported:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text, as transformers generates one."""
-        try:
-            generation: Any = json.loads((self.folder / "generation_config.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            generation = {}
-        found = generation.get("eos_token_id") if isinstance(generation, dict) else None
-        ends = found if isinstance(found, list) else [found]
-        return tuple(index for index in ends if isinstance(index, int))
+        return eos_token_ids(self.folder)
 
     def weights(self) -> dict[str, Tensor]:
         """In float32, whatever they were saved in."""

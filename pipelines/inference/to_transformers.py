@@ -108,7 +108,7 @@ LABELS = {
     "use": """inputs = tokenizer("SYMBOLS", return_tensors="pt")
 print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))""",
 }
-"""What is said of a model that predicts the next token, of one with a chat template, and of one that predicts labels."""
+"""The parts of a card that differ: for a model that continues texts, one with a chat template, and one that predicts labels."""
 
 
 def facts_of(checkpoint: Snapshot, model: RecurrentModel) -> dict[str, Any]:

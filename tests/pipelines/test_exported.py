@@ -101,7 +101,8 @@ def test_a_tuned_export_scores_as_in_trainer_and_is_trained_further(
     still = ["--optim.lr", "0", "--optim.weight-decay", "0", "--steps", "1", "--validate-every", "1"]
     train_main([*words, *still, "--validate-tokens", "0", *HERE])
     records = read_records(tmp_path / "runs" / "more" / "metrics.jsonl")
-    begun = [value for r in records if (value := r.metrics.get("validation/bits_per_token")) is not None]
+    name = "validation/bits_per_token"
+    begun = [record.metrics[name] for record in records if name in record.metrics]
     assert begun == [pytest.approx(bits_of(tmp_path / "validation"), rel=1e-5)]
 
 

@@ -112,7 +112,7 @@ def test_an_adapter_acts_in_every_pass_as_its_merged_weights_do(name: str) -> No
 
 
 def gradients(model: Any, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Of each tensor of the adapter."""
+    """The gradient of each tensor of the adapter, by its name."""
     model.zero_grad()
     run().backward()
     return {name: each.grad.clone() for name, each in model.named_parameters() if "lora_" in name}

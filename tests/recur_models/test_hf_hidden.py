@@ -209,7 +209,7 @@ def test_another_thread_gets_logits(slide: Any) -> None:
 
 
 def gradients(model: nn.Module, ids: Tensor) -> tuple[dict[str, Tensor], int]:
-    """Of the loss, and how many numbers were kept for them."""
+    """The gradients of the loss, and how many numbers the forward pass kept for them."""
     kept = 0
 
     def count(tensor: Tensor) -> Tensor:
