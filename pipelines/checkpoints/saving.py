@@ -181,8 +181,10 @@ class Saver:
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
         run = self._run
         checkpoint = name_of(step, self._token)
-        # Where this process writes, and where the files of all come together.
-        staged = run.folder / "checkpoints" / f".{checkpoint}.tmp"
+        # Where this process writes, and where the files of all come together. For a bucket, each process has a folder of its own to
+        # write in: the processes of one machine share the working folder, and each removes what it has uploaded.
+        own = "" if run.is_local else f".{self._world.rank}"
+        staged = run.folder / "checkpoints" / f".{checkpoint}{own}.tmp"
         together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint
         self._error = None
         try:
@@ -191,9 +193,7 @@ class Saver:
             if not run.is_local:
                 for name in files:
                     upload(staged / name, together / name)
-                    (staged / name).unlink()
-                with contextlib.suppress(OSError):  # another process of this machine has files in it
-                    staged.rmdir()
+                shutil.rmtree(staged)
             if self._world.rank > 0:
                 for name, note in notes.items():
                     _note(together, name).write_atomically(json.dumps(note).encode())

@@ -186,6 +186,35 @@ def test_every_machine_tidies_its_working_folder(
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == names[:1]
 
 
+def test_processes_of_one_machine_save_at_their_own_pace(
+    bucket: Bucket, machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 has uploaded its file and tidied up before rank 0 writes its first byte."""
+    machine("of both")
+    monkeypatch.setattr(World, "first", lambda self, text: "0badc0de")
+    run = RunPlace(Place.parse(bucket("runs/mine")), trains=True)
+    write = saving.save_file
+
+    def write_late(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        note = run.checkpoints / "step-00000003.0badc0de" / ".lanes-1-2-of-2.safetensors.note"
+        if threading.current_thread() is not savers[1]._thread:
+            wait_until(note.exists, 60)
+        write(tensors, path)
+
+    monkeypatch.setattr(saving, "save_file", write_late)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    savers = [saving.Saver(run, CheckpointConfig(), World(rank, 2, torch.device("cpu")), lanes=2) for rank in range(2)]
+    for saver in savers:
+        lanes = {"digest": torch.tensor([3])}
+        saver.save(3, model=model, optimizer=optimizer, per_lane=lanes, per_process={}, meta={"validation": None})
+    for saver in savers:
+        assert saver._thread
+        saver._thread.join()
+        saver.check()
+    assert run.newest_step() == 3 and not list((run.folder / "checkpoints").iterdir())
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
     words: list[str], bucket: Bucket, capfd: pytest.CaptureFixture[str]
 ) -> None:
