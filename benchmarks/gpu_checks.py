@@ -173,15 +173,15 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
     for name in [each for each in config.models if is_ours(each)]:
         torch.manual_seed(0)
         model = config.of(name).build(config.vocab_size).to(device, dtype).eval()  # pyrefly: ignore
-        stepper = model.stepper()
-        reading, token_B1 = begin(stepper, lanes=1), torch.zeros(1, 1, dtype=torch.int64, device=device)
+        decoder = model.incremental_decoder()
+        reading, token_B1 = begin(decoder, lanes=1), torch.zeros(1, 1, dtype=torch.int64, device=device)
         for stretch in range(STRETCHES):
             synchronize(device)
             if cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             began, count = time.perf_counter(), max(1, config.tokens // STRETCHES)
             for _ in range(count):
-                logits_B1V, reading = read(stepper, reading, token_B1, keep=1)
+                logits_B1V, reading = read(decoder, reading, token_B1, keep=1)
                 token_B1 = logits_B1V.argmax(-1)
             synchronize(device)
             rate = count / (time.perf_counter() - began)

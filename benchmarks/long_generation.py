@@ -147,7 +147,7 @@ def verdict(name: str, found: list[Stretch], length: int) -> bool:
 
 def read_prompt(trained: Trained, count: int) -> bool:
     """Read a prompt as `generate` does; resident memory after each pass, the first two left out."""
-    stepper = trained.model.stepper()
+    decoder = trained.model.incremental_decoder()
     passes: list[Stretch] = []
     began = time.perf_counter()
 
@@ -160,7 +160,7 @@ def read_prompt(trained: Trained, count: int) -> bool:
     hook = trained.model.register_forward_hook(note)
     tokens_BT = torch.randint(VOCAB_SIZE - 1, (1, count), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
+        read(decoder, begin(decoder, lanes=1), tokens_BT, keep=1)
     hook.remove()
     whole = passes[2 : count // TOKENS_AT_ONCE]
     memory = flat(

@@ -87,15 +87,15 @@ def generate(trained: Trained, prompt_ids: list[int], config: GenerateConfig, se
 
     where = device()
     generator = torch.Generator(where).manual_seed(seed)
-    stepper = trained.model.to(where).eval().stepper()
+    decoder = trained.model.to(where).eval().incremental_decoder()
     tokens_BT = torch.tensor([[*([] if config.chat else [trained.bod_id]), *prompt_ids]], device=where)
     with torch.no_grad():
-        logits_BTV, reading = read(stepper, begin(stepper, lanes=1), tokens_BT, keep=1)
+        logits_BTV, reading = read(decoder, begin(decoder, lanes=1), tokens_BT, keep=1)
 
     def chosen(logits_V: Tensor) -> Tensor:
         return choose(logits_V, config.temperature, config.top_k, config.top_p, generator)
 
-    ids = write(stepper, reading, logits_BTV, trained.bod_id, config.max_new_tokens, chosen, trained.eos_ids)
+    ids = write(decoder, reading, logits_BTV, trained.bod_id, config.max_new_tokens, chosen, trained.eos_ids)
     yield from (index for index in ids if index not in trained.eos_ids)
 
 

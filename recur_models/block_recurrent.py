@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate, gate_costs
 from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs
-from recur_models.protocol import State, Watched, reset
+from recur_models.protocol import Probe, State, reset
 from recur_models.sliding_window import (
     Layer,
     Part,
@@ -74,10 +74,10 @@ class RecConfig(WindowedConfig):
 
         def layer(index: int) -> StackLayer:
             if index + 1 in self.recurrent_layers:
-                return RecurrentLayer(self, serves=self.feedback and index + 1 == last)
+                return RecurrentLayer(self, shares_states=self.feedback and index + 1 == last)
             return Layer(self, cross=self.feedback)
 
-        return WindowedTransformer(self, vocab_size, layer, serving=last - 1 if self.feedback else None)
+        return WindowedTransformer(self, vocab_size, layer, sharing_layer=last - 1 if self.feedback else None)
 
     def layer_costs(self) -> list[Costs]:
         recurrent = len(self.recurrent_layers)
@@ -143,24 +143,24 @@ class StateDirection(nn.Module):
             c_BSD = self.mlp_gate(c_BSD, torch.relu(self.mlp_hidden(h_BSN)))
         return c_BSD
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         """What the gates let in, and how much a block changes the states."""
         gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
 
         def change(before: Tensor, after: Tensor) -> Tensor:
             return (after - before).square().mean().sqrt() / before.square().mean().sqrt()
 
-        return [Watched("state_change", gates[0], change, until=gates[-1]), *(gate.watched() for gate in gates)]
+        return [Probe("state_change", gates[0], change, until=gates[-1]), *(gate.probe() for gate in gates)]
 
 
 class RecurrentLayer(StackLayer):
-    """A window, and states of its own that its tokens read. ``serves``: under feedback, all layers' tokens read them."""
+    """A window, and states of its own that its tokens read. ``shares_states``: under feedback, all layers' tokens read them."""
 
-    def __init__(self, config: RecConfig, serves: bool):
+    def __init__(self, config: RecConfig, shares_states: bool):
         super().__init__()
         self.tokens = TokenLayer(config, cross=True)
         self.states = StateDirection(config)
-        self.serves = serves
+        self.shares_states = shares_states
 
     def initial_state(self, lanes: int) -> State:
         return {
@@ -173,18 +173,18 @@ class RecurrentLayer(StackLayer):
         x_BKWD: Tensor,
         state: State,
         fresh_BK: Tensor,
-        absent_BK: Tensor | None,
+        no_previous_block_BK: Tensor | None,
         window: Window,
-        served: Projections | None,
+        shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)
         after = last_block(tokens)
-        own = served if self.serves else None
-        reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, absent_BK, own)
+        own = shared_kv if self.shares_states else None
+        reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, no_previous_block_BK, own)
         cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
-        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
     def recur(
@@ -193,26 +193,30 @@ class RecurrentLayer(StackLayer):
         kz: Tensor,
         vz: Tensor,
         fresh_BK: Tensor,
-        absent_BK: Tensor | None,
-        served: Projections | None,
+        no_previous_block_BK: Tensor | None,
+        shared_kv: Projections | None,
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
         reads: list[Projections] = []
         for k in range(fresh_BK.shape[1]):
             c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
-            reads.append(self.states.read(c_BSD) if served is None else served)
+            reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
             c_BSD = self.states.update(
-                c_BSD, reads[-1], kz[:, k], vz[:, k], None if absent_BK is None else absent_BK[:, k]
+                c_BSD,
+                reads[-1],
+                kz[:, k],
+                vz[:, k],
+                None if no_previous_block_BK is None else no_previous_block_BK[:, k],
             )
         return reads, c_BSD
 
-    def serve(self, state: State, fresh_B: Tensor | None) -> Projections:
+    def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
         """What all layers' tokens read of the states at the beginning of a block; ``fresh_B``: where a document begins."""
         c_BSD = state["states"]
         return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
 
-    def open(self, state: State, served: Projections | None) -> State:
-        return self.tokens.open(state, served if self.serves else self.states.read(state["states"]))
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        return self.tokens.open(state, shared_kv if self.shares_states else self.states.read(state["states"]))
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
         tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
@@ -224,5 +228,5 @@ class RecurrentLayer(StackLayer):
         c_BSD = self.states.update(c_BSD, self.states.read(c_BSD), kz, vz, absent_B)
         return {"keys": block["keys"], "values": block["values"], "states": c_BSD}
 
-    def watched(self) -> list[Watched]:
-        return [*self.tokens.watched(), *self.states.watched()]
+    def probes(self) -> list[Probe]:
+        return [*self.tokens.probes(), *self.states.probes()]

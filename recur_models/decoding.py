@@ -1,11 +1,11 @@
 """Read text a few tokens at a time, from any place in a block: what generation needs of every model.
 
-A model reads whole blocks. Between two tokens a lane stands somewhere inside one, so a `Reading` holds the State as of the
+A model reads whole blocks. Between two tokens a lane stands somewhere inside one, so a `DecodingState` holds the State as of the
 lane's last block boundary and what its current block has so far. Lanes need not stand at the same place of their blocks.
 
-    stepper = model.stepper()
-    logits_B1V, reading = read(stepper, begin(stepper, lanes=1), prompt_BT, keep=1)
-    logits_B1V, reading = read(stepper, reading, next_B1)
+    decoder = model.incremental_decoder()
+    logits_B1V, reading = read(decoder, begin(decoder, lanes=1), prompt_BT, keep=1)
+    logits_B1V, reading = read(decoder, reading, next_B1)
 
 A reading never grows: a step costs the same after 100 tokens as after 100,000, and a prompt of any length is read a few blocks
 at a time. The logits equal those of the model's own pass over whole blocks.
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recur_models.protocol import Places, RecurrentModel, State, Stepper
+from recur_models.protocol import IncrementalDecoder, Places, RecurrentModel, State
 
 TOKENS_AT_ONCE = 2048
 """Tokens of a long prompt that are read in one pass, over all lanes: bounds the memory that reading a prompt takes."""
 
 
-class Rereader(Stepper):
+class RecomputeDecoder(IncrementalDecoder):
     """Keeps the tokens of the block and runs the model over it at each step: right for every model, at W times the work."""
 
     def open(self, state: State, lanes: int) -> State:
@@ -50,46 +50,46 @@ def unmarked(model: RecurrentModel, tokens_BT: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reading:
+class DecodingState:
     """Where each lane stands in what it reads."""
 
     state: State
     """As of each lane's last block boundary."""
     block: State
-    """What each lane's current block has so far, as the `Stepper` keeps it."""
+    """What each lane's current block has so far, as the `IncrementalDecoder` keeps it."""
     filled_B: Tensor
     """int64, on the CPU: tokens of the current block that are read, 0 … W − 1."""
 
-    def select(self, lanes: Tensor) -> Reading:
+    def select(self, lanes: Tensor) -> DecodingState:
         """Copies of these lanes (int64), in this order; a lane may appear several times."""
-        return Reading(
+        return DecodingState(
             {name: tensor[lanes.to(tensor.device)] for name, tensor in self.state.items()},
             {name: tensor[lanes.to(tensor.device)] for name, tensor in self.block.items()},
             self.filled_B[lanes.cpu()],
         )
 
-    def replace(self, lanes: Tensor, by: Reading) -> Reading:
+    def replace(self, lanes: Tensor, by: DecodingState) -> DecodingState:
         """The same, but these lanes (int64, different ones) as in ``by``."""
         if len(lanes) == len(self.filled_B):
             return by
         state = {name: _put(tensor, lanes, by.state[name]) for name, tensor in self.state.items()}
         block = {name: _put(tensor, lanes, by.block[name]) for name, tensor in self.block.items()}
-        return Reading(state, block, self.filled_B.index_copy(0, lanes, by.filled_B))
+        return DecodingState(state, block, self.filled_B.index_copy(0, lanes, by.filled_B))
 
 
 def _put(tensor: Tensor, lanes: Tensor, by: Tensor) -> Tensor:
     return tensor.index_copy(0, lanes.to(tensor.device), by.to(tensor.dtype))
 
 
-def begin(stepper: Stepper, lanes: int, state: State | None = None) -> Reading:
+def begin(decoder: IncrementalDecoder, lanes: int, state: State | None = None) -> DecodingState:
     """Lanes before their document's first token, or at a block's start with the ``state`` of what is before it."""
-    state = stepper.model.initial_state(lanes) if state is None else state
-    return Reading(state, stepper.open(state, lanes), torch.zeros(lanes, dtype=torch.int64))
+    state = decoder.model.initial_state(lanes) if state is None else state
+    return DecodingState(state, decoder.open(state, lanes), torch.zeros(lanes, dtype=torch.int64))
 
 
 def read(
-    stepper: Stepper, reading: Reading, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
-) -> tuple[Tensor, Reading]:
+    decoder: IncrementalDecoder, reading: DecodingState, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
+) -> tuple[Tensor, DecodingState]:
     """Read on. The reading given is used up: go on from the one returned.
 
     Args:
@@ -107,11 +107,11 @@ def read(
     slots: Tensor | None = None
     done_B = torch.zeros_like(length_B)
     while (left_B := length_B - done_B).any():
-        lanes, count_B = _next_part(reading.filled_B, left_B, stepper.model.block)
+        lanes, count_B = _next_part(reading.filled_B, left_B, decoder.model.block)
         index_Bn = done_B[lanes, None] + torch.arange(int(count_B.max()))
         part_Bn = tokens_BT[lanes[:, None], index_Bn.clamp(max=tokens_BT.shape[1] - 1)]
         part = reading if len(lanes) == len(length_B) else reading.select(lanes)
-        logits_BnV, part = _read_part(stepper, part, part_Bn, count_B)
+        logits_BnV, part = _read_part(decoder, part, part_Bn, count_B)
         reading = reading.replace(lanes, part)
         # A lane's last `keep` tokens have a slot each.
         slot_Bn = index_Bn - (length_B - keep)[lanes, None]
@@ -159,19 +159,23 @@ def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Te
     return lanes, torch.minimum(block - filled_B[lanes], left_B[lanes])
 
 
-def _read_part(stepper: Stepper, reading: Reading, tokens_Bn: Tensor, count_B: Tensor) -> tuple[Tensor, Reading]:
+def _read_part(
+    decoder: IncrementalDecoder, reading: DecodingState, tokens_Bn: Tensor, count_B: Tensor
+) -> tuple[Tensor, DecodingState]:
     """One pass: whole blocks of lanes that stand at a boundary, or tokens of each lane's current block."""
-    model = stepper.model
+    model = decoder.model
     lanes = len(tokens_Bn)
     if int(count_B[0]) >= model.block:
         logits_BnV, state = model(tokens_Bn, reading.state, unmarked(model, tokens_Bn))
-        return logits_BnV, Reading(state, stepper.open(state, lanes), reading.filled_B)
+        return logits_BnV, DecodingState(state, decoder.open(state, lanes), reading.filled_B)
     places = Places(reading.filled_B, count_B, tokens_Bn.device)
-    logits_BnV, block = stepper.extend(tokens_Bn, places, reading.state, reading.block)
-    reading = Reading(reading.state, block, reading.filled_B + count_B)
+    logits_BnV, block = decoder.extend(tokens_Bn, places, reading.state, reading.block)
+    reading = DecodingState(reading.state, block, reading.filled_B + count_B)
     full = (reading.filled_B == model.block).nonzero()[:, 0]
     if not len(full):
         return logits_BnV, reading
     ended = reading if len(full) == lanes else reading.select(full)
-    state = stepper.close(ended.state, ended.block)
-    return logits_BnV, reading.replace(full, Reading(state, stepper.open(state, len(full)), torch.zeros_like(full)))
+    state = decoder.close(ended.state, ended.block)
+    return logits_BnV, reading.replace(
+        full, DecodingState(state, decoder.open(state, len(full)), torch.zeros_like(full))
+    )

@@ -26,7 +26,7 @@ from recur_models.core import Context, CoreConfig, CoreLayer, CoreModel, Distanc
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, split_heads
-from recur_models.protocol import Places, State, Stepper, Watched
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class FeedbackTransformer(CoreModel):
             pairs = list(zip(each[::2], each[1::2], strict=True))
         return pairs * (len(self.layers) // len(pairs))
 
-    def stepper(self) -> Stepper:
-        return FeedbackStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return FeedbackIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         """Of a memory, the part that layers made and not the embedding."""
-        return [Watched("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
+        return [Probe("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
 
 
 def _stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ def _stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.stack([k for k, _ in pairs], 2), torch.stack([v for _, v in pairs], 2)
 
 
-class FeedbackStepper(Stepper):
+class FeedbackIncrementalDecoder(IncrementalDecoder):
     """Of each layer i the block has ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's memories, ``keys`` and
     ``values`` [B, H, W, E] of the block's own; and these ``memories`` [B, W, D]."""
 

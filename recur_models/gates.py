@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import linear
-from recur_models.protocol import Watched
+from recur_models.protocol import Probe
 
 Equations = Literal["meliad", "paper"]
 Gate = Literal["fixed", "lstm"]
@@ -36,9 +36,9 @@ class FixedGate(nn.Module):
         # In the states' own dtype, not autocast's: a g near 1 would be 1 in bfloat16, and nothing would be let in.
         return torch.lerp(z_BSD.to(c_BSD.dtype), c_BSD, torch.sigmoid(self.bias).to(c_BSD.dtype))  # (2), (3)
 
-    def watched(self) -> Watched:
+    def probe(self) -> Probe:
         """How much of the candidate is let in."""
-        return Watched("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
+        return Probe("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
 
 
 class LSTMGate(nn.Module):
@@ -58,9 +58,9 @@ class LSTMGate(nn.Module):
         f_BSD = torch.sigmoid(self.forget(h_BSN) + 1.0)  # (6)
         return c_BSD * f_BSD + z_BSD * i_BSD  # (7)
 
-    def watched(self) -> Watched:
+    def probe(self) -> Probe:
         """How much of the candidate is let in."""
-        return Watched("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
+        return Probe("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
 
 
 GATES: dict[Gate, type[FixedGate] | type[LSTMGate]] = {"fixed": FixedGate, "lstm": LSTMGate}

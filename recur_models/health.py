@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.compiling import is_compiled
-from recur_models.protocol import RecurrentModel, Watched
+from recur_models.protocol import Probe, RecurrentModel
 
 LEAST_WORTH = 0.0003
 """Bits per token by which clearing the State must change the figure of a validation, up or down; below it, the State is ignored."""
@@ -47,7 +47,7 @@ def is_ignored(worths: Sequence[float], least: float, patience: int) -> bool:
 
 
 class Health:
-    """Sums of the figures of the passes watched; they stay on the model's device until they are asked for."""
+    """Sums of the figures of the passes probe; they stay on the model's device until they are asked for."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ def watch(model: RecurrentModel | None, *given: object, health: Health | None = 
 
 @contextmanager
 def _hooked(model: RecurrentModel | None, health: Health) -> Iterator[None]:
-    hooks = [hook for watched in (model.watched() if model is not None else ()) for hook in _hooks(watched, health)]
+    hooks = [hook for probe in (model.probes() if model is not None else ()) for hook in _hooks(probe, health)]
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def _hooked(model: RecurrentModel | None, health: Health) -> Iterator[None]:
             hook.remove()
 
 
-def _hooks(watched: Watched, health: Health) -> list[Any]:
+def _hooks(probe: Probe, health: Health) -> list[Any]:
     given: list[Tensor] = []
 
     def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -119,7 +119,7 @@ def _hooks(watched: Watched, health: Health) -> list[Any]:
 
     @torch.no_grad()
     def leave(_: nn.Module, __: object, made: Tensor) -> None:
-        health.add(watched.name, watched.figure(given.pop(), made.detach()))
+        health.add(probe.name, probe.metric(given.pop(), made.detach()))
 
-    last = watched.until or watched.module
-    return [watched.module.register_forward_pre_hook(enter), last.register_forward_hook(leave)]
+    last = probe.until or probe.module
+    return [probe.module.register_forward_pre_hook(enter), last.register_forward_hook(leave)]

@@ -24,7 +24,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.logging import get_logger
 
 from recur_models.compiling import compile_model, is_compiled
-from recur_models.decoding import Reading, begin, compact, read, spread
+from recur_models.decoding import DecodingState, begin, compact, read, spread
 from recur_models.hf_adapters import register_default_targets
 from recur_models.hf_arguments import (
     READ,
@@ -48,7 +48,7 @@ class RecurrentCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.reading: Reading | None = None
+        self.reading: DecodingState | None = None
         self.seen = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -101,7 +101,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
         self.model: RecurrentModel = config.model_config().build(config.vocab_size)
-        self.stepper = self.model.stepper()
+        self.decoder = self.model.incremental_decoder()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -244,10 +244,10 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         if not use_cache:
             return self._whole(input_ids, mask_BT), None
         cache = RecurrentCache() if past_key_values is None else past_key_values
-        reading = cache.reading or begin(self.stepper, len(input_ids))
+        reading = cache.reading or begin(self.decoder, len(input_ids))
         if len(reading.filled_B) != len(input_ids):
             raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
-        made, cache.reading = read(self.stepper, reading, input_ids, mask_BT, keep=keep)
+        made, cache.reading = read(self.decoder, reading, input_ids, mask_BT, keep=keep)
         cache.seen += input_ids.shape[1]
         return made, cache
 

@@ -20,12 +20,12 @@ from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.losses import untied_output
 from recur_models.protocol import (
+    IncrementalDecoder,
     ModelConfig,
     Places,
+    Probe,
     RecurrentModel,
     State,
-    Stepper,
-    Watched,
     check_sizes,
     reset,
 )
@@ -134,19 +134,19 @@ class LSTM(RecurrentModel):
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
         return untied_output(x_BTD, self.output, targets_BT)
 
-    def stepper(self) -> Stepper:
-        return LSTMStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return LSTMIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         def change(before: Tensor, after: Tensor) -> Tensor:
             was = before.float().square().mean()
             moved = (after - before).float().square().mean()
             return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
 
-        return [Watched("state_change", layer.before, change, layer.after) for layer in self.layers]
+        return [Probe("state_change", layer.before, change, layer.after) for layer in self.layers]
 
 
-class LSTMStepper(Stepper):
+class LSTMIncrementalDecoder(IncrementalDecoder):
     """The block has the State after each of its places, ``layers.i.states`` [B, W, 2, D]."""
 
     model: LSTM

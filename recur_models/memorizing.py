@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from common.choices import Recompute
 from recur_models.costs import Costs, attention
 from recur_models.layers import MASKED, Projections
-from recur_models.protocol import State, Watched
+from recur_models.protocol import Probe, State
 from recur_models.sliding_window import (
     Layer,
     Part,
@@ -112,21 +112,21 @@ class MemorizingLayer(StackLayer):
         x_BKWD: Tensor,
         state: State,
         fresh_BK: Tensor,
-        absent_BK: Tensor | None,
+        no_previous_block_BK: Tensor | None,
         window: Window,
-        served: Projections | None,
+        shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)
-        local_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
+        local_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
         remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE), None), {
             **last_block(tokens),
             **after,
         }
 
-    def open(self, state: State, served: Projections | None) -> State:
+    def open(self, state: State, shared_kv: Projections | None) -> State:
         return self.tokens.open(state)
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
@@ -142,9 +142,9 @@ class MemorizingLayer(StackLayer):
         count = self.enter(keys, values, state["memory_count"], block["keys"], block["values"])
         return {"keys": block["keys"], "values": block["values"], **emptied(keys, values, count)}
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         """The gate: how much of the heads is the memory's."""
-        return [Watched("state_share", self.tokens.out, lambda *_: torch.sigmoid(self.gate_H).mean())]
+        return [Probe("state_share", self.tokens.out, lambda *_: torch.sigmoid(self.gate_H).mean())]
 
     def join(self, local_HnE: Tensor, remembered_HnE: Tensor) -> Tensor:
         """local · (1 − σ(b)) + memory · σ(b), over any leading dimensions."""

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from recur_models.hidden import note
 from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev, Recurrence
-from recur_models.protocol import Places, RecurrentModel, State, Stepper, Watched, reset
+from recur_models.protocol import IncrementalDecoder, Places, Probe, RecurrentModel, State, reset
 from recur_models.stepping import put
 
 
@@ -218,17 +218,17 @@ class Decoder(RecurrentModel):
                 sum_BnD = sum_BnD + weights_L[i] * x_BnD
         return x_BnD, sum_BnD
 
-    def stepper(self) -> Stepper:
-        return DecoderStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return PretrainedIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         if self.recurrence is None:
             return []
-        shares = [Watched("state_share", self.layers[i].sources, self.layers[i].prev_share) for i in self.inserted]
-        return [*shares, Watched("state_change", self.recurrence, self.recurrence.change)]
+        shares = [Probe("state_share", self.layers[i].sources, self.layers[i].prev_share) for i in self.inserted]
+        return [*shares, Probe("state_change", self.recurrence, self.recurrence.change)]
 
 
-class DecoderStepper(Stepper):
+class PretrainedIncrementalDecoder(IncrementalDecoder):
     """Of layer i the block has ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys`` and
     ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence the layers' weighted sums, ``sums`` [B, W, D] and
     ``earlier_sums`` [B, O, D]."""

@@ -32,8 +32,8 @@ class DecoderConfig(ModelConfig):
     embeds_positions: ClassVar[bool] = False
     """Whether positions have embeddings; else a layer knows them."""
     has_recurrence: ClassVar[bool] = False
-    free: ClassVar[tuple[str, ...]] = ("window", "overlap")
-    local: ClassVar[tuple[str, ...]] = ("pretrained",)
+    reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
+    path_fields: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     pretrained: str = ""
     """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
@@ -159,8 +159,11 @@ class RecurrentDecoderConfig(DecoderConfig):
     """The same with recurrence."""
 
     has_recurrence: ClassVar[bool] = True
-    of_training: ClassVar[tuple[str, ...]] = (*DecoderConfig.of_training, "trained")
-    learned: ClassVar[tuple[str, ...]] = ("window", "overlap")  # GPT-2 paper, 4.2: h_prev stands for another text else
+    training_fields: ClassVar[tuple[str, ...]] = (*DecoderConfig.training_fields, "trained")
+    trained_reading_fields: ClassVar[tuple[str, ...]] = (
+        "window",
+        "overlap",
+    )  # GPT-2 paper, 4.2: h_prev stands for another text else
 
     insert_layer: int = 2
     """The layer, counted from 1, that reads what the window before has left; 0: every layer."""

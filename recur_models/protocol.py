@@ -49,13 +49,13 @@ class ModelConfig(ABC):
     name: ClassVar[str]
     recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
     """Kinds of activation checkpointing that are worth anything for this model."""
-    free: ClassVar[tuple[str, ...]] = ()
+    reading_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that say how a text is read and shape no weight: trained weights can be scored with other values of them."""
-    learned: ClassVar[tuple[str, ...]] = ()
+    trained_reading_fields: ClassVar[tuple[str, ...]] = ()
     """Those of them that the weights are trained for: another value is scored only where that is asked for in words."""
-    of_training: ClassVar[tuple[str, ...]] = ("dropout", "dropout_places")
+    training_fields: ClassVar[tuple[str, ...]] = ("dropout", "dropout_places")
     """Fields that training alone reads: a run that begins with trained weights may set other values of them."""
-    local: ClassVar[tuple[str, ...]] = ()
+    path_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that name a file of this machine: empty in what is given away."""
 
     @property
@@ -177,16 +177,16 @@ class RecurrentModel(nn.Module, ABC):
         return []
 
     @abstractmethod
-    def stepper(self) -> Stepper:
-        """How a part of a block is read: `decoding.Rereader` is right for every model, at W times the work of a way of its own."""
+    def incremental_decoder(self) -> IncrementalDecoder:
+        """Reads a part of a block. `decoding.RecomputeDecoder` is right for every model, but does W times the work of a model's own."""
 
     @abstractmethod
-    def watched(self) -> list[Watched]:
-        """Figures that tell whether the recurrent State is used (health.py); none of a model without one."""
+    def probes(self) -> list[Probe]:
+        """Metrics that show whether the model uses its recurrent State (health.py); empty where it has none."""
 
 
-class Stepper(ABC):
-    """How the models of one kind read a part of a block. What it keeps of a block is like a State: tensors, lane first."""
+class IncrementalDecoder(ABC):
+    """Reads parts of blocks for one kind of model. Like a State, the block that it keeps is a mapping of tensors, lane first."""
 
     def __init__(self, model: RecurrentModel):
         self.model = model
@@ -230,13 +230,13 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A figure that is taken at each pass of a module. Figures of one name are averaged, whatever their modules."""
+class Probe:
+    """A metric that is taken at each pass of a module. Metrics of one name are averaged over all their modules."""
 
     name: str
     """One of those in health.py, or the model's own."""
     module: nn.Module
-    figure: Callable[[Tensor, Tensor], Tensor]
+    metric: Callable[[Tensor, Tensor], Tensor]
     """A number, of what ``module`` was given first and what ``until`` made."""
     until: nn.Module | None = None
     """A module that runs after ``module``; by default the same one."""
@@ -252,12 +252,12 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def of_lanes(lanes: slice, state: State) -> State:
+def select_lanes(lanes: slice, state: State) -> State:
     """The State of some lanes."""
     return {name: tensor[lanes] for name, tensor in state.items()}
 
 
-def of_all_lanes(states: Sequence[State]) -> State:
+def concat_lanes(states: Sequence[State]) -> State:
     """One State of the lanes of several, in their order."""
     return states[0] if len(states) == 1 else {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
@@ -274,13 +274,13 @@ def kind_of(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def of_layer(index: int, state: State) -> State:
+def layer_state(index: int, state: State) -> State:
     """A layer's own part of a State, counted from 0, under its own names: ``states`` for ``layers.9.states``."""
     prefix = f"layers.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def in_stack(index: int, state: State) -> State:
+def prefix_layer_state(index: int, state: State) -> State:
     """A layer's own State under the names that it has in the stack's: ``layers.9.states`` for ``states``."""
     return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
 

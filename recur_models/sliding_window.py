@@ -37,13 +37,13 @@ from recur_models.layers import (
 )
 from recur_models.losses import tied_output
 from recur_models.protocol import (
+    IncrementalDecoder,
     Places,
+    Probe,
     RecurrentModel,
     State,
-    Stepper,
-    Watched,
-    in_stack,
-    of_layer,
+    layer_state,
+    prefix_layer_state,
 )
 from recur_models.stepping import append, attend_halves, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
@@ -122,16 +122,16 @@ class StackLayer(nn.Module, ABC):
         x_BKWD: Tensor,
         state: State,
         fresh_BK: Tensor,
-        absent_BK: Tensor | None,
+        no_previous_block_BK: Tensor | None,
         window: Window,
-        served: Projections | None,
+        shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
-        """Tokens in blocks and State in, the same out. ``window``: of `TokenLayer.window`. ``served``: under feedback, what the
-        tokens read of the serving layer's states, which may be this layer's own ([B, H, S, E]; K is 1)."""
+        """Tokens in blocks and State in, the same out. ``window``: of `TokenLayer.window`. ``shared_kv``: under feedback, what the
+        tokens read of the sharing_layer layer's states, which may be this layer's own ([B, H, S, E]; K is 1)."""
 
     @abstractmethod
-    def open(self, state: State, served: Projections | None) -> State:
-        """An empty block that begins at ``state``; ``served`` as in `forward`."""
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        """An empty block that begins at ``state``; ``shared_kv`` as in `forward`."""
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
@@ -142,8 +142,8 @@ class StackLayer(nn.Module, ABC):
         """The State after a full block. ``absent_B``: the lanes that had no block before it."""
 
     @abstractmethod
-    def watched(self) -> list[Watched]:
-        """As `RecurrentModel.watched`."""
+    def probes(self) -> list[Probe]:
+        """As `RecurrentModel.probes`."""
 
 
 def last_block(tokens: Projections) -> State:
@@ -183,11 +183,11 @@ class TokenLayer(nn.Module):
         x_BKWD = x_BKWD + self.attention_dropout(self.out(merge_heads(heads)))
         return x_BKWD + self.mlp(self.mlp_norm(x_BKWD))
 
-    def open(self, state: State, served: Projections | None = None) -> State:
-        """`StackLayer.open` with what this layer's tokens read of states, ``served``, where they do."""
+    def open(self, state: State, shared_kv: Projections | None = None) -> State:
+        """`StackLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
         block = {kind: torch.zeros_like(state[kind]) for kind in ("keys", "values")}
-        if served is not None:
-            block |= {"read_keys": served.k, "read_values": served.v}
+        if shared_kv is not None:
+            block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
         return block
 
     def step(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Projections, Tensor, State]:
@@ -205,11 +205,11 @@ class TokenLayer(nn.Module):
             cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])[:, None]
         return self.combine(x_BnD[:, None], heads_BHnE[:, None], cross)[:, 0]
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         """Where states are read: of the energy that attention adds, the part that comes from them."""
         if self.project.cross_scale_H is None:
             return []
-        return [Watched("state_share", self.out, self._state_share)]
+        return [Probe("state_share", self.out, self._state_share)]
 
     def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
         """Of the heads that ``out`` is given, the first are those of self-attention, the others those that read states."""
@@ -219,7 +219,7 @@ class TokenLayer(nn.Module):
 
 
 class Layer(StackLayer):
-    """A window, and nothing else but what another layer serves it.
+    """A window, and nothing else but what another layer shares_states it.
 
     ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
     segment through its keys and values.
@@ -243,19 +243,19 @@ class Layer(StackLayer):
         x_BKWD: Tensor,
         state: State,
         fresh_BK: Tensor,
-        absent_BK: Tensor | None,
+        no_previous_block_BK: Tensor | None,
         window: Window,
-        served: Projections | None,
+        shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
         vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
-        cross = None if served is None else attend(tokens.q_cross, served.k[:, None], served.v[:, None])
-        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, absent_BK)
+        cross = None if shared_kv is None else attend(tokens.q_cross, shared_kv.k[:, None], shared_kv.v[:, None])
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), last_block(tokens)
 
-    def open(self, state: State, served: Projections | None) -> State:
-        return self.tokens.open(state, served)
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        return self.tokens.open(state, shared_kv)
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
         tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
@@ -265,15 +265,15 @@ class Layer(StackLayer):
         after = {kind: block[kind] for kind in ("keys", "values")}
         return {kind: tensor.detach() for kind, tensor in after.items()} if self.detached else after
 
-    def watched(self) -> list[Watched]:
-        return self.tokens.watched()
+    def probes(self) -> list[Probe]:
+        return self.tokens.probes()
 
 
 class WindowedTransformer(RecurrentModel):
     """The stack with tied embeddings; logits are divided by √d.
 
-    ``layer``: makes the layer at a place in the stack, counted from 0. ``serving``: under feedback, the place of the layer whose
-    states all layers read (Appendix E); the stack then runs block by block.
+    ``layer``: makes the layer at a place in the stack, counted from 0. ``sharing_layer``: under feedback, the place of the layer
+    whose states all layers read (Appendix E); the stack then runs block by block.
     """
 
     def __init__(
@@ -281,13 +281,13 @@ class WindowedTransformer(RecurrentModel):
         config: WindowedConfig,
         vocab_size: int,
         layer: Callable[[int], StackLayer],
-        serving: int | None = None,
+        sharing_layer: int | None = None,
     ):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.block = config.window
-        self.serving = serving
+        self.sharing_layer = sharing_layer
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(dropouts(config).embedding)
         self.layers: Any = nn.ModuleList(layer(i) for i in range(config.layers))
@@ -301,7 +301,7 @@ class WindowedTransformer(RecurrentModel):
     def initial_state(self, lanes: int) -> State:
         state: State = {}
         for i, layer in enumerate(self.layers):
-            state |= in_stack(i, layer.initial_state(lanes))
+            state |= prefix_layer_state(i, layer.initial_state(lanes))
         if self.config.equations == "paper":
             state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
         return state
@@ -312,7 +312,7 @@ class WindowedTransformer(RecurrentModel):
         blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         windows = [layer.tokens.window() for layer in self.layers]
-        if self.serving is not None or self.recompute == "block":
+        if self.sharing_layer is not None or self.recompute == "block":
             outputs = []
             for k in range(blocks):
                 run = self.recomputed("block", self.stack)
@@ -326,44 +326,48 @@ class WindowedTransformer(RecurrentModel):
     def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
         after: State = {}
-        absent_BK = None
+        no_previous_block_BK = None
         if "present" in state:
-            absent_BK = fresh_BK.clone()
-            absent_BK[:, 0] |= ~state["present"]
+            no_previous_block_BK = fresh_BK.clone()
+            no_previous_block_BK[:, 0] |= ~state["present"]
             after["present"] = torch.ones_like(state["present"])
-        served = self.serve(state, fresh_BK[:, 0])
+        shared_kv = self.project_states(state, fresh_BK[:, 0])
         for i, layer in enumerate(self.layers):
             note(i, x_BKWD)
             run = self.recomputed("layer", layer)
-            x_BKWD, changed = run(x_BKWD, of_layer(i, state), fresh_BK, absent_BK, windows[i], served)
-            after |= in_stack(i, changed)
+            x_BKWD, changed = run(x_BKWD, layer_state(i, state), fresh_BK, no_previous_block_BK, windows[i], shared_kv)
+            after |= prefix_layer_state(i, changed)
         return x_BKWD, after
 
-    def serve(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
-        """What every layer reads of the serving layer's states at the beginning of a block, if there is one."""
-        return None if self.serving is None else self.layers[self.serving].serve(of_layer(self.serving, state), fresh_B)
+    def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
+        """What every layer reads of the sharing_layer layer's states at the beginning of a block, if there is one."""
+        return (
+            None
+            if self.sharing_layer is None
+            else self.layers[self.sharing_layer].project_states(layer_state(self.sharing_layer, state), fresh_B)
+        )
 
     def hidden(self, x: Tensor) -> Tensor:
         """What the logits are made of."""
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
-    def stepper(self) -> Stepper:
-        return WindowedStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return WindowedIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
-        return [watched for layer in self.layers for watched in layer.watched()]
+    def probes(self) -> list[Probe]:
+        return [probe for layer in self.layers for probe in layer.probes()]
 
 
-class WindowedStepper(Stepper):
+class WindowedIncrementalDecoder(IncrementalDecoder):
     """A token sees the W tokens before it, of its own block and the previous one, and the states of its block's start."""
 
     model: WindowedTransformer
 
     def open(self, state: State, lanes: int) -> State:
-        served = self.model.serve(state)
+        shared_kv = self.model.project_states(state)
         block: State = {}
         for i, layer in enumerate(self.model.layers):
-            block |= in_stack(i, layer.open(of_layer(i, state), served))
+            block |= prefix_layer_state(i, layer.open(layer_state(i, state), shared_kv))
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
@@ -381,8 +385,8 @@ class WindowedStepper(Stepper):
         after = {}
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
-            x_BnD, changed = layer.extend(x_BnD, part, of_layer(i, state), of_layer(i, block))
-            after |= in_stack(i, changed)
+            x_BnD, changed = layer.extend(x_BnD, part, layer_state(i, state), layer_state(i, block))
+            after |= prefix_layer_state(i, changed)
         return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
 
     def close(self, state: State, block: State) -> State:
@@ -392,5 +396,5 @@ class WindowedStepper(Stepper):
             absent_B = ~state["present"]
             after["present"] = torch.ones_like(state["present"])
         for i, layer in enumerate(self.model.layers):
-            after |= in_stack(i, layer.close(of_layer(i, state), of_layer(i, block), absent_B))
+            after |= prefix_layer_state(i, layer.close(layer_state(i, state), layer_state(i, block), absent_B))
         return after

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.protocol import Places, State, Stepper, Watched
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 from recur_models.stepping import put
 
 
@@ -214,10 +214,10 @@ class Staircase(CoreModel):
             ]
         return torch.cat([x_BSCD[:, :cached], active_BSCD], dim=1) if cached else active_BSCD, context
 
-    def stepper(self) -> Stepper:
-        return StaircaseStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return StaircaseIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         """Of what tokens attend to, the part that lies in chunks of earlier steps."""
 
         def share(weights_BHnm: Tensor, _: Tensor) -> Tensor:
@@ -225,10 +225,10 @@ class Staircase(CoreModel):
 
         if self.config.in_step == 1:
             return []
-        return [Watched("state_share", layer.weights, share) for layer in self.layers]
+        return [Probe("state_share", layer.weights, share) for layer in self.layers]
 
 
-class StaircaseStepper(Stepper):
+class StaircaseIncrementalDecoder(IncrementalDecoder):
     """A token gets its M passes at once: what older chunks are in each of them does not depend on it.
 
     The block: of each pass and layer ``earlier_keys`` and ``earlier_values`` [B, H, (N − 1)·C, E] of the older chunks, ``keys`` and

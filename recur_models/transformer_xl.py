@@ -21,7 +21,7 @@ from torch import Tensor
 from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.protocol import Places, State, Stepper, Watched
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 from recur_models.stepping import put
 
 
@@ -143,14 +143,14 @@ class TransformerXL(CoreModel):
         before = layer.keys_values(earlier_BSD[:, :span])
         return layer(earlier_BSD[:, span:], before, distances, unseen_nm, crossing_BK1m, self.block)
 
-    def stepper(self) -> Stepper:
-        return TransformerXLStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return TransformerXLIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         return []
 
 
-class TransformerXLStepper(Stepper):
+class TransformerXLIncrementalDecoder(IncrementalDecoder):
     """Of each layer i the block has the ``inputs`` [B, W, D] so far, their ``keys`` and ``values`` [B, H, W, E], and
     ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's."""
 

@@ -31,13 +31,13 @@ from recur_models.layers import (
 )
 from recur_models.losses import tied_output
 from recur_models.protocol import (
+    IncrementalDecoder,
     Places,
+    Probe,
     RecurrentModel,
     State,
-    Stepper,
-    Watched,
-    in_stack,
-    of_layer,
+    layer_state,
+    prefix_layer_state,
 )
 from recur_models.stepping import append, bias
 
@@ -131,14 +131,14 @@ class VanillaTransformer(RecurrentModel):
         """What the logits are made of."""
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
-    def stepper(self) -> Stepper:
-        return VanillaStepper(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return VanillaIncrementalDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         return []
 
 
-class VanillaStepper(Stepper):
+class VanillaIncrementalDecoder(IncrementalDecoder):
     """A token sees itself and the earlier tokens of its block, whose keys and values each layer keeps."""
 
     model: VanillaTransformer
@@ -160,12 +160,12 @@ class VanillaStepper(Stepper):
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
             tokens = layer.project(x_BnD)
-            keys, values, changed = append(places, tokens, of_layer(i, block))
+            keys, values, changed = append(places, tokens, layer_state(i, block))
             bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
             logits_BHnW = tokens.q_self @ keys.transpose(-1, -2) + bias_BHnW.to(keys.dtype)
             heads_BHnE = torch.softmax(logits_BHnW, dim=-1).to(values.dtype) @ values
             x_BnD = layer.combine(x_BnD, heads_BHnE)
-            after |= in_stack(i, changed)
+            after |= prefix_layer_state(i, changed)
         return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
 
     def close(self, state: State, block: State) -> State:

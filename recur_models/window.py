@@ -51,22 +51,24 @@ def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int
 
 
 def windowed_attention(
-    q_BKHWE: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, window: Window, absent_BK: Tensor | None = None
+    q_BKHWE: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, window: Window, no_previous_block_BK: Tensor | None = None
 ) -> Tensor:
     """softmax(q·k + bias)·v for all blocks at once: [B, K, H, W, E]. Queries are scaled already.
 
-    ``absent_BK``: blocks whose previous block is masked altogether. There the first token sees nothing; the authors'
+    ``no_previous_block_BK``: blocks whose previous block is masked altogether. There the first token sees nothing; the authors'
     phantom logit of −1000 then takes all the weight, so its output is zero.
     """
     logits_BKHWZ = (q_BKHWE @ k_BKHZE.transpose(-1, -2)).add_(window.bias_HWZ.to(q_BKHWE.dtype))
-    if absent_BK is not None:
+    if no_previous_block_BK is not None:
         before, now = logits_BKHWZ.chunk(2, dim=-1)
-        logits_BKHWZ = torch.cat([before.masked_fill(absent_BK[:, :, None, None, None], MASKED), now], dim=-1)
+        logits_BKHWZ = torch.cat(
+            [before.masked_fill(no_previous_block_BK[:, :, None, None, None], MASKED), now], dim=-1
+        )
     weights_BKHWZ = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype)
     if window.kept_HWZ is not None:
         weights_BKHWZ = weights_BKHWZ * window.kept_HWZ.to(v_BKHZE.dtype)
     out_BKHWE = weights_BKHWZ @ v_BKHZE
-    if absent_BK is not None:
+    if no_previous_block_BK is not None:
         first_W1 = torch.arange(q_BKHWE.shape[-2], device=q_BKHWE.device)[:, None] == 0
-        out_BKHWE = out_BKHWE.masked_fill(first_W1 & absent_BK[:, :, None, None, None], 0.0)
+        out_BKHWE = out_BKHWE.masked_fill(first_W1 & no_previous_block_BK[:, :, None, None, None], 0.0)
     return out_BKHWE

@@ -19,9 +19,9 @@ from pipelines.presets import PRESETS
 from pipelines.tracking.metrics import METRICS, Metric
 from recur_models import MODELS, ModelConfig, Recompute, RecurrentModel, State, reset
 from recur_models.costs import Costs, product, scales
-from recur_models.decoding import Rereader
+from recur_models.decoding import RecomputeDecoder
 from recur_models.losses import tied_output
-from recur_models.protocol import Stepper, Watched
+from recur_models.protocol import IncrementalDecoder, Probe
 from tune_spaces import SPACES, Space
 
 
@@ -86,14 +86,14 @@ class Gru(RecurrentModel):
             out.append(c_BD)
         return tied_output(torch.stack(out, 1), self.embedding.weight, targets_BT), {"layers.0.states": c_BD}
 
-    def stepper(self) -> Stepper:
-        return Rereader(self)
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return RecomputeDecoder(self)
 
-    def watched(self) -> list[Watched]:
+    def probes(self) -> list[Probe]:
         def change(before: Tensor, after: Tensor) -> Tensor:
             return (after - before).square().mean().sqrt() / after.square().mean().sqrt()
 
-        return [Watched("state_change", self.layers[0], change)]
+        return [Probe("state_change", self.layers[0], change)]
 
 
 @dataclass(frozen=True)

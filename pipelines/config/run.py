@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
         name: ClassVar[str]
         recomputes: ClassVar[tuple[Recompute, ...]]
-        free: ClassVar[tuple[str, ...]]
-        of_training: ClassVar[tuple[str, ...]]
-        local: ClassVar[tuple[str, ...]]
+        reading_fields: ClassVar[tuple[str, ...]]
+        training_fields: ClassVar[tuple[str, ...]]
+        path_fields: ClassVar[tuple[str, ...]]
 
         @property
         def block(self) -> int: ...

@@ -189,7 +189,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
 
 def given_away(checkpoint: Snapshot) -> dict[str, Any]:
     """The model's JSON, as the run has it, without the files of this machine that it names."""
-    return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).local, "")}
+    return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).path_fields, "")}
 
 
 def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:

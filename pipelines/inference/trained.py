@@ -162,12 +162,12 @@ def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyTyp
     with given_by_user(ValueError):
         config = model_from_json(checkpoint.meta["config"]["model"])
         for name, value in windows.items():
-            if name not in config.free:
+            if name not in config.reading_fields:
                 raise UserError(
                     f"{checkpoint.folder} is a {config.name}, which has one {name} for good: leave out --{name}"
                 )
             trained: Any = getattr(config, name)
-            if name in config.learned and value != trained and allow:
+            if name in config.trained_reading_fields and value != trained and allow:
                 raise UserError(
                     f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}, and what one "
                     f"window leaves to the next fits no other: leave out --{name}, or add {allow}"

@@ -1,6 +1,6 @@
 """What a model writes behind a reading, and what it writes where it knows its context through the recurrence alone.
 
-    for token in write(stepper, reading, logits_BTV, bod_id, count=100, choose=torch.argmax): ...
+    for token in write(decoder, reading, logits_BTV, bod_id, count=100, choose=torch.argmax): ...
     continued(model, text_N, start=4096, blocks=0, count=80)
 
 Letters: N tokens of a text · T tokens read · V vocabulary; one lane.
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recur_models import RECURRENT, RecurrentModel, State, clear
-from recur_models.decoding import Reading, begin, read
-from recur_models.protocol import Stepper, kind_of
+from recur_models.decoding import DecodingState, begin, read
+from recur_models.protocol import IncrementalDecoder, kind_of
 
 
 def write(
-    stepper: Stepper,
-    reading: Reading,
+    decoder: IncrementalDecoder,
+    reading: DecodingState,
     logits_BTV: Tensor,
     bod_id: int,
     count: int,
@@ -41,7 +41,7 @@ def write(
             return
         if left > 1:
             with torch.no_grad():
-                logits_BTV, reading = read(stepper, reading, token.view(1, 1))
+                logits_BTV, reading = read(decoder, reading, token.view(1, 1))
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ def continued(
         start: a multiple of the block.
         blocks: how many are read before it; 0 means all.
     """
-    stepper = model.stepper()
+    decoder = model.incremental_decoder()
     initial = model.initial_state(1)
     context_1T = text_N[None, start - blocks * model.block if blocks else 0 : start]
-    logits_1TV, end = read(stepper, begin(stepper, 1), context_1T, keep=1)
-    first = next(write(stepper, end, logits_1TV, int(text_N[0]), 1, torch.argmax))
+    logits_1TV, end = read(decoder, begin(decoder, 1), context_1T, keep=1)
+    first = next(write(decoder, end, logits_1TV, int(text_N[0]), 1, torch.argmax))
     true_1T = text_N[None, start : start + count]
     found = []
     for state in (without_window(model, end.state), initial):
-        logits_1TV, behind = read(stepper, begin(stepper, 1, state), true_1T.new_full((1, 1), first))
-        ids = [first, *write(stepper, behind, logits_1TV, int(text_N[0]), count - 1, torch.argmax)]
-        logits_1TV, _ = read(stepper, begin(stepper, 1, state), true_1T[:, :-1])
+        logits_1TV, behind = read(decoder, begin(decoder, 1, state), true_1T.new_full((1, 1), first))
+        ids = [first, *write(decoder, behind, logits_1TV, int(text_N[0]), count - 1, torch.argmax)]
+        logits_1TV, _ = read(decoder, begin(decoder, 1, state), true_1T[:, :-1])
         nats = F.cross_entropy(logits_1TV[0].float(), true_1T[0, 1:])
         found.append(Continued(ids, nats.item() / math.log(2)))
     return found[0], found[1]

@@ -36,7 +36,7 @@ def check_same_model(exported: Exported, model: ModelSettings) -> None:
         )
     theirs = model_from_json(given).to_json()
     for name, value in model.to_json().items():
-        if name not in (*model.free, *model.local, *model.of_training) and theirs[name] != value:
+        if name not in (*model.reading_fields, *model.path_fields, *model.training_fields) and theirs[name] != value:
             raise CheckpointError(
                 f"{exported.folder} is a {model.name} with model.{name} {theirs[name]}, and this run has {value}: weights fit "
                 f"their own model alone, so leave out --model.{name.replace('_', '-')}"

@@ -43,7 +43,7 @@ from pipelines.training.world import World
 from recur_models import RecurrentModel, State, detach
 from recur_models.compiling import compile_model
 from recur_models.health import Health, watch
-from recur_models.protocol import of_all_lanes, of_lanes
+from recur_models.protocol import concat_lanes, select_lanes
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def train(
         health = Health()
         states_after: list[State] = []
         for rows in groups_of(lanes, config.micro_lanes):
-            given = tokens_BT[rows], of_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
+            given = tokens_BT[rows], select_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
             with world.averaging(wrapped, rows.stop == lanes):  # with the last rows' gradients all are summed up
                 with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
@@ -159,7 +159,7 @@ def train(
                 sums += nats
             else:
                 sums += torch.stack([nats, wrong_BT.sum(), torch.full_like(nats, int(labels_B[rows].sum()))])
-        state = of_all_lanes(states_after)
+        state = concat_lanes(states_after)
 
         # Update
         for group in optimizer.param_groups:

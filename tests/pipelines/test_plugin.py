@@ -29,7 +29,7 @@ from tests.recur_models.test_costs import (  # noqa: F401
     test_parameters_are_those_of_the_built_model,
 )
 from tests.recur_models.test_decoding import (  # noqa: F401
-    stepper,
+    decoder,
     test_any_split_equals_the_parallel_pass,
     test_lanes_can_be_reordered,
     test_padded_lanes_equal_lanes_read_alone,

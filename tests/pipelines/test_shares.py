@@ -92,11 +92,11 @@ def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(scored: Scoring)
     split, model = SegmentStore.open(scored.store.place.parent, "test"), model_of(scored.checkpoint)
     [score] = scores(replace(scored, store=split, ways=("nothing",)))
     text = torch.from_numpy(split.tokens(0, 0, int(split.lengths[0])).astype("int64"))
-    stepper = model.stepper()
-    at, nats = begin(stepper, 1), 0.0
+    decoder = model.incremental_decoder()
+    at, nats = begin(decoder, 1), 0.0
     for token, target in zip([split.bod_id, *text[:-1].tolist()], text, strict=True):
         with torch.no_grad():
-            logits, at = read(stepper, at, torch.tensor([[token]]))
+            logits, at = read(decoder, at, torch.tensor([[token]]))
         nats += float(F.cross_entropy(logits[0, -1].double(), target))
     assert len(split.lengths) == 1 and score.nats == pytest.approx(nats, rel=1e-6)
 

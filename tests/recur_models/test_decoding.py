@@ -1,4 +1,4 @@
-"""Reading token by token, from any place in a block, equals the model's pass over whole blocks."""
+"""DecodingState token by token, from any place in a block, equals the model's pass over whole blocks."""
 
 from __future__ import annotations
 
@@ -6,114 +6,116 @@ import pytest
 import torch
 
 from recur_models import ModelConfig
-from recur_models.decoding import Reading, Rereader, Stepper, begin, compact, read
+from recur_models.decoding import DecodingState, IncrementalDecoder, RecomputeDecoder, begin, compact, read
 from tests.recur_models.test_models import build, tokens
 
 
 @pytest.fixture(params=["fastest", "rereading"])
-def stepper(request: pytest.FixtureRequest, config: ModelConfig) -> Stepper:
+def decoder(request: pytest.FixtureRequest, config: ModelConfig) -> IncrementalDecoder:
     model = build(config)
-    return model.stepper() if request.param == "fastest" else Rereader(model)
+    return model.incremental_decoder() if request.param == "fastest" else RecomputeDecoder(model)
 
 
-def parallel(stepper: Stepper, text_BT: torch.Tensor) -> torch.Tensor:
+def parallel(decoder: IncrementalDecoder, text_BT: torch.Tensor) -> torch.Tensor:
     """The logits of the model's own pass over the text, filled up to whole blocks."""
     length = text_BT.shape[1]
-    filled = torch.nn.functional.pad(text_BT, (0, -length % stepper.model.block))
-    return stepper.model(filled)[0][:, :length]
+    filled = torch.nn.functional.pad(text_BT, (0, -length % decoder.model.block))
+    return decoder.model(filled)[0][:, :length]
 
 
-def size(reading: Reading) -> list[tuple[str, torch.Size, torch.dtype]]:
+def size(reading: DecodingState) -> list[tuple[str, torch.Size, torch.dtype]]:
     tensors = {**{f"state {k}": v for k, v in reading.state.items()}, **reading.block, "filled": reading.filled_B}
     return [(name, tensor.shape, tensor.dtype) for name, tensor in sorted(tensors.items())]
 
 
 @torch.no_grad()
-def test_token_by_token_equals_the_parallel_pass(stepper: Stepper) -> None:
-    text = tokens(2, 5 * stepper.model.block + 3)
-    reading, parts, sizes = begin(stepper, 2), [], set()
+def test_token_by_token_equals_the_parallel_pass(decoder: IncrementalDecoder) -> None:
+    text = tokens(2, 5 * decoder.model.block + 3)
+    reading, parts, sizes = begin(decoder, 2), [], set()
     for step in range(text.shape[1]):
-        logits, reading = read(stepper, reading, text[:, step : step + 1])
+        logits, reading = read(decoder, reading, text[:, step : step + 1])
         parts.append(logits)
         sizes.add(str(size(reading)))
-    torch.testing.assert_close(torch.cat(parts, 1), parallel(stepper, text), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, 1), parallel(decoder, text), rtol=1e-5, atol=1e-5)
     assert len(sizes) == 1  # nothing grows
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("split", [(1, 22), (3, 1, 9, 10), (11, 12), (4, 4, 15), (23,)])
-def test_any_split_equals_the_parallel_pass(stepper: Stepper, split: tuple[int, ...]) -> None:
+def test_any_split_equals_the_parallel_pass(decoder: IncrementalDecoder, split: tuple[int, ...]) -> None:
     text, start = tokens(3, sum(split)), 0
-    reading, parts = begin(stepper, 3), []
+    reading, parts = begin(decoder, 3), []
     for length in split:
-        logits, reading = read(stepper, reading, text[:, start : start + length])
+        logits, reading = read(decoder, reading, text[:, start : start + length])
         parts.append(logits)
         start += length
-    torch.testing.assert_close(torch.cat(parts, 1), parallel(stepper, text), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, 1), parallel(decoder, text), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_lanes_equal_lanes_read_alone(stepper: Stepper, side: str) -> None:
+def test_padded_lanes_equal_lanes_read_alone(decoder: IncrementalDecoder, side: str) -> None:
     lengths, width = (1, 7, 13, 24), 24
     text, mask = tokens(4, width), torch.zeros(4, width, dtype=torch.int64)
     for lane, length in enumerate(lengths):
         mask[lane, width - length if side == "left" else 0 :][:length] = 1
-    logits, reading = read(stepper, begin(stepper, 4), text, mask)
-    last, _ = read(stepper, begin(stepper, 4), text, mask, keep=1)
+    logits, reading = read(decoder, begin(decoder, 4), text, mask)
+    last, _ = read(decoder, begin(decoder, 4), text, mask, keep=1)
     torch.testing.assert_close(last[:, 0], logits[:, -1])
     more = tokens(4, 6, seed=3)
     after = []
     for step in range(6):  # each lane at its own place of its block
-        logit, reading = read(stepper, reading, more[:, step : step + 1])
+        logit, reading = read(decoder, reading, more[:, step : step + 1])
         after.append(logit)
     for lane in range(4):
         own = mask[lane].bool()
-        alone = parallel(stepper, torch.cat([text[lane][own], more[lane]])[None])[0]
+        alone = parallel(decoder, torch.cat([text[lane][own], more[lane]])[None])[0]
         torch.testing.assert_close(logits[lane][own], alone[: lengths[lane]], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(torch.cat(after, 1)[lane], alone[lengths[lane] :], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logits[lane, -1], alone[lengths[lane] - 1], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_lanes_can_be_reordered(stepper: Stepper) -> None:
+def test_lanes_can_be_reordered(decoder: IncrementalDecoder) -> None:
     text, more = tokens(3, 9), tokens(3, 5, seed=3)
-    _, reading = read(stepper, begin(stepper, 3), text)
+    _, reading = read(decoder, begin(decoder, 3), text)
     order = torch.tensor([2, 0, 2])
-    logits, _ = read(stepper, reading.select(order), more)
-    whole = parallel(stepper, torch.cat([text[order], more], 1))
+    logits, _ = read(decoder, reading.select(order), more)
+    whole = parallel(decoder, torch.cat([text[order], more], 1))
     torch.testing.assert_close(logits, whole[:, 9:], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_a_long_prompt_is_read_a_few_blocks_at_a_time(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_read_a_few_blocks_at_a_time(
+    decoder: IncrementalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("recur_models.decoding.TOKENS_AT_ONCE", 8)
     widths: list[int] = []
-    stepper.model.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
-    text = tokens(1, 10 * stepper.model.block + 1)
-    logits, _ = read(stepper, begin(stepper, 1), text, keep=1)
+    decoder.model.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    text = tokens(1, 10 * decoder.model.block + 1)
+    logits, _ = read(decoder, begin(decoder, 1), text, keep=1)
     assert max(widths) <= 8
-    torch.testing.assert_close(logits[:, 0], parallel(stepper, text)[:, -1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits[:, 0], parallel(decoder, text)[:, -1], rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_pass_through_a_reading(stepper: Stepper) -> None:
+def test_gradients_pass_through_a_reading(decoder: IncrementalDecoder) -> None:
     text = tokens(2, 11)
-    parallel(stepper, text)[:, -1].sum().backward()
-    whole = {name: p.grad for name, p in stepper.model.named_parameters()}
-    stepper.model.zero_grad()
-    reading = begin(stepper, 2)
+    parallel(decoder, text)[:, -1].sum().backward()
+    whole = {name: p.grad for name, p in decoder.model.named_parameters()}
+    decoder.model.zero_grad()
+    reading = begin(decoder, 2)
     for piece in text[:, :-1].split(5, 1):
-        _, reading = read(stepper, reading, piece)
-    read(stepper, reading, text[:, -1:])[0].sum().backward()
-    for name, parameter in stepper.model.named_parameters():
+        _, reading = read(decoder, reading, piece)
+    read(decoder, reading, text[:, -1:])[0].sum().backward()
+    for name, parameter in decoder.model.named_parameters():
         if whole[name] is not None and not name.endswith("initial_SD"):
             torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
-def test_a_reading_follows_the_model(stepper: Stepper) -> None:
-    stepper.model.double()
-    logits, reading = read(stepper, begin(stepper, 2), tokens(2, 7))
+def test_a_reading_follows_the_model(decoder: IncrementalDecoder) -> None:
+    decoder.model.double()
+    logits, reading = read(decoder, begin(decoder, 2), tokens(2, 7))
     assert logits.dtype == torch.float64
     for name, _, dtype in size(reading):
         assert dtype in (torch.float64, torch.bool, torch.int64), name
@@ -122,25 +124,25 @@ def test_a_reading_follows_the_model(stepper: Stepper) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
-def test_on_a_gpu_as_on_the_cpu(stepper: Stepper) -> None:
+def test_on_a_gpu_as_on_the_cpu(decoder: IncrementalDecoder) -> None:
     text, mask = tokens(3, 13), torch.ones(3, 13, dtype=torch.int64)
     mask[0, :4] = 0
     pieces, found = text.split([9, 1, 1, 1, 1], 1), {}
     for device in ("cpu", "cuda"):
-        stepper.model.to(device)
-        logits, reading = read(stepper, begin(stepper, 3), pieces[0].to(device), mask[:, :9].to(device))
+        decoder.model.to(device)
+        logits, reading = read(decoder, begin(decoder, 3), pieces[0].to(device), mask[:, :9].to(device))
         parts = [logits]
         for piece in pieces[1:]:
-            logits, reading = read(stepper, reading.select(torch.arange(3, device=device)), piece.to(device))
+            logits, reading = read(decoder, reading.select(torch.arange(3, device=device)), piece.to(device))
             parts.append(logits)
         assert all(tensor.device.type == device for tensor in (*reading.state.values(), *reading.block.values()))
         found[device] = torch.cat(parts, 1).cpu()
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-3, atol=1e-3)
 
 
-def test_nothing_to_read_is_refused(stepper: Stepper) -> None:
+def test_nothing_to_read_is_refused(decoder: IncrementalDecoder) -> None:
     with pytest.raises(ValueError, match="every token is masked"):
-        read(stepper, begin(stepper, 1), tokens(1, 3), torch.zeros(1, 3))
+        read(decoder, begin(decoder, 1), tokens(1, 3), torch.zeros(1, 3))
 
 
 def test_compact() -> None:

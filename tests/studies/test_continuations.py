@@ -91,7 +91,7 @@ def test_every_recurrent_model_continues(model: str, train_model: Callable[..., 
 
 @pytest.mark.parametrize("model", ["gpt2-rec", "rec lstm:dual", "memorizing", "staircase", "lstm"])
 def test_the_likeliest_tokens_by_a_pass_over_everything_for_each(model: str, train_model: Callable[..., Path]) -> None:
-    """Without a stepper: what has been written is read again, whole, for each further token."""
+    """Without a decoder: what has been written is read again, whole, for each further token."""
     trained = load(train_model(model, "--steps", "2", "--validate-every", "0")).model
     for parameter in trained.parameters():  # else it writes one token again and again
         parameter.data.mul_(3)
