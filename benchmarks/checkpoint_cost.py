@@ -22,7 +22,7 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import model_configs
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.presets import PRESETS
@@ -55,7 +55,7 @@ class Training:
     def __init__(self, model: RecurrentModel, config: TrainConfig, lanes: int, segment: int, root: Path) -> None:
         self.model, self.lanes = model, lanes
         self.optimizer = build_optimizer(model, config.optim)
-        self.saver = Saver(RunPlace.parse(root), CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
+        self.saver = Saver(RunFolder.parse(root), CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
         self.tokens = torch.randint(model.vocab_size, (lanes, segment))
         self.fresh = torch.zeros(lanes, segment // model.block, dtype=torch.bool)
         self.state: State = model.initial_state(lanes)

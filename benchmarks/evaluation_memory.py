@@ -27,8 +27,8 @@ from pipelines.terminal import cli
 
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8 --model.mlp-dim 32
-    --model.window 64 --model.states 8 --data.lanes 4 --data.segment-length 512 --steps 2 --schedule.warmup 1 --validate-every 0
-    --num-workers 0 --use-gpu no --tracking.backend none
+    --model.window 64 --model.states 8 --data.lanes 4 --data.segment-length 512 --steps 2 --schedule.warmup-steps 1
+    --validate-every 0 --num-workers 0 --use-gpu no --tracking.backend none
 """)
 
 

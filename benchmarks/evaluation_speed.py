@@ -30,7 +30,7 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer
-from pipelines.training.reading import Share, read_segments
+from pipelines.training.reading import Shard, read_segments
 from pipelines.training.scoring import add_to
 from recur_models import RecurrentModel, detach
 
@@ -77,7 +77,7 @@ def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Itera
         tokens_BT, targets_BT, fresh_BK = tensors(batch, torch.device("cpu"))
         nats_BT, _, state = predict(model, tokens_BT, state, fresh_BK, targets_BT, False)
         (nats_BT.sum() / lanes.valid_tokens(step)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or float("inf"))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm or float("inf"))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state = detach(state)
@@ -100,8 +100,8 @@ def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterat
 
 def schedule_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> EvaluationLanes:
     """That of all documents in one share."""
-    whole = Share("", store, store.lengths, config.data.lanes, config.data.segment_length)
-    [share] = whole.shared_out(1, model.block)
+    whole = Shard("", store, store.lengths, config.data.lanes, config.data.segment_length)
+    [share] = whole.split(1, model.block)
     return EvaluationLanes(share.lengths, lanes=share.lanes, segment_length=share.segment_length, block=model.block)
 
 

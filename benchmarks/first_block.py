@@ -19,11 +19,11 @@ from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
-from pipelines.training.reading import Clear
+from pipelines.training.reading import StateMode
 from pipelines.training.scoring import MOST_POSITIONS, bucket_of, score_split
 from pipelines.training.world import World
 
-WAYS: dict[Clear, str] = {
+WAYS: dict[StateMode, str] = {
     "nothing": "State carried",
     "states": "recurrent states cleared",
     "everything": "all State cleared",

@@ -178,7 +178,7 @@ class Training:
 
         self.loss = read
         run = PRESETS["pg19-slide-13L"]
-        self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup**-0.5))  # its peak
+        self.optimizer = build_optimizer(self.model, replace(run.optim, lr=run.schedule.warmup_steps**-0.5))  # its peak
 
     @property
     def parameters(self) -> int:

@@ -65,7 +65,7 @@ MODELS = {
 }
 """Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""
 TINY = shlex.split("""
-    --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 60 --schedule.warmup 4 --log-every 1 --validate-every 5
+    --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 60 --schedule.warmup-steps 4 --log-every 1 --validate-every 5
     --validate-tokens 200 --checkpoint.every 3 --num-workers 0 --use-gpu no --tracking.system-metrics off
 """)
 

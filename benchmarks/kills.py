@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
 from pipelines.checkpoints.checkpoint import name_of, step_of
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
 
 STEPS = 60
@@ -95,7 +95,7 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
     run = root / "killed"
     while sum(moments.values()) < kills:
         count = sum(moments.values())
-        newest = RunPlace.parse(run).newest_step()
+        newest = RunFolder.parse(run).newest_step()
         if newest == STEPS:  # done: go back by one checkpoint
             shutil.rmtree(run / "checkpoints" / name_of(STEPS))
             continue
@@ -110,7 +110,7 @@ def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[st
             group.wait_until_killed(victims, 180)
         moments[kind] += 1
         if count == kills // 2:
-            found, _ = RunPlace.parse(run).newest()
+            found, _ = RunFolder.parse(run).newest()
             assert found
             shutil.copytree(found.folder, root / "middle" / found.folder.name)
     finish(words, root / "logs" / "killed-at-last")

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks.killing import MODELS, TINY, curve, make_store
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster import ray_session  # noqa: F401  (its settings, before Ray is imported)
 
 CHECKS = {
@@ -64,7 +64,7 @@ def main() -> int:
         finally:
             process.kill()
             cluster.shutdown()
-        last = RunPlace.parse(root / "run").newest_step()
+        last = RunFolder.parse(root / "run").newest_step()
         steps = [step for step, key, _ in curve(root / "run") if key == "train/bits_per_token"]
         whole = steps == list(range(1, last + 1))
         print(f"stopped with status {status} after step {last:,}; the curve has each step once: {whole}")
@@ -75,7 +75,7 @@ def wait_for(run: Path, workers: int, seconds: float = 300) -> float:
     """Until the newest checkpoint is one of so many workers; how long it took."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        found = RunPlace.parse(run).complete_checkpoints()
+        found = RunFolder.parse(run).complete_checkpoints()
         if found and found[0].meta["world"] == workers:
             return time.monotonic() - began
         time.sleep(0.1)

@@ -62,7 +62,7 @@ for step in range(config.steps):
         group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule)
     nats, state = model(tokens, state, fresh, targets)
     (nats.sum() / (targets >= 0).sum()).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     state = {name: tensor.detach() for name, tensor in state.items()}

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import MODELS, TINY, curve, final_tensors, make_store
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 
 STEPS = 400
 AT = 60
@@ -73,7 +73,7 @@ def train(words: list[str], root: Path, victim: str | None) -> tuple[int, str, f
             [sys.executable, "-m", "pipelines.train", *words], env=environment, stdout=file, stderr=file
         )
         if victim:
-            while RunPlace.parse(run).newest_step() < AT:
+            while RunFolder.parse(run).newest_step() < AT:
                 assert process.poll() is None and time.monotonic() - began < 200, log.read_text()
                 time.sleep(0.05)
             family = psutil.Process(process.pid).children(recursive=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.killing import MODELS, TINY, Group, Point, curve, final_tensors, make_store
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
 
 
@@ -147,7 +147,7 @@ def reached(run: Path) -> int:
 
 
 def newest(run: Path) -> int:
-    return RunPlace.parse(run).newest_step()
+    return RunFolder.parse(run).newest_step()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from pipelines.terminal.tables import plain_table
 from pipelines.training.jobs import run_jobs
 from studies.papers.staircase import TINY_DATA
 from studies.papers.tables import Data, Run
-from studies.papers.trainings import Place, Training
+from studies.papers.trainings import StudyFolder, Training
 
 SMALL = "--validation 500 --test 500 --segment-length 64"
 PAIRS = "--vocabulary 64 --pairs 4 --length 32 --train 200000"
@@ -105,7 +105,7 @@ class Result:
 
 
 def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
-    place = Place(config.root.absolute(), set={"use_gpu": "no"})
+    place = StudyFolder(config.root.absolute(), set={"use_gpu": "no"})
     return place.training(Run(f"tiny-{task}-{model}", DATA[task]), seed)
 
 

@@ -37,10 +37,10 @@ from pipelines.terminal import cli
 
 SWEEPS = {
     "grid": "optim.lr=1e-3,4e-3+model.states=4,8 --search grid --scheduler none",
-    "asha": "optim.lr=1e-7,1e-6,1e-3,4e-3 --search grid --scheduler asha --concurrent 1",
+    "asha": "optim.lr=1e-7,1e-6,1e-3,4e-3 --search grid --scheduler asha --max-concurrent-trials 1",
     "asha-two": "optim.lr=1e-7,1e-6,1e-3,4e-3 --search grid --scheduler asha",
-    "pbt": "optim.lr=1e-5..1e-2 --scheduler pbt --samples 4",
-    "optuna": "lr --search optuna --scheduler none --samples 4 --concurrent 1",
+    "pbt": "optim.lr=1e-5..1e-2 --scheduler pbt --num-samples 4",
+    "optuna": "lr --search optuna --scheduler none --num-samples 4 --max-concurrent-trials 1",
 }
 EXACT = ("grid", "asha")
 """Sweeps that end as if nothing had happened."""

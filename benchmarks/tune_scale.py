@@ -45,7 +45,7 @@ SLEPT = "TUNE_SCALE_SLEPT"
 WORDS = """
     --preset small-rec --num-workers 1 --search grid --scheduler none --baseline no --use-gpu no --tracking.backend none
     --model.layers 1 --model.recurrent-layers 1 --model.d-model 8 --model.heads 1 --model.head-dim 8 --model.mlp-dim 8
-    --model.window 8 --model.states 2 --data.corpus text --data.lanes 2 --data.segment-length 16 --steps 6 --schedule.warmup 2
+    --model.window 8 --model.states 2 --data.corpus text --data.lanes 2 --data.segment-length 16 --steps 6 --schedule.warmup-steps 2
     --validate-every 3 --validate-tokens 50 --checkpoint.every 3
 """
 
@@ -120,7 +120,7 @@ def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
     """A sweep of so many trials of a tiny model, below this folder, and what it varies."""
     values = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(trials))
     place = ["--data.store", str(make_store(folder)), "--root", str(folder), "--run", "many"]
-    swept = read_command([f"schedule.final={values}", *shlex.split(WORDS), *place])
+    swept = read_command([f"schedule.min_lr_ratio={values}", *shlex.split(WORDS), *place])
     domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
     check(swept, domains)
     return swept, domains

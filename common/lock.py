@@ -33,7 +33,7 @@ class Locked(UserError):
 
 
 @contextmanager
-def hold(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None]:
+def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the folder, which is made if need be. The lock's file is there meanwhile; a process that was killed leaves it, empty.
 
     A folder that was made for the lock goes with it, where nothing was written to it.

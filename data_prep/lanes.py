@@ -93,12 +93,12 @@ def _usable(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return lengths
 
 
-Order = Literal["shuffled", "listed"]
+Order = Literal["shuffled", "sequential"]
 """How the documents of an epoch follow each other."""
 
 
 class TrainingLanes:
-    """An endless schedule: epochs of seeded permutations, or of the documents as listed, one after the other without a gap.
+    """An endless schedule: epochs of seeded permutations, or of the documents in sequence, one after the other without a gap.
 
     The next document of the stream goes to the lane that is free first (ties: the lowest lane), at that lane's next block.
     No lane is ever idle. The schedule is extended as far as the steps that are asked for, and the answer does not depend on
@@ -112,7 +112,7 @@ class TrainingLanes:
         block: the model's block, in tokens; divides `segment_length`.
         seed: of the permutations.
         fingerprint: the manifest's; part of the permutations' key.
-        order: shuffled, or listed: each epoch in the manifest's order.
+        order: shuffled, or sequential: each epoch in the manifest's order.
 
     Raises:
         ValueError: fewer than one lane, a segment length that is not a multiple of the block, or no token at all.
@@ -134,7 +134,7 @@ class TrainingLanes:
         self.block = block
         self.seed = seed
         self.fingerprint = fingerprint
-        self.listed = order == "listed"
+        self.sequential = order == "sequential"
         self._lengths = _usable(lengths)
         self._documents = np.flatnonzero(self._lengths > 0)
         self._timeline = self._begin()
@@ -150,7 +150,7 @@ class TrainingLanes:
 
     def order(self, epoch: int) -> np.ndarray:
         """int64 [documents]: the documents of an epoch, in the order in which they are drawn."""
-        if self.listed:
+        if self.sequential:
             return self._documents
         key = xxhash.xxh3_128_intdigest(f"{self.fingerprint}:{self.seed}:{epoch}".encode())
         # Sorting raw bits, since numpy keeps those stable between its versions and `permutation` it does not.

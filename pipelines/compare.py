@@ -22,9 +22,9 @@ from rich.console import Console
 
 from common.errors import UserError
 from common.places import Place
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import HOME, first_writable, writable
+from pipelines.inference.targets import HOME, first_writable, writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
@@ -88,17 +88,17 @@ def main(argv: list[str]) -> None:
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     places = [Place.parse(name) for name in config.runs]
     all_runs = root_for(config.root, places)
-    root = RunPlace(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
+    root = RunFolder(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
     name = cli.file_name("compare-" + "-vs-".join(titles))
     output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
-    target = RunPlace(output)  # a bucket gets it from a working folder
+    target = RunFolder(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)
     target.publish(*(path.name for path in paths))
     charts: list[Path] = []
-    for sweep in (RunPlace(place) for place in places if is_sweep(place)):
+    for sweep in (RunFolder(place) for place in places if is_sweep(place)):
         with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):
             made = report_sweep(sweep.folder)  # of a bucket: a copy, which was brought here to be compared
             sweep.publish(*(f"report/{path.name}" for path in made))

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_place import RunPlace, find_run
+from pipelines.checkpoints.run_folder import RunFolder, find_run
 from pipelines.terminal import cli
 
 
@@ -38,7 +38,7 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 
 def main(argv: list[str]) -> int:
     config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    run = RunPlace.parse(config.run)
+    run = RunFolder.parse(config.run)
     if not run.place.exists():
         near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)
         hint = f": did you mean {cli.shown((run.place.parent / near[0]).recorded)}?" if near else ""

@@ -17,7 +17,7 @@ from typing import Literal
 import tyro
 
 from common.errors import UserError
-from common.lock import hold
+from common.lock import file_lock
 from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Snapshot, check_fits
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     assert checkpoint is not None, "load says where it found the model"
     # With torch, which takes seconds: not before there is something to embed.
     from pipelines.inference.embedding import Embeddings, texts_of_ids, texts_of_store, width_of
-    from pipelines.training.reading import Reading, Share
+    from pipelines.training.reading import DocumentPass, Shard
 
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
@@ -95,12 +95,12 @@ def main(argv: list[str]) -> None:
     segment_length = config.segment_length or data["segment_length"] or -(-SEGMENT // model.block) * model.block
     counts = f"{len(texts.ids):,} documents, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
-    with pass_progress("embedding") as update, hold(output, "another pipelines.embed"):
-        shares = [
-            Share(name, part, part.lengths + part.before, min(lanes, len(part.ids)), segment_length)
+    with pass_progress("embedding") as update, file_lock(output, "another pipelines.embed"):
+        shards = [
+            Shard(name, part, part.lengths + part.before, min(lanes, len(part.ids)), segment_length)
             for name, part in embeddings.missing()
         ]
-        reading = Reading(lambda: model, shares, embeddings.sink, hidden=True)
+        reading = DocumentPass(lambda: model, shards, embeddings.sink, hidden=True)
         total = int((texts.lengths + texts.before).sum())
         update(total=total, completed=total - reading.tokens)
         reading.read(1, lambda tokens: update(advance=tokens))

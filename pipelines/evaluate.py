@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from rich.console import Console
 
-from common.lock import hold
+from common.lock import file_lock
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_place import RECORDS, RunPlace
-from pipelines.config.run import TrackingConfig, but_for_seed
-from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of, writable
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder
+from pipelines.config.run import TrackingConfig, config_hash_without_seed
+from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of, writable
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
@@ -44,7 +44,7 @@ from pipelines.tracking.client import check_tracking
 from pipelines.tracking.score import Evaluation, windows_of
 
 if TYPE_CHECKING:
-    from pipelines.training.reading import Clear
+    from pipelines.training.reading import StateMode
 
 NO_PARAM = r"[^\w\-. :/]"
 MOST_LETTERS = 250
@@ -59,7 +59,7 @@ PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(SubjectsConfig):
+class EvaluateConfig(TargetsConfig):
     """What is scored, on what."""
 
     clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
@@ -67,38 +67,41 @@ class EvaluateConfig(SubjectsConfig):
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
-def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluation:
+def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> Evaluation:
     """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
-    from pipelines.training.reading import Clearing, workers_for
+    from pipelines.training.reading import StateReset, workers_for
     from pipelines.training.scoring import Scoring, has_states
 
-    checkpoint = subject.checkpoint
-    store = subject.store
-    meta = subject.checkpoint.meta
-    costs = subject.model.costs(meta["vocab_size"])
+    checkpoint = target.checkpoint
+    store = target.store
+    meta = target.checkpoint.meta
+    costs = target.model.costs(meta["vocab_size"])
     with torch.device("meta"):
-        model = subject.model.build(meta["vocab_size"])
+        model = target.model.build(meta["vocab_size"])
     clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
-    ways: tuple[Clear, ...] = ("nothing", *(what for what in LABELS if what in config.clear and clearable[what]))
-    workers = workers_for(config.num_workers, costs.flops_per_token * int(store.lengths.sum()) * len(ways))
+    state_modes: tuple[StateMode, ...] = (
+        "nothing",
+        *(what for what in LABELS if what in config.clear and clearable[what]),
+    )
+    workers = workers_for(config.num_workers, costs.flops_per_token * int(store.lengths.sum()) * len(state_modes))
     scoring = Scoring(
         checkpoint,
-        subject.model,
+        target.model,
         store,
-        ways,
-        where=Clearing(config.clear_every, config.clear_at),
-        lanes=subject.lanes,
-        segment_length=subject.segment_length,
-        shares=max(workers, 1),
+        state_modes,
+        where=StateReset(config.clear_every, config.clear_at),
+        lanes=target.lanes,
+        segment_length=target.segment_length,
+        shards=max(workers, 1),
         folder=folder,
     )
-    told = ", ".join(["State carried", *(LABELS[way] for way in ways if way != "nothing")])
-    with pass_progress(f"{subject.name}, {told}", scoring.reading.tokens) as update:
-        scores = dict(zip(ways, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
+    told = ", ".join(["State carried", *(LABELS[mode] for mode in state_modes if mode != "nothing")])
+    with pass_progress(f"{target.name}, {told}", scoring.reading.tokens) as update:
+        scores = dict(zip(state_modes, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     return Evaluation(
-        name=subject.name,
+        name=target.name,
         model=meta["config"]["model"]["name"],
         parameters=sum(p.numel() for p in model.parameters()),
         step=checkpoint.step,
@@ -110,10 +113,10 @@ def evaluate(subject: Subject, config: EvaluateConfig, folder: Path) -> Evaluati
         cleared_states=scores.get("states"),
         cleared_all=scores.get("everything"),
         flops_per_token=costs.flops_per_token,
-        windows=windows_of(subject.model.to_json()),
+        windows=windows_of(target.model.to_json()),
         characters=characters_of(store),
         seed=meta["config"]["seed"],
-        thing=but_for_seed({**meta["config"], "read": dict(subject.changed)}),
+        config_hash=config_hash_without_seed({**meta["config"], "read": dict(target.changed)}),
     )
 
 
@@ -169,20 +172,20 @@ def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    subjects = subjects_of(config)
-    name = "-vs-".join(subject.name for subject in subjects) + config.cleared + config.chosen
-    output = output_for(config.output, subjects[0].run, name, config.split)
-    for subject in subjects:
-        check_tracking(*tracking_of(subject.checkpoint, subject.run, config.tracking))
-        totals = subject.store.manifest.totals
+    targets = load_targets(config)
+    name = "-vs-".join(target.name for target in targets) + config.cleared + config.chosen
+    output = output_for(config.output, targets[0].run, name, config.split)
+    for target in targets:
+        check_tracking(*tracking_of(target.checkpoint, target.run, config.tracking))
+        totals = target.store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
-        at = f"{subject.name}, step {subject.checkpoint.step:,}"
-        print(f"evaluating {at}, on {cli.shown(subject.store.folder)}: {counts}")
+        at = f"{target.name}, step {target.checkpoint.step:,}"
+        print(f"evaluating {at}, on {cli.shown(target.store.folder)}: {counts}")
 
-    target = RunPlace(output)  # a bucket gets it from a working folder
-    with hold(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
-        evaluations = [evaluate(subject, config, partial) for subject in subjects]
-        paths = report(config, subjects, evaluations, target)
+    target = RunFolder(output)  # a bucket gets it from a working folder
+    with file_lock(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
+        evaluations = [evaluate(target, config, partial) for target in targets]
+        paths = report(config, targets, evaluations, target)
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
@@ -191,10 +194,10 @@ def main(argv: list[str]) -> None:
 
 
 def report(
-    config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], target: RunPlace
+    config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], target: RunFolder
 ) -> list[Path]:
     """Print the table, write the report, and log it; the report's files."""
-    first = subjects[0]
+    first = targets[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
     several = seeds_of(evaluations)
@@ -207,45 +210,45 @@ def report(
         print(line, flush=True)
     paths = write_report(evaluations, target.folder, unigram=unigram)
     target.publish(*(path.name for path in paths))
-    track(config, subjects, evaluations, paths)
+    track(config, targets, evaluations, paths)
     return paths
 
 
-def called(subject: Subject, config: EvaluateConfig) -> str:
+def called(target: EvaluationTarget, config: EvaluateConfig) -> str:
     """How the names of a run's figures begin: with what is another than in training, or a step would have two of one name."""
-    manifest = subject.store.manifest
-    meta = subject.checkpoint.meta
+    manifest = target.store.manifest
+    meta = target.checkpoint.meta
     data = meta["config"]["data"]
     parts = [f"whole_{manifest.split}{config.cleared}"]
-    trained = subject.train is None or subject.train.manifest.fingerprint == meta["store"]
+    trained = target.train is None or target.train.manifest.fingerprint == meta["store"]
     if not trained or manifest.corpus != data["corpus"]:
         parts.append(f"{re.sub(NO_PARAM, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
     if config.segment_length not in (0, data["segment_length"]) and not config.cleared:
         parts.append(f"segment_length_{config.segment_length}")
-    return "_".join([*parts, *(f"{field}_{value}" for field, value in subject.changed.items())])
+    return "_".join([*parts, *(f"{field}_{value}" for field, value in target.changed.items())])
 
 
 def track(
-    config: EvaluateConfig, subjects: list[Subject], evaluations: list[Evaluation], paths: Sequence[Path]
+    config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
     """Figures into each model's own MLflow run; table and plot into a run of their own."""
-    for subject, evaluation in zip(subjects, evaluations, strict=True):
-        run = subject.run
+    for target, evaluation in zip(targets, evaluations, strict=True):
+        run = target.run
         if run is None:
             continue
         run.fetch(*RECORDS)
         if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
             print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
             continue
-        tracker = Tracker.attach(*tracking_of(subject.checkpoint, run, config.tracking), run.folder, run.place)
+        tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
         row = evaluation_rows([evaluation])[0]
-        of = called(subject, config)
+        of = called(target, config)
         figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(figures, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first = evaluations[0]
     tracker = Tracker.start(
-        *tracking_of(subjects[0].checkpoint, subjects[0].run, config.tracking),
+        *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),
         run_folder=paths[0].parent,
         run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
         params={f"{re.sub(NO_PARAM, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},

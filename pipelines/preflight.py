@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         ).located()
         ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus) or 1)
         nodes = ray_session.nodes()
-        print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.told, nodes))}", flush=True)
+        print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.label, nodes))}", flush=True)
         complaints = readiness.check(config, nodes)
         otherwise = f"{config.run} can be trained here"
     for complaint in complaints:

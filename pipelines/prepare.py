@@ -25,7 +25,7 @@ from rich.progress import TextColumn
 
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
-from common.lock import hold
+from common.lock import file_lock
 from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import cut
@@ -128,7 +128,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     Raises UserError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
     """
     asked = asked_tokenizer(config)
-    with hold(config.place, "another preparation"):
+    with file_lock(config.place, "another preparation"):
         return _prepare(config, asked)
 
 

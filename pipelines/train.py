@@ -21,10 +21,10 @@ import torch
 
 from common.errors import UserError
 from common.files import write_atomically
-from common.lock import hold
+from common.lock import file_lock
 from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.run_file import presets_with
-from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
@@ -32,11 +32,11 @@ from pipelines.terminal import cli
 from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
-from pipelines.training.worker import Run, open_run, start_tracker, train_as_worker
+from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
 from pipelines.training.world import Launched, World, join_torchrun
 
 
-def describe(config: TrainConfig, run: Run) -> int:
+def describe(config: TrainConfig, run: TrainInputs) -> int:
     """Say what will be done. Returns the number of parameters."""
     totals = run.train_store.manifest.totals
     data = config.data
@@ -59,7 +59,7 @@ def describe(config: TrainConfig, run: Run) -> int:
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "
             "documents hold the names of its special tokens as text"
         )
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     if not place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(
             f"  MLflow    stays on the machine of rank 0, in {place.folder.parent}: --tracking.uri names a server",
@@ -73,11 +73,11 @@ def main(argv: list[str]) -> int:
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
     run = open_run(config)
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     check_tracking(config.tracking, root_of(place.folder, config.run))
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        with hold(place.folder, "another training run"):
+        with file_lock(place.folder, "another training run"):
             place.fetch(*RECORDS)
             # Sends what an MLflow that was silent then has not got.
             tracker = start_tracker(config, run, run.resume.step)
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
-        with hold(place.folder, "another training run"):
+        with file_lock(place.folder, "another training run"):
             start(config, run)
     except Stopped as stopped:
         saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
@@ -106,15 +106,15 @@ def train_beside(config: TrainConfig) -> int:
     run = open_run(config)
     if run.resume is None or run.resume.step < config.steps:
         try:
-            train_here(config, Stop(RunPlace.of(config).place))
+            train_here(config, Stop(RunFolder.of(config).place))
         except Stopped:
             return STOPPED_STATUS
     return 0
 
 
-def start(config: TrainConfig, run: Run) -> None:
+def start(config: TrainConfig, run: TrainInputs) -> None:
     """Train in this process or on Ray, showing progress."""
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     resume_step = run.resume.step if run.resume else 0
     write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
     place.publish("config.json")
@@ -152,12 +152,12 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
 
 
 def _shown(config: TrainConfig) -> str:
-    return cli.shown(RunPlace.of(config).place.recorded)
+    return cli.shown(RunFolder.of(config).place.recorded)
 
 
 def _next(config: TrainConfig) -> str:
     return (
-        f"  result    {cli.shown(RunPlace.of(config).checkpoints.recorded)}\n"
+        f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
         f"  evaluate  python -m pipelines.evaluate {shlex.quote(_shown(config))}\n"
         f"  look      make ui"
     )

@@ -1,9 +1,9 @@
 """Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes the sweep.
 
     python -m pipelines.tune lr --preset demo-rec --num-workers 1
-    python -m pipelines.tune lr+states+window+gate --preset small-rec --samples 12 --num-workers 1 --data.store runs/store
+    python -m pipelines.tune lr+states+window+gate --preset small-rec --num-samples 12 --num-workers 1 --data.store runs/store
     python -m pipelines.tune optim.lr=1e-3,3e-3+model.states=32,64 --search grid --scheduler none --num-workers 1
-    python -m pipelines.tune optim.lr=1e-4..1e-2 --scheduler pbt --samples 4 --num-workers 1
+    python -m pipelines.tune optim.lr=1e-4..1e-2 --scheduler pbt --num-samples 4 --num-workers 1
     python -m pipelines.train runs/small-rec-lr/best.json --run again           # what the sweep found, as a preset
 
 `python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The

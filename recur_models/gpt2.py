@@ -50,7 +50,7 @@ GPT2 = Family(
     },
     modules={"wte": "embedding", "wpe": "positions", "h": "layers", "ln_f": "final_norm", "lm_head": "output"},
     mark="eos_token_id",
-    told=lambda values: {**values, "n_inner": values.get("n_inner") or 4 * (values.get("n_embd") or 0)},
+    config_values=lambda values: {**values, "n_inner": values.get("n_inner") or 4 * (values.get("n_embd") or 0)},
     written=written,
     prefix="transformer.",
 )

@@ -27,7 +27,7 @@ from recur_models.pretrained_weights import Family
 HEAD_DIM = "hidden_size / num_attention_heads"
 
 
-def told(values: dict[str, Any]) -> dict[str, Any]:
+def config_values(values: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions have been written in two ways, and the oldest folders say nothing of them."""
     rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
     d, heads, size = (values.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -79,7 +79,7 @@ LLAMA = Family(
     | {"hidden_act": "silu", "rope_type": "default", "head_dim": HEAD_DIM},
     modules={"embed_tokens": "embedding", "norm": "final_norm", "lm_head": "output"},
     mark="bos_token_id",
-    told=told,
+    config_values=config_values,
     written=written,
     prefix="model.",
 )

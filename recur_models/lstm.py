@@ -70,7 +70,7 @@ HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Whether this CPU has torch's LSTM in bfloat16. One without computes this layer in float32 under autocast."""
 
 
-class Layer(nn.Module):
+class LSTMLayer(nn.Module):
     """One layer over the tokens of a block."""
 
     def __init__(self, config: LSTMConfig):
@@ -100,7 +100,7 @@ class LSTM(RecurrentModel):
         self.block = config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers: Any = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers: Any = nn.ModuleList(LSTMLayer(config) for _ in range(config.layers))
         self.output = nn.Linear(config.d_model, vocab_size)
 
     def initial_state(self, lanes: int) -> State:

@@ -192,7 +192,7 @@ def recall(q_BHWE: Tensor, keys_BHME: Tensor, values_BHME: Tensor, count_B: Tens
 
     Zero where the lane has none. Keeps the N keys and values of each query for the backward pass, not the memory.
     """
-    slots_BHWN = nearest(q_BHWE.detach(), keys_BHME, count_B, top_k)
+    slots_BHWN = nearest_keys(q_BHWE.detach(), keys_BHME, count_B, top_k)
     absent_BHWN = slots_BHWN >= count_B[:, None, None, None]
     lane_head_BH11 = torch.arange(len(count_B) * keys_BHME.shape[1], device=count_B.device).view(len(count_B), -1, 1, 1)
     rows_BHWN = lane_head_BH11 * keys_BHME.shape[2] + slots_BHWN
@@ -204,7 +204,7 @@ def recall(q_BHWE: Tensor, keys_BHME: Tensor, values_BHME: Tensor, count_B: Tens
 
 
 @torch.no_grad()
-def nearest(q_BHWE: Tensor, keys_BHME: Tensor, count_B: Tensor, top_k: int) -> Tensor:
+def nearest_keys(q_BHWE: Tensor, keys_BHME: Tensor, count_B: Tensor, top_k: int) -> Tensor:
     """Slots of the ``top_k`` largest q·k: [B, H, W, N] int64; N is smaller where no lane has so many.
 
     On a lane that holds fewer than N, the last ones name empty slots. The memory is searched in chunks, and only as far as

@@ -49,10 +49,10 @@ class Family:
     """Our name for a module of transformers'; below a layer the names are the same."""
     mark: str
     """config.json's name for the id that stands where a document begins, or between two."""
-    told: Callable[[dict[str, Any]], dict[str, Any]]
+    config_values: Callable[[dict[str, Any]], dict[str, Any]]
     """config.json with what it leaves to its reader."""
     written: Callable[[dict[str, Any]], dict[str, Any]]
-    """What config.json says, from the sizes under its names and ``dropout``; `told` reads it."""
+    """What config.json says, from the sizes under its names and ``dropout``; `config_values` reads it."""
     prefix: str
     """Begins the names of all weights but those of the output layer."""
 
@@ -86,7 +86,7 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     values = _config(family, folder)
     if "model" in values:
         return {name: values["model"][name] or small for name, small in family.small.items()}
-    values = {**family.only, **family.told(values)}
+    values = {**family.only, **family.config_values(values)}
     odd = [key for key, value in sorted(family.only.items()) if values[key] != value]
     if odd:
         raise ValueError(

@@ -178,7 +178,7 @@ class RecurrentModel(nn.Module, ABC):
 
     @abstractmethod
     def incremental_decoder(self) -> IncrementalDecoder:
-        """Reads a part of a block. `decoding.RecomputeDecoder` is right for every model, but does W times the work of a model's own."""
+        """What reads a part of a block. `decoding.RecomputeDecoder` serves every model, at W times the work of a model's own."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:

@@ -23,9 +23,9 @@ from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Snapshot, check_fits
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import output_for, run_of, tracking_of
+from pipelines.inference.targets import output_for, run_of, tracking_of
 from pipelines.inference.trained import device, find_model, model_of, place_of, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
@@ -144,7 +144,7 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    target = RunPlace(output_for(config.output, run, f"continuations-{name}", config.split))
+    target = RunFolder(output_for(config.output, run, f"continuations-{name}", config.split))
     check_tracking(*tracking_of(checkpoint, run, config.tracking))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
     refresh_index(target.folder)
 
 
-def track(config: ContinuationsConfig, checkpoint: Snapshot, run: RunPlace | None, paths: list[Path]) -> None:
+def track(config: ContinuationsConfig, checkpoint: Snapshot, run: RunFolder | None, paths: list[Path]) -> None:
     """The report's files in a run of their own in MLflow, by default where the run itself is."""
     tracker = Tracker.start(
         *tracking_of(checkpoint, run, config.tracking),

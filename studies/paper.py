@@ -34,7 +34,7 @@ from studies.continuations_report import continuations_table, summary
 from studies.papers import PAPERS
 from studies.papers.plan import Plan, part_of
 from studies.papers.tables import Scale
-from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, Place, value_of
+from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, StudyFolder, value_of
 
 METADATA = (
     "the paper has the papers on Mathematics alone: give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of "
@@ -128,7 +128,7 @@ class PaperConfig:
         options = dict[str, dict[str, str]]()
         for corpus, name, value in map(option_of, self.options):
             options.setdefault(corpus, {})[name] = value
-        place = Place(self.root.absolute(), stores, sources, options, self.corpus, values)
+        place = StudyFolder(self.root.absolute(), stores, sources, options, self.corpus, values)
         name = f"{self.paper} {self.table}"
         table = PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)

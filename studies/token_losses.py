@@ -1,7 +1,7 @@
 """What each token of a split cost a model, in an Arrow file: document, offset, token, nats.
 
     with TokenLosses.make(path, store, key) as nats:          # a file for the nats of each token of the split
-        Reading(..., sink=partial(token_nats, nats, store.lengths), folder=nats.parent).read(workers=2, progress=print)
+        DocumentPass(..., sink=partial(token_nats, nats, store.lengths), folder=nats.parent).read(workers=2, progress=print)
     losses = TokenLosses.open(path, key)                      # None where there is no whole file of this key
     losses.column("nats", document=3)                         # float32 [tokens], of one document
 

@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 
 from common.errors import UserError
-from common.lock import hold
+from common.lock import file_lock
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.subjects import Subject, SubjectsConfig, output_for, subjects_of, tracking_of
+from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of
 from pipelines.reports.index import refresh_index
 from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
@@ -42,7 +42,7 @@ from studies.token_page import write_pages
 
 
 @dataclass(frozen=True)
-class TokensConfig(SubjectsConfig):
+class TokensConfig(TargetsConfig):
     """What is compared, on what: runs or checkpoints, what is compared with first and what is looked at last, those between for the
     study of distances; or one, which is compared with itself cleared."""
 
@@ -86,7 +86,7 @@ class Pass:
     """One reading of the split by one model."""
 
     name: str
-    subject: Subject
+    target: EvaluationTarget
     clearing: Literal["nothing", "states", "everything"]
     every: int = 0
     """Blocks, and"""
@@ -96,11 +96,11 @@ class Pass:
     def key(self) -> dict[str, Any]:
         """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
         where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
-        where = where if self.every or self.at else {"segment": self.subject.segment_length, "aligned": True}
+        where = where if self.every or self.at else {"segment": self.target.segment_length, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
-        weights = self.subject.checkpoint.digest
-        model = {**self.subject.checkpoint.meta["config"]["model"], **self.subject.changed}
-        return {"model": model, "weights": weights, "store": self.subject.store.manifest.fingerprint, **cleared}
+        weights = self.target.checkpoint.digest
+        model = {**self.target.checkpoint.meta["config"]["model"], **self.target.changed}
+        return {"model": model, "weights": weights, "store": self.target.store.manifest.fingerprint, **cleared}
 
     def losses(self, folder: Path, workers: int | None) -> TokenLosses:
         """Those that are there, or made now, by so many processes; by default as many as it is worth."""
@@ -110,25 +110,25 @@ class Pass:
             print(f"{self.name}: {path.name} is there already", flush=True)
             return found
         # With torch, which takes seconds: not before there is something to score.
-        from pipelines.training.reading import Clearing, workers_for
+        from pipelines.training.reading import StateReset, workers_for
         from pipelines.training.scoring import Scoring, token_nats
 
-        subject = self.subject
-        flops = subject.model.costs(subject.checkpoint.meta["vocab_size"]).flops_per_token
-        workers = workers_for(workers, flops * int(subject.store.lengths.sum()))
-        with TokenLosses.make(path, subject.store, self.key()) as nats:
+        target = self.target
+        flops = target.model.costs(target.checkpoint.meta["vocab_size"]).flops_per_token
+        workers = workers_for(workers, flops * int(target.store.lengths.sum()))
+        with TokenLosses.make(path, target.store, self.key()) as nats:
             scoring = Scoring(
-                subject.checkpoint,
-                subject.model,
-                subject.store,
+                target.checkpoint,
+                target.model,
+                target.store,
                 (self.clearing,),
-                where=Clearing(self.every, self.at),
-                lanes=subject.lanes,
-                segment_length=subject.segment_length,
-                shares=max(workers, 1),
+                where=StateReset(self.every, self.at),
+                lanes=target.lanes,
+                segment_length=target.segment_length,
+                shards=max(workers, 1),
                 folder=nats.parent,
             )
-            reading = replace(scoring.reading, sink=partial(token_nats, nats, subject.store.lengths))
+            reading = replace(scoring.reading, sink=partial(token_nats, nats, target.store.lengths))
             with pass_progress(self.name, reading.tokens) as update:
                 reading.read(workers, lambda tokens: update(advance=tokens))
         made = TokenLosses.open(path, self.key())
@@ -136,24 +136,24 @@ class Pass:
         return made
 
 
-def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
+def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pass]:
     """Raises UserError where they cannot be compared."""
-    last = subjects[-1]
-    for subject in subjects:
-        if subject.store.labelled:
+    last = targets[-1]
+    for target in targets:
+        if target.store.labelled:
             raise UserError(
-                f"{subject.store.folder} labels its tokens, and has no words: see `pipelines.evaluate` for its errors"
+                f"{target.store.folder} labels its tokens, and has no words: see `pipelines.evaluate` for its errors"
             )
-    if len({subject.store.manifest.fingerprint for subject in subjects}) > 1:
+    if len({target.store.manifest.fingerprint for target in targets}) > 1:
         raise UserError(
-            f"{' and '.join(subject.name for subject in subjects)} were trained on different stores: name one with --store and "
+            f"{' and '.join(target.name for target in targets)} were trained on different stores: name one with --store and "
             "--corpus that has the tokens of all"
         )
 
-    def reading(subject: Subject) -> Pass:
-        return Pass(subject.name, subject, "nothing", config.clear_every, config.clear_at)
+    def reading(target: EvaluationTarget) -> Pass:
+        return Pass(target.name, target, "nothing", config.clear_every, config.clear_at)
 
-    *others, carried = map(reading, subjects)
+    *others, carried = map(reading, targets)
     if config.clear == "auto" and others:
         return apart([*others, carried])
     clearing = "states" if config.clear == "auto" else config.clear
@@ -164,12 +164,12 @@ def passes_of(config: TokensConfig, subjects: list[Subject]) -> list[Pass]:
     )
 
 
-def check_has_states(subject: Subject) -> None:
+def check_has_states(target: EvaluationTarget) -> None:
     """Raises UserError where there are none to clear."""
     from pipelines.training.scoring import carries_states  # imports torch: seconds
 
-    if not carries_states(subject.model, subject.checkpoint.meta["vocab_size"]):
-        raise UserError(f"{subject.name} has no recurrent states: give --clear everything")
+    if not carries_states(target.model, target.checkpoint.meta["vocab_size"]):
+        raise UserError(f"{target.name} has no recurrent states: give --clear everything")
 
 
 def apart(passes: list[Pass]) -> list[Pass]:
@@ -207,8 +207,8 @@ def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
     """The passes over the split, and its words."""
     last = passes[-1]
-    store = last.subject.store
-    model = last.subject.model
+    store = last.target.store
+    model = last.target.model
     if not store.lengths.any():
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
     numbers = documents_of(config, store)
@@ -239,7 +239,7 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
         write=write,
         words=Words.join(parts),
         window=int(getattr(model, "window", 0) or model.block),
-        segment=config.clear_every * model.block or last.subject.segment_length,
+        segment=config.clear_every * model.block or last.target.segment_length,
         cut=config.clear_at,
         shown=shown,
         shown_tokens=config.page_tokens,
@@ -252,16 +252,16 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
 
 def main(argv: list[str]) -> None:
     config = cli.parse(TokensConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    subjects = subjects_of(config)
-    passes = passes_of(config, subjects)
+    targets = load_targets(config)
+    passes = passes_of(config, targets)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
-    target = RunPlace(output_for(config.output, subjects[0].run, name, config.split))
-    check_tracking(*tracking_of(subjects[-1].checkpoint, subjects[-1].run, config.tracking))
-    totals = subjects[-1].store.manifest.totals
+    target = RunFolder(output_for(config.output, targets[0].run, name, config.split))
+    check_tracking(*tracking_of(targets[-1].checkpoint, targets[-1].run, config.tracking))
+    totals = targets[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
-    print(f"comparing {passes[-1].name} with {others} on {cli.shown(subjects[-1].store.folder)}: {counts}", flush=True)
-    with hold(target.folder, "another pipelines.tokens"):
+    print(f"comparing {passes[-1].name} with {others} on {cli.shown(targets[-1].store.folder)}: {counts}", flush=True)
+    with file_lock(target.folder, "another pipelines.tokens"):
         comparison = compared(config, passes, target.folder)
         paths = write_pages(comparison, target.folder)
     target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
@@ -286,7 +286,7 @@ def main(argv: list[str]) -> None:
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({comparison.difference()})")
     print(comparison.said_of_names())
-    track(config, subjects, comparison, target.folder, paths)
+    track(config, targets, comparison, target.folder, paths)
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
     )
@@ -294,16 +294,16 @@ def main(argv: list[str]) -> None:
 
 
 def track(
-    config: TokensConfig, subjects: list[Subject], comparison: TokenComparison, folder: Path, paths: list[Path]
+    config: TokensConfig, targets: list[EvaluationTarget], comparison: TokenComparison, folder: Path, paths: list[Path]
 ) -> None:
     """A run of its own in MLflow, with the page and the pictures."""
-    last = subjects[-1]
+    last = targets[-1]
     facts = comparison.facts
     tracker = Tracker.start(
         *tracking_of(last.checkpoint, last.run, config.tracking),
         run_folder=folder,
         run_name=f"tokens {comparison.names[-1]} against {', '.join(comparison.names[:-1])}",
-        params={f"compared.{number}": str(subject.checkpoint.folder) for number, subject in enumerate(subjects)},
+        params={f"compared.{number}": str(target.checkpoint.folder) for number, target in enumerate(targets)},
         tags={"stage": "tokens", "data_fingerprint": last.store.manifest.fingerprint},
     )
     figures = {

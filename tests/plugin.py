@@ -134,7 +134,7 @@ SPACES["width"] = Space(
 PRESETS["gru-counting"] = TrainConfig(
     model=GruConfig(),
     data=DataConfig(corpus="counting", lanes=4, segment_length=32),
-    schedule=ScheduleConfig(warmup=4),
+    schedule=ScheduleConfig(warmup_steps=4),
     checkpoint=CheckpointConfig(every=5),
     run="gru-counting",
     steps=30,

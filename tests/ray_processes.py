@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from tests.waiting import wait_until
 
 
@@ -36,7 +36,7 @@ class Meanwhile:
         self.thread.start()
 
     def run(self) -> None:
-        run, begun = RunPlace.parse(self.folder), self.folder / f".ray/begun-{self.attempt}"
+        run, begun = RunFolder.parse(self.folder), self.folder / f".ray/begun-{self.attempt}"
         wait_until(lambda: begun.exists() and run.newest_step() >= self.step, every=0.02)
         workers = of_ray("RayTrainWorker")
         for worker in workers:

@@ -17,7 +17,7 @@ from tests.small_corpus import words
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
     --model.mlp-dim 32 --model.window 8 --model.states 4 --model.dropout 0.1 --data.lanes 4 --data.segment-length 32
-    --steps 20 --schedule.warmup 4 --log-every 1 --validate-every 10 --validate-tokens 200 --checkpoint.every 5
+    --steps 20 --schedule.warmup-steps 4 --log-every 1 --validate-every 10 --validate-tokens 200 --checkpoint.every 5
     --tracking.backend none --num-workers 0 --use-gpu no
 """)
 """A run of seconds: the words of a command line."""

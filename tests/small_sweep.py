@@ -64,7 +64,7 @@ def small_sweep(
         "space": "lr+states+window+gate",
         "preset": "small-rec",
         "seed": 0,
-        "samples": trials,
+        "num_samples": trials,
         "search": "random",
         "scheduler": "asha",
         "metric": metric,

@@ -284,18 +284,18 @@ CHAIN = """
     evaluate runs/mine
     generate runs/mine --file beginning.txt --max-new-tokens 500 --temperature 0.8
     export runs/mine --output exported/mine
-    tune lr+states+window+gate --preset small-rec --samples 12 --num-workers 1 --data.store runs/store
+    tune lr+states+window+gate --preset small-rec --num-samples 12 --num-workers 1 --data.store runs/store
     train runs/small-rec-lr-states-window-gate/best.json --run again
     compare runs/mine runs/small-rec-lr-states-window-gate
 """
 """Commands as the documents have them, in the order in which a person comes to them."""
 SMALLER = {"sentencepiece:8192": "sentencepiece:300", "sentencepiece:4000": "sentencepiece:300", "gpt2:FOLDER": "bytes"}
-TINY = f"{shlex.join(SMALL_REC[1:])} --steps 4 --schedule.warmup 1 --validate-every 2 --checkpoint.every 2"
+TINY = f"{shlex.join(SMALL_REC[1:])} --steps 4 --schedule.warmup-steps 1 --validate-every 2 --checkpoint.every 2"
 MORE = {
     "prepare": "--num-workers 0",
     "train": "--num-workers 0",
     "small-rec": TINY,
-    "tune": f"--samples 1 --trials 1 {TINY}",
+    "tune": f"--num-samples 1 --max-trials 1 {TINY}",
     "generate": "--max-new-tokens 20",
     **dict.fromkeys(("evaluate", "compare", "vocabulary"), "--tracking.backend none"),
 }

@@ -32,7 +32,10 @@ from tests.small_runs import TINY as SMALL_REC
 from tests.test_documents import COMMANDS, of_ours
 
 ASKED = "THROUGHLINE_TEST_DOCUMENTS"
-RUN = "--data.lanes 4 --steps 4 --schedule.warmup 1 --log-every 1 --validate-every 2 --validate-tokens 200 --checkpoint.every 2"
+RUN = (
+    "--data.lanes 4 --steps 4 --schedule.warmup-steps 1 --log-every 1 --validate-every 2 --validate-tokens 200 "
+    "--checkpoint.every 2"
+)
 HERE = f"--use-gpu no --tracking.backend none {RUN}"
 TINY = f"{shlex.join(SMALL_REC[1:])} {HERE}"  # words that come later count
 TASK = f"{CORE} --model.chunk 8 --model.passes 2 --data.segment-length 32 --num-workers 0 {HERE}"
@@ -103,17 +106,17 @@ train pg19-rec-fixed-skip --data.store runs/store
 train pg19-scale-650M-rec --data.store runs/store
     + {TINY} --optim.name adamw
 tune rec-table-3-window --preset pg19-rec-fixed-skip --num-workers 1
-    + --trials 1 --steps 1 --num-cpus 2 {CORE} --model.layers 1 --model.recurrent-layers 1 --model.states 4
+    + --max-trials 1 --steps 1 --num-cpus 2 {CORE} --model.layers 1 --model.recurrent-layers 1 --model.states 4
     + --optim.name adamw --data.lanes 1 --data.segment-length 1024 --validate-every 1 --validate-tokens 1000
     + --checkpoint.keep-best 0 --use-gpu no {QUIET}
 train algorithm-staircase --data.store runs/store
     + {TASK}
 tune staircase-passes --preset algorithm-staircase --search grid --metric validation/error_rate
-    + {TASK} --trials 2 --num-workers 1 --num-cpus 2
+    + {TASK} --max-trials 2 --num-workers 1 --num-cpus 2
 prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400 --store runs/store
     + --train 70 --validation 4 --test 4 --num-workers 0
 tune staircase-figure-2 --preset walk-staircase --search grid --scheduler none --num-workers 1
-    + {CORE} --trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
+    + {CORE} --max-trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
 prepare enwik8 --source enwik8.zip --pieces 32 --store runs/store
     + --pieces 4 --num-workers 0
 prepare pg19 --source pg19 --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
@@ -135,22 +138,22 @@ paper staircase table-1 --no-train
 paper gpt2 table-2 --scale paper --dry-run
     + --source pg19=pg19
 # docs/sweeps.md
-tune lr+states+window+gate --preset small-rec --samples 12 --num-workers 1 --data.store runs/store
-    + {SWEEP} --samples 2
+tune lr+states+window+gate --preset small-rec --num-samples 12 --num-workers 1 --data.store runs/store
+    + {SWEEP} --num-samples 2
 tune optim.lr=1e-3,3e-3+model.states=64,128 --search grid --scheduler none --num-workers 1
-    + {SWEEP} --trials 2
-tune optim.lr=1e-4..1e-2 --scheduler pbt --samples 4 --num-workers 1
+    + {SWEEP} --max-trials 2
+tune optim.lr=1e-4..1e-2 --scheduler pbt --num-samples 4 --num-workers 1
     + {SWEEP}
 tune lr --num-workers 1 --scheduler ray.tune.schedulers:MedianStoppingRule(min_samples_required=4)
-    + {SWEEP} --samples 2 --run median
+    + {SWEEP} --num-samples 2 --run median
 tune lr --num-workers 1 --scheduler ray.tune.schedulers:HyperBandScheduler
-    + {SWEEP} --samples 2 --run hyperband
+    + {SWEEP} --num-samples 2 --run hyperband
 tune optim.lr=1e-4..1e-2 --num-workers 1 --scheduler ray.tune.schedulers.pb2:PB2
-    + {SWEEP} --samples 2 --run pb2
+    + {SWEEP} --num-samples 2 --run pb2
 tune lr --num-workers 1 --search ray.tune.search.optuna:OptunaSearch --stop plateau
-    + {SWEEP} --samples 2 --run optuna
+    + {SWEEP} --num-samples 2 --run optuna
 tune lr --num-workers 1 --stop ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)
-    + {SWEEP} --samples 2 --run plateau
+    + {SWEEP} --num-samples 2 --run plateau
 train runs/small-rec-lr-states-window-gate/best.json --run again
     + --num-workers 0
 compare runs/mine runs/small-rec-lr-states-window-gate

@@ -81,10 +81,10 @@ def optimizer(values: Values) -> Domains:
 
 def schedule(values: Values) -> Domains:
     """`final` only where it counts: for the cosine."""
-    final = values["schedule.final"]
-    warmups = _around(values["schedule.warmup"], (0.5, 1, 2))
+    final = values["schedule.min_lr_ratio"]
+    warmups = _around(values["schedule.warmup_steps"], (0.5, 1, 2))
     shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
-    return {"schedule.name,schedule.final": choice(shapes), "schedule.warmup": choice(warmups)}
+    return {"schedule.name,schedule.min_lr_ratio": choice(shapes), "schedule.warmup_steps": choice(warmups)}
 
 
 def segment(values: Values) -> Domains:

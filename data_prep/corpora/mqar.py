@@ -54,7 +54,7 @@ class Mqar(Task):
     """What stands where there is neither pair nor query: the blank, or any symbol, be it a key."""
     curriculum: tuple[int, ...] = ()
     """Pairs in the documents to train on instead: an equal share of the split has each number, in this order; to be read with
-    --data.order listed, or mixed. The other splits keep --pairs."""
+    --data.order sequential, or mixed. The other splits keep --pairs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ class Permutation(Task):
     """Elements of a document."""
     curriculum: tuple[int, ...] = ()
     """Lengths of the documents to train on instead: an equal share of the split has each, in this order; to be read with
-    --data.order listed, or mixed. The other splits keep --length."""
+    --data.order sequential, or mixed. The other splits keep --length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

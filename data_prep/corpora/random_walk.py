@@ -48,7 +48,7 @@ class RandomWalk(Task):
     """What an agent does: turn left, turn right or go forward; or go to one of the four cells beside its own."""
     curriculum: tuple[int, ...] = ()
     """Lengths of the walks to train on instead: an equal share of the split is of each, in this order; to be read with --data.order
-    listed. The other splits keep --length."""
+    sequential. The other splits keep --length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

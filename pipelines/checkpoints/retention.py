@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from common.places import Place, sync
 from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, step_of
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
 
 Found = TypeVar("Found", bound=Snapshot)
 
 
-def prune(run: RunPlace, newest: str, config: CheckpointConfig) -> None:
+def prune(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
     """Remove what need not be kept, now that the checkpoint of the name ``newest`` is complete.
 
     Those of later steps were passed over as damaged when the run fell back: they neither count nor go. One that is not whole

@@ -1,6 +1,6 @@
 """Saves a run's checkpoints without holding up the loop: a copy in memory is taken at once, and a thread writes it to the disk.
 
-    saver = Saver(RunPlace.of(config), CheckpointConfig(every=200), world, lanes=8)
+    saver = Saver(RunFolder.of(config), CheckpointConfig(every=200), world, lanes=8)
     saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
     saver.close()                                                                # returns when it is on the disk
 
@@ -35,7 +35,7 @@ from common.errors import UserError, first_cause, is_users
 from common.places import Place, sync
 from pipelines.checkpoints.checkpoint import SCHEMA, digest_json, flatten_optimizer, lanes_file, name_of
 from pipelines.checkpoints.retention import give_name, prune, remove
-from pipelines.checkpoints.run_place import RECORDS, RunPlace, upload
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder, upload
 from pipelines.config.run import CheckpointConfig
 
 PEER_SECONDS = 600.0
@@ -61,7 +61,7 @@ class Processes(Protocol):
     def device(self) -> torch.device: ...
     def lanes(self, total: int, rank: int) -> tuple[int, int]: ...
     def any(self, flag: bool) -> bool: ...
-    def first(self, text: str) -> str: ...
+    def broadcast_str(self, text: str) -> str: ...
 
 
 class Saver:
@@ -69,7 +69,7 @@ class Saver:
 
     def __init__(
         self,
-        run: RunPlace,
+        run: RunFolder,
         config: CheckpointConfig,
         world: Processes,
         lanes: int,
@@ -82,7 +82,7 @@ class Saver:
         self._lanes = lanes
         self._on_disk = on_disk
         self._files = [lanes_file(*world.lanes(lanes, rank), lanes) for rank in range(world.size)]
-        self._token = world.first(secrets.token_hex(4))  # no process of an earlier start has it
+        self._token = world.broadcast_str(secrets.token_hex(4))  # no process of an earlier start has it
         self._copies: dict[str, Tensor] = {}  # reused, so that memory stays as it is from the second save on
         self._thread: threading.Thread | None = None
         self._own_files_done = threading.Event()
@@ -90,7 +90,7 @@ class Saver:
         self._error: SaveError | None = None
         left = run.unfinished() if world.rank == 0 else []
         if not run.is_local:  # each machine has a working folder of its own
-            left += RunPlace.parse(run.folder).unfinished()
+            left += RunFolder.parse(run.folder).unfinished()
         # A process of an earlier start that lives on unseen finds its files gone, and its save fails.
         for place in left:
             if self._token not in place.name:

@@ -25,7 +25,7 @@ import xxhash
 
 from common.errors import UserError
 from common.places import Place
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import ray_session, readiness
 from pipelines.cluster.ray_train import cause_of, first_line, reservations, run_workers
@@ -61,7 +61,7 @@ def train_on_ray(
 
     check_machines(config)
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
-    run = RunPlace.of(config)
+    run = RunFolder.of(config)
     failures = 0
     damaged = run.beyond(first_step)
     resize = Stop(run.place, RESIZE)
@@ -175,7 +175,7 @@ def worker() -> Callable[[dict[str, Any]], None]:
 
         logging.disable(logging.INFO)  # of Ray; what we say is printed
         config: TrainConfig = arguments["config"]
-        run = RunPlace.of(config)
+        run = RunFolder.of(config)
         world = World.current(get_device())
         run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
         asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
@@ -224,10 +224,10 @@ def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
 
 def scratch_of(config: TrainConfig) -> Place:
     """Where Ray Train's own notes are; our checkpoints are beside it and do not need them."""
-    return RunPlace.of(config).place / ".ray"
+    return RunFolder.of(config).place / ".ray"
 
 
-def why(run: RunPlace, error: BaseException) -> str:
+def why(run: RunFolder, error: BaseException) -> str:
     """Why the workers ended, in one line."""
     with contextlib.suppress(OSError):
         return f"the workers hung ({hang_file(run).read_bytes().decode()})"
@@ -236,7 +236,7 @@ def why(run: RunPlace, error: BaseException) -> str:
 
 def end_without_ray(config: TrainConfig, lost: RayLost) -> NoReturn:
     """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
-    run = RunPlace.of(config)
+    run = RunFolder.of(config)
     step = run.newest_step()
     saved = f"is saved at least up to step {step:,}" if step else "has no checkpoint yet"
     print(

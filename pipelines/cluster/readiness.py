@@ -31,7 +31,7 @@ from common.places import Place
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines import PACKAGES
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 
 if TYPE_CHECKING:  # a machine that is asked imports neither
     from pipelines.cluster.ray_session import Node
@@ -91,7 +91,7 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> l
         *store_not_seen(nodes, config),
         *not_reached(nodes),
         *(
-            f"{told(node)} has {size(facts.disk)} free for Ray's own files, and {size(NODE_BYTES)} are needed: make room in "
+            f"{label(node)} has {size(facts.disk)} free for Ray's own files, and {size(NODE_BYTES)} are needed: make room in "
             "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
             for node, facts in zip(nodes, found, strict=True)
             if facts.disk < NODE_BYTES
@@ -124,7 +124,7 @@ def differing_versions(nodes: Sequence[Node], found: Sequence[Facts]) -> list[st
         if name == "our code":
             remedy = "`ray rsync-up cluster.yaml` or `ray up --no-restart` brings your folder to it"
         usual, others = different(nodes, [facts.versions[name] for facts in found])
-        complaints += [f"{told(node)} has {name} {other}, the others have {usual}: {remedy}" for node, other in others]
+        complaints += [f"{label(node)} has {name} {other}, the others have {usual}: {remedy}" for node, other in others]
     return complaints
 
 
@@ -137,7 +137,7 @@ def differing_clocks(nodes: Sequence[Node]) -> list[str]:
         skew = there - (before + after) / 2
         if abs(skew) > CLOCK_SECONDS + (after - before) / 2:
             complaints.append(
-                f"the clock of {told(node)} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: heartbeats and MLflow "
+                f"the clock of {label(node)} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: heartbeats and MLflow "
                 "compare times of different machines; have it follow a time server (chrony)"
             )
     return complaints
@@ -149,7 +149,7 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
     try:
         answers = on_each(nodes, tried, leave, folder)
         refused = [
-            f"{told(node)} cannot write to {root}: {why}; mount it there, with write permission"
+            f"{label(node)} cannot write to {root}: {why}; mount it there, with write permission"
             for node, (_, why) in zip(nodes, answers, strict=True)
             if why
         ]
@@ -157,7 +157,7 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
             return refused
         _, others = different(nodes, on_each(nodes, seen, folder, [name for name, _ in answers]))
         return [
-            f"{root} on {told(node)} is a folder of its own: the other machines do not see what it writes there; mount the shared "
+            f"{root} on {label(node)} is a folder of its own: the other machines do not see what it writes there; mount the shared "
             "storage, or give --root a folder (or bucket) that all machines share"
             for node, _ in others
         ]
@@ -170,9 +170,9 @@ def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
     answers = on_each(nodes, tried, manifest.xxh3)
     usual = next((answer for answer in answers if answer[0]), None)
     return [
-        f"{told(node)} cannot read {manifest} ({why}): mount the store there, or prepare it in a folder that all machines share"
+        f"{label(node)} cannot read {manifest} ({why}): mount the store there, or prepare it in a folder that all machines share"
         if why
-        else f"{manifest} on {told(node)} is another one than on {told(nodes[0])}: mount the same store"
+        else f"{manifest} on {label(node)} is another one than on {label(nodes[0])}: mount the same store"
         for node, (found, why) in zip(nodes, answers, strict=True)
         if (found, why) != usual
     ]
@@ -187,7 +187,7 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
             _, why = caller.begin(tried, connect, listener.address, port)()
             if why:
                 complaints.append(
-                    f"{told(caller)} does not reach port {port} of {told(listener)} ({why}): open all ports between the machines "
+                    f"{label(caller)} does not reach port {port} of {label(listener)} ({why}): open all ports between the machines "
                     "of the cluster"
                 )
     return complaints
@@ -200,7 +200,7 @@ def too_small(
     complaints = []
     root = Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
-    kept = max(kept - len(RunPlace.of(config).checkpoint_names()), 1)  # a run that goes on has some
+    kept = max(kept - len(RunFolder.of(config).checkpoint_names()), 1)  # a run that goes on has some
     if root.is_local:
         free = nodes[0].begin(free_bytes, root.path)()
         if free < kept * checkpoint:
@@ -215,13 +215,13 @@ def too_small(
         most += fits
         if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < worker:
             complaints.append(
-                f"{told(node)} has GPUs of {size(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
+                f"{label(node)} has GPUs of {size(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
                 f"{size(worker)}, activations not counted: take a larger GPU or a smaller model"
             )
         together = 1 if use_gpu else min(fits, config.workers[-1])
         if fits and facts.memory < together * worker:
             complaints.append(
-                f"{told(node)} has {size(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
+                f"{label(node)} has {size(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
                 f"{size(worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
                 "that fewer stand on a machine, or take a smaller model"
             )
@@ -318,7 +318,7 @@ def connect(address: str, port: int) -> None:
     socket.create_connection((address, port), timeout=5).close()
 
 
-def told(node: Node) -> str:
+def label(node: Node) -> str:
     return f"{node.name} ({node.address})"
 
 

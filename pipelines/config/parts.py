@@ -26,7 +26,7 @@ class DataConfig:
     folder, and at most 64 GiB; none keeps nothing on the disk."""
     corpus: str = "python-source"
     """Corpus in that store."""
-    order: Literal["shuffled", "listed"] = "shuffled"
+    order: Literal["shuffled", "sequential"] = "shuffled"
     """How documents follow each other in an epoch: shuffled by the seed, or as the store lists them (a curriculum)."""
     lanes: int = 8
     """Rows of the global batch, over all workers."""
@@ -54,11 +54,11 @@ class OptimConfig:
     weight_decay: float = 0.1
     """Decoupled weight decay of all parameters with two dimensions or more: beside matrices these are embeddings, tables of
     position biases, and the states that a recurrence begins with."""
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     """Largest global norm of the gradient; 0 leaves it alone."""
 
     def __post_init__(self) -> None:
-        check_fields("optim", self, lr=0, recurrent_lr_scale=0, weight_decay=0, clip=0)
+        check_fields("optim", self, lr=0, recurrent_lr_scale=0, weight_decay=0, max_grad_norm=0)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas is {self.betas}: each must be at least 0 and below 1")
 
@@ -68,15 +68,15 @@ class ScheduleConfig:
     """Learning rate over steps: linear warm-up, then one of three shapes."""
 
     name: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
-    """cosine to `final` at the end of the last step; inverse-sqrt: lr / √max(step, warmup), whose peak is lr / √warmup (the
-    block-recurrent paper's Appendix C); constant."""
-    warmup: int = 100
+    """cosine to `min_lr_ratio` at the end of the last step; inverse-sqrt: lr / √max(step, warmup_steps), whose peak is
+    lr / √warmup_steps (the block-recurrent paper's Appendix C); constant."""
+    warmup_steps: int = 100
     """Steps of linear warm-up, in which the rate rises to the schedule's first value; 0 begins there."""
-    final: float = 0.1
+    min_lr_ratio: float = 0.1
     """Cosine: share of the peak rate that is left when the last step is done."""
 
     def __post_init__(self) -> None:
-        check_fields("schedule", self, warmup=0, final=0)
+        check_fields("schedule", self, warmup_steps=0, min_lr_ratio=0)
 
 
 @dataclass(frozen=True)

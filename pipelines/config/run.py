@@ -220,7 +220,7 @@ def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
     return any(field == name or field.startswith(name + ".") for name in CHANGEABLE_ON_RESUME + allowed)
 
 
-def but_for_seed(values: dict[str, Any]) -> str:
+def config_hash_without_seed(values: dict[str, Any]) -> str:
     """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
     named = flatten(values)
     kept = {name: value for name, value in named.items() if name != "seed" and not may_change(name)}

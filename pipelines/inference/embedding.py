@@ -2,7 +2,8 @@
 
     texts = texts_of_store(SegmentStore.open("runs/store", "pg19", "test"), ids=())
     embeddings = Embeddings(Place.parse("embedded"), texts, width_of(model), model="1f0a...", every=1, dtype="float32")
-    Reading(..., [Share(*part, ...) for part in embeddings.missing()], embeddings.sink, hidden=True).read(workers=1, progress=print)
+    shards = [Shard(*part, ...) for part in embeddings.missing()]
+    DocumentPass(..., shards, embeddings.sink, hidden=True).read(workers=1, progress=print)
     embeddings.finish()
 
     embedded/part-00000.arrow …    rows `document` (its id), `offset` (of its token, or of the first of them, in the document) and
@@ -187,11 +188,11 @@ class Embeddings:
             )
 
     @contextmanager
-    def sink(self, share: Any, _: object) -> Iterator[Callable[[Any], None]]:
+    def sink(self, shard: Any, _: object) -> Iterator[Callable[[Any], None]]:
         """A sink for `training.reading` that writes a record batch for each step; the file has its name when it is whole."""
-        means = Means(self.every, share.store.lengths)
-        with (self.output / share.name).writing() as stream, pa.ipc.new_file(stream, self.schema) as file:
-            yield lambda segment: file.write_batch(self._batch(share.store, means, segment))
+        means = Means(self.every, shard.store.lengths)
+        with (self.output / shard.name).writing() as stream, pa.ipc.new_file(stream, self.schema) as file:
+            yield lambda segment: file.write_batch(self._batch(shard.store, means, segment))
 
     def _batch(self, texts: Texts, means: Means, segment: Any) -> pa.RecordBatch:
         spans = texts.spans(segment)

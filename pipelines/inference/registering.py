@@ -1,7 +1,7 @@
 """Has the best checkpoint of a run or a sweep registered in MLflow: exported for transformers, uploaded, with the alias `best`.
 
     register_best(config, tracker)                                    # a finished run's, as its own name
-    register_winner(RunPlace.parse("runs/sweep"), TrackingConfig(), root)      # a sweep's, as the sweep's name; of its trial's run
+    register_winner(RunFolder.parse("runs/sweep"), TrackingConfig(), root)      # a sweep's, as the sweep's name; of its trial's run
 
     mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
 
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from common.files import write_atomically
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig, TrainConfig
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
@@ -34,7 +34,7 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
-    run = RunPlace.of(config)
+    run = RunFolder.of(config)
     whole = best(run.complete_checkpoints())
     if whole and whole[0].step != tracker.registered:
         checkpoint = run.open_checkpoint(whole[0].folder.name)
@@ -42,7 +42,7 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
-def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None:
+def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> None:
     """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
@@ -50,7 +50,7 @@ def register_winner(sweep: RunPlace, config: TrackingConfig, root: Path) -> None
     winner = json.loads((folder / "best.json").read_text("utf-8"))
     done = folder / "registered.json"
     exported = folder / ".exported"
-    trial = RunPlace(sweep.place / f"trials/{winner['trial']}", trains=True)
+    trial = RunFolder(sweep.place / f"trials/{winner['trial']}", trains=True)
     trial.fetch("mlflow_run.json")
     wanted = {"trial": winner["trial"], "step": winner["step"], "run_id": saved_run(trial.folder).get("run_id")}
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:

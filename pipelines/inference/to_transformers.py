@@ -22,7 +22,7 @@ from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
-from common.lock import hold
+from common.lock import file_lock
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -163,7 +163,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
     wrapped = wrapped.to_empty(device="cpu")
     wrapped.model.load_state_dict(model.state_dict())
     working = output.with_name(f".{output.name}.tmp")
-    with hold(working, "another pipelines.export"):
+    with file_lock(working, "another pipelines.export"):
         unfinished = working / "export"
         shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
         try:

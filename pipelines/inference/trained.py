@@ -21,7 +21,7 @@ from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bo
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot
 from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
-from pipelines.checkpoints.run_place import find_run
+from pipelines.checkpoints.run_folder import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
     import torch

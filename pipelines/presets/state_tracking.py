@@ -74,7 +74,7 @@ def tiny(task: str, model: ModelSettings) -> TrainConfig:
         model=model,
         data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
         optim=OptimConfig(name="adamw", lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
-        schedule=ScheduleConfig(name="cosine", warmup=100),
+        schedule=ScheduleConfig(name="cosine", warmup_steps=100),
         root="runs/state-tracking",
         steps=steps,
         num_workers=0,

@@ -243,7 +243,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """comparison.csv, comparison.png, frontier.png where a token does not cost all of them the same, and cumulative.png where
     all of them have been evaluated on one text."""
     what, spots = spots_of(comparison)
-    found = [kept_evaluation(run.folder, run.thing, run.seed) if run.folder else None for run in comparison.runs]
+    found = [kept_evaluation(run.folder, run.config_hash, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]
     whole = len(evaluations) == len(found) and of_one_text(evaluations)
     return [

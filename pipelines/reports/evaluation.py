@@ -177,11 +177,11 @@ def read_report(folder: Path) -> list[Evaluation]:
     return read
 
 
-def kept_evaluation(run: Path, thing: str, seed: int | None) -> Evaluation | None:
+def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation | None:
     """The newest of the test split that a report beside a run has of it, over its training's windows; None where there is none.
 
     Args:
-        thing, seed: of the training, as its config has them: another may have had the run's name.
+        config_hash, seed: of the training, as its config has them: another may have had the run's name.
     """
     reports = [
         path
@@ -192,7 +192,7 @@ def kept_evaluation(run: Path, thing: str, seed: int | None) -> Evaluation | Non
         with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
             for found in read_report(path.parent):
                 name = found.name.rpartition("/")[2]  # of sweep/trials/003 the folder is 003
-                of_it = (name, found.thing, found.seed) == (run.name, thing, seed)
+                of_it = (name, found.config_hash, found.seed) == (run.name, config_hash, seed)
                 if of_it and found.split.endswith("/test"):
                     return found
     return None

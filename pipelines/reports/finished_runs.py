@@ -23,8 +23,8 @@ from common.errors import UserError, given_by_user
 from common.places import Place
 from common.uris import is_uri
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_place import RunPlace
-from pipelines.config.run import TrackingConfig, but_for_seed
+from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
@@ -60,7 +60,7 @@ class FinishedRun:
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` of the model, of those that it has."""
     seed: int | None = None
-    thing: str = ""
+    config_hash: str = ""
     """The same of runs that differ in the seed alone; empty where their config is not at hand."""
     folder: Path | None = None
     """On this machine."""
@@ -68,7 +68,7 @@ class FinishedRun:
     @property
     def alike(self) -> tuple[object, ...]:
         """The same of runs that differ in the seed alone; empty where that is not known."""
-        return (self.thing, self.tokenizer, self.text) if self.thing else ()
+        return (self.config_hash, self.tokenizer, self.text) if self.config_hash else ()
 
     def curve(self, key: str) -> list[Point]:
         """The figure's points, in seconds since the run's first record, its pauses left out."""
@@ -108,7 +108,7 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
 
 def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     """A run, in a folder or a bucket. Raises UserError where there is none."""
-    run = RunPlace.parse(folder)
+    run = RunFolder.parse(folder)
     try:
         config = json.loads((run.place / "config.json").read_bytes())
         model = config["model"]
@@ -132,7 +132,10 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     read = config.get("validate_tokens")
     made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
     return replace(
-        made, seed=config.get("seed"), thing=but_for_seed(config), folder=run.folder if run.is_local else None
+        made,
+        seed=config.get("seed"),
+        config_hash=config_hash_without_seed(config),
+        folder=run.folder if run.is_local else None,
     )
 
 

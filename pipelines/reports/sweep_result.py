@@ -19,7 +19,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.places import Place
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.reports.sweep_trial import read_trial
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
@@ -115,7 +115,7 @@ def is_sweep(place: Place) -> bool:
     return (place / "sweep.json").is_file()
 
 
-def fetch_sweep(sweep: RunPlace, *further: str) -> Path:
+def fetch_sweep(sweep: RunFolder, *further: str) -> Path:
     """The sweep's folder; of a bucket the working folder, brought to what is there, with ``further`` files of the sweep's own."""
     if not sweep.is_local:
         for path in sweep.folder.glob("trials/*/trial.json"):
@@ -131,7 +131,7 @@ def read_sweep(folder: Path | Place) -> SweepResult:
     place = Place.parse(folder)
     if not is_sweep(place):
         raise UserError(f"{folder} is not the folder of a sweep: name one that pipelines.tune wrote")
-    folder = fetch_sweep(RunPlace(place))
+    folder = fetch_sweep(RunFolder(place))
     sweep = _read(folder / "sweep.json")
     try:
         metric = str(sweep["metric"])

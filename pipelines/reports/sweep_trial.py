@@ -18,7 +18,7 @@ Status = Literal["pending", "running", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricPoint:
     """The sweep's metric at one step of a trial."""
 
     step: int
@@ -37,8 +37,8 @@ class Trial:
     tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
-    best: Figure | None = None
-    last: Figure | None = None
+    best: MetricPoint | None = None
+    last: MetricPoint | None = None
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
     recorded: str = ""
@@ -48,7 +48,7 @@ class Trial:
     def over(self) -> bool:
         return self.status in ("finished", "stopped", "failed")
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Its values, as short as they are clear."""
         return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
 
@@ -57,7 +57,7 @@ class Trial:
         return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
 
 
-def named(figure: Figure | None, metric: str) -> dict[str, Any] | None:
+def named(figure: MetricPoint | None, metric: str) -> dict[str, Any] | None:
     """A metric for JSON, under its own name."""
     return None if figure is None else {"step": figure.step, metric: figure.value}
 
@@ -76,6 +76,6 @@ def read_trial(path: Path | Place, metric: str) -> Trial:
     return trial
 
 
-def _figure(saved: Any, metric: str) -> Figure | None:
+def _figure(saved: Any, metric: str) -> MetricPoint | None:
     values: Mapping[str, Any] = saved or {}
-    return Figure(values["step"], values[metric]) if values else None
+    return MetricPoint(values["step"], values[metric]) if values else None

@@ -1,7 +1,7 @@
 """How many trials of a sweep fit at once, by what their workers take (--placement.*) and what the machines have.
 
-room = Room(config)             # in the Ray session that was started; a UserError where not even one trial fits
-room.at_once()                  # asked again later: machines come and go
+capacity = TrialCapacity(config)             # in the Ray session that was started; a UserError where not even one trial fits
+capacity.at_once()                  # asked again later: machines come and go
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNT_SECONDS = 5.0
 """How often machines are counted."""
 
 
-class Room:
+class TrialCapacity:
     """What the Ray session has for a sweep's trials, counted again as machines come and go."""
 
     def __init__(self, config: SweepConfig) -> None:
@@ -33,16 +33,16 @@ class Room:
         workers = run.workers[0]
         each = counted(workers, "worker")
         if most < 1:
-            takes = told({name: workers * amount for name, amount in self._worker.items()})
+            takes = label({name: workers * amount for name, amount in self._worker.items()})
             apart = ", no two on one machine" if self._apart else ""
             machines = len(ray_session.machines())
             where = f" on {machines} machines" if machines > 1 else ""
             raise UserError(
-                f"a trial takes {takes} for its {each}{apart}, and there {'is' if has['CPU'] == 1 else 'are'} {told(has)}{where}: "
+                f"a trial takes {takes} for its {each}{apart}, and there {'is' if has['CPU'] == 1 else 'are'} {label(has)}{where}: "
                 "it could never start; lower --num-workers or --placement.cpus"
             )
         print(
-            f"  at once {counted(self._at_once, 'trial')} of {each} of {told(self._worker)} each: {told(has)} hold {most}",
+            f"  at once {counted(self._at_once, 'trial')} of {each} of {label(self._worker)} each: {label(has)} hold {most}",
             flush=True,
         )
 
@@ -53,7 +53,7 @@ class Room:
             _, has = self._count()
             if self._at_once != before:
                 what = "come" if self._at_once > before else "gone"
-                print(f"machines have {what}: {told(has)}, at once {counted(self._at_once, 'trial')}", flush=True)
+                print(f"machines have {what}: {label(has)}, at once {counted(self._at_once, 'trial')}", flush=True)
         return self._at_once
 
     def _count(self) -> tuple[int, dict[str, float]]:
@@ -66,7 +66,7 @@ class Room:
             has["CPU"] = min(has["CPU"], self._config.num_cpus)
             most = min(most, times(has, {"CPU": workers * self._worker["CPU"]}))
         self._counted = time.monotonic()
-        self._at_once = max(min(most, self._config.concurrent or most), 1)
+        self._at_once = max(min(most, self._config.max_concurrent_trials or most), 1)
         return most, has
 
 
@@ -83,7 +83,7 @@ def trials_at_once(
     return most
 
 
-def told(resources: Mapping[str, float]) -> str:
+def label(resources: Mapping[str, float]) -> str:
     """``{"CPU": 2, "GPU": 0.5}`` as "2 CPUs and 0.5 GPU"."""
     return " and ".join(
         f"{n:g} {name}{'s' if n > 1 and name in ('CPU', 'GPU') else ''}" for name, n in resources.items()

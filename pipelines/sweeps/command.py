@@ -1,7 +1,7 @@
 """What a sweep is told: the options of `pipelines.tune` before those of a run, and all that can be said against them before
 anything is begun.
 
-config, domains = read_and_check(["lr+states", "--preset", "small-rec", "--samples", "12"])
+config, domains = read_and_check(["lr+states", "--preset", "small-rec", "--num-samples", "12"])
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
 """Of fields that take an import path too."""
-PERTURBABLE = ("optim.lr", "optim.clip", "schedule.final")
+PERTURBABLE = ("optim.lr", "optim.max_grad_norm", "schedule.min_lr_ratio")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
 
 
@@ -46,13 +46,13 @@ class SweepConfig:
     """The run that is varied; `run` names the sweep."""
     preset: str = "small-rec"
     """Named run around which the space is laid."""
-    samples: int = 12
+    num_samples: int = 12
     """Trials to draw; a grid has as many as it has."""
     search: str = "random"
     """random: independent draws; grid: every combination; or what optuna (pip install optuna) or bohb (pip install hpbandster
     ConfigSpace) suggests from the results so far; or another searcher of Ray Tune's by its import path, with arguments:
     'ray.tune.search.hyperopt:HyperOptSearch(n_initial_points=5)'."""
-    points: int = 3
+    grid_points: int = 3
     """Values that a grid takes of a range."""
     scheduler: str = "asha"
     """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; none;
@@ -66,22 +66,22 @@ class SweepConfig:
     """asha: one in so many goes on from a rung to the next."""
     rung_tokens: int = 0
     """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
-    equal: Literal["tokens", "flops", "steps"] = "tokens"
+    equalize: Literal["tokens", "flops", "steps"] = "tokens"
     """What all trials have as much of as the preset; their steps follow from it."""
     metric: str = "validation/bits_per_token"
     """The figure to make small: one that is better when lower, of validation or of training (pipelines/tracking/metrics.py).
     validation/bits_per_byte compares vocabularies."""
-    concurrent: int = 0
+    max_concurrent_trials: int = 0
     """Trials at once, at most; 0 for as many as fit."""
     baseline: Literal["yes", "no"] = "yes"
     """Whether the preset itself is the first trial, which is never stopped early."""
     workers: Literal["reuse", "fresh"] = "reuse"
     """Whether the actors of a trial that has ended take the next one, or new ones are started for each."""
-    seconds: float = 0
+    time_budget_s: float = 0
     """Budget of wall time, over all starts of the command; 0 for none."""
-    tokens: int = 0
+    token_budget: int = 0
     """Budget of training tokens over all trials; 0 for none."""
-    trials: int = 0
+    max_trials: int = 0
     """Budget of trials: those beyond are not begun; 0 for none."""
     num_cpus: int = 0
     """CPUs that the sweep may use of this machine; 0 for all."""
@@ -91,8 +91,16 @@ class SweepConfig:
         for name, known in NAMES.items():
             if getattr(self, name) not in known and ":" not in getattr(self, name):
                 raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
-        least = {"samples": 1, "points": 1, "reduction": 2}
-        for name in (*least, "rung_tokens", "concurrent", "seconds", "tokens", "trials", "num_cpus"):
+        least = {"num_samples": 1, "grid_points": 1, "reduction": 2}
+        for name in (
+            *least,
+            "rung_tokens",
+            "max_concurrent_trials",
+            "time_budget_s",
+            "token_budget",
+            "max_trials",
+            "num_cpus",
+        ):
             if getattr(self, name) < least.get(name, 0):
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
 
@@ -214,10 +222,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         )
     often, steps = ("validate", every) if config.metric.startswith("validation/") else ("log", run.log_every)
     first = min(steps, run.steps) * run.tokens_per_step
-    if 0 < config.tokens < first:
+    if 0 < config.token_budget < first:
         raise UserError(
-            f"a budget of {config.tokens:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
-            f"--tokens, or lower --{often}-every"
+            f"a budget of {config.token_budget:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
+            f"--token-budget, or lower --{often}-every"
         )
     if config.rung_tokens >= config.whole:
         raise UserError(
@@ -231,9 +239,9 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
-        if name == "steps" and config.equal != "steps":
+        if name == "steps" and config.equalize != "steps":
             raise UserError(
-                f"the space varies steps, which --equal {config.equal} chooses for each trial: add --equal steps"
+                f"the space varies steps, which --equalize {config.equalize} chooses for each trial: add --equalize steps"
             )
     check_values(config.space, config.metric, config.run_with, domains)
     if config.populates:
@@ -256,22 +264,22 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
             )
     config.rule(domains)
-    if compares_all(config.scheduler) and config.trials:
-        planned = config.samples
+    if compares_all(config.scheduler) and config.max_trials:
+        planned = config.num_samples
         if config.search == "grid":
-            combinations = grid(domains, config.points)
+            combinations = grid(domains, config.grid_points)
             own = config.own_values(fields(domains))
             planned = len(combinations) + (own is not None and own not in combinations)
-        if config.trials < planned:
+        if config.max_trials < planned:
             raise UserError(
-                f"{config.scheduler} waits until all {planned} trials can be compared, and --trials {config.trials} leaves some "
-                "out: lower --samples or --points instead"
+                f"{config.scheduler} waits until all {planned} trials can be compared, and --max-trials {config.max_trials} leaves "
+                "some out: lower --num-samples or --grid-points instead"
             )
     if compares_all(config.scheduler):
-        if config.concurrent:
+        if config.max_concurrent_trials:
             raise UserError(
                 f"{config.scheduler} lets trials wait for each other, so that as many begin as there is room for: leave out "
-                "--concurrent"
+                "--max-concurrent-trials"
             )
         print(
             f"note: {config.scheduler} pauses trials and changes them: after a kill each continues from its newest checkpoint "

@@ -1,8 +1,8 @@
 """The trials that Ray Tune is given, one after the other: those that are known, and then what a searcher suggests.
 
-offered = Offered(record, searcher, stops, room, trials, tracking)
-offered.space()                 # for Tune's own generator, where all trials are known before the sweep begins
-tune.TuneConfig(search_alg=offered)     # where a searcher suggests trials by the results of those before
+queue = QueueSearcher(record, searcher, stops, capacity, trials, tracking)
+queue.space()                 # for Tune's own generator, where all trials are known before the sweep begins
+tune.TuneConfig(search_alg=queue)     # where a searcher suggests trials by the results of those before
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.tune.stopper import Stopper
 from common.errors import UserError
 from pipelines.config.run import to_json
 from pipelines.reports.sweep_trial import Trial
-from pipelines.sweeps.capacity import Room
+from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.tracking import SweepTracking
@@ -36,7 +36,7 @@ class NotKept:
         return self
 
 
-class Offered(NotKept, TuneSearcher):
+class QueueSearcher(NotKept, TuneSearcher):
     """Gives Tune a sweep's trials, each under its own name."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Offered(NotKept, TuneSearcher):
         record: Record,
         searcher: Searcher | None,
         stops: Stopper,
-        room: Room,
+        capacity: TrialCapacity,
         trials: list[Any],
         tracking: SweepTracking,
     ) -> None:
@@ -53,13 +53,13 @@ class Offered(NotKept, TuneSearcher):
         self._sweep = record.sweep
         self._searcher = searcher
         self._stops = stops
-        self._room = room
+        self._capacity = capacity
         self._trials = trials
         """Tune's, as they stand; the Watch keeps them."""
         self._tracking = tracking
         self._names: dict[str, str] = {}
         """Our names of Tune's trials, by Tune's."""
-        self._known = list(self._sweep.trials.values())[: self._sweep.config.trials or None]
+        self._known = list(self._sweep.trials.values())[: self._sweep.config.max_trials or None]
         self._suggests = searcher is not None
         """Whether the searcher may have more to suggest."""
 
@@ -83,7 +83,7 @@ class Offered(NotKept, TuneSearcher):
     def suggest(self, trial_id: str) -> Any:
         """The values of the next trial; None where there is none now."""
         live = sum(trial.status in ("PENDING", "RUNNING") for trial in self._trials)
-        if live >= self._room.at_once():
+        if live >= self._capacity.at_once():
             return None
         trial = self._next()
         if trial is None:
@@ -115,7 +115,7 @@ class Offered(NotKept, TuneSearcher):
 
     def _may_suggest(self) -> bool:
         config = self._sweep.config
-        most = min(config.trials or config.samples, config.samples)
+        most = min(config.max_trials or config.num_samples, config.num_samples)
         ended = self._record.closed() or self._stops.stop_all()
         return self._suggests and len(self._sweep.trials) < most and not ended
 

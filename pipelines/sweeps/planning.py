@@ -28,13 +28,13 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
         add(sweep, baseline, baseline=True)
     if config.search == "grid":
         with given_by_user(ValueError):
-            combinations = [values for values in grid(domains, config.points) if values != baseline]
+            combinations = [values for values in grid(domains, config.grid_points) if values != baseline]
         added = [add(sweep, values) for values in combinations if fits(sweep, values)]
         left_out = len(combinations) - len(added)
         if left_out:
             print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
     elif config.search == "random":
-        for index in range(config.samples - len(sweep.trials)):
+        for index in range(config.num_samples - len(sweep.trials)):
             before = [trial.values for trial in sweep.trials.values()]
             draws = (draw(domains, config.train.seed, index + attempt * 1_000_003) for attempt in range(MOST_DRAWS))
             values = next((values for values in draws if values not in before and fits(sweep, values)), None)

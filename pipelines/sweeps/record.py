@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from common.errors import UserError
 from pipelines.config.run import TrainConfig
-from pipelines.reports.sweep_trial import Figure, Trial
+from pipelines.reports.sweep_trial import MetricPoint, Trial
 from pipelines.sweeps.sweep import BUDGET, Budget, Sweep
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
 
-Outcome = Literal["finished", "stopped", "failed", "hindered"]
+Outcome = Literal["finished", "stopped", "failed", "retryable"]
 """How a trial's workers let go of it: trained to its end, saved and left, a user's error, or an error that has nothing to do with
 the trial (a full disk, MLflow gone)."""
 SAVE_SECONDS = 1.0
@@ -40,7 +40,7 @@ class Record:
         self.begun: set[str] = set()
         self.busy: dict[str, float] = {}
         """Trials that are being trained, and since when."""
-        self.hindered = ""
+        self.retryable = ""
         """Why no trial continues, where a person has to see to something first."""
         self.asked = False
         """Whether the sweep was asked to stop."""
@@ -88,7 +88,7 @@ class Record:
 
     def closed(self) -> bool:
         """Whether no trial is to begin or to continue any more."""
-        return self.asked or self.rests or bool(self.hindered) or bool(self.budget.spent())
+        return self.asked or self.rests or bool(self.retryable) or bool(self.budget.spent())
 
     def begin(self, trial: Trial) -> None:
         """A trial is trained from now on, for the first time or again; where none is to begin any more, it is asked to leave."""
@@ -96,7 +96,7 @@ class Record:
             self._stop(trial).ask()
             return
         if trial.id not in self.begun:
-            print(f"trial {trial.id} begins: {trial.told()}", flush=True)
+            print(f"trial {trial.id} begins: {trial.described()}", flush=True)
         trial.status = "running"
         trial.recorded = ""
         self._stop(trial).clear()
@@ -104,7 +104,7 @@ class Record:
         self.sweep.note(event="begin", trial=trial.id, time=time.time())
         self.begun.add(trial.id)
         self.busy[trial.id] = time.monotonic()
-        self._tails[trial.id] = Tail(self.sweep.run_place(trial).place / "metrics.jsonl")
+        self._tails[trial.id] = Tail(self.sweep.run_folder(trial).place / "metrics.jsonl")
 
     def exploit(self, trial: Trial, values: Mapping[str, Any], source: str, step: int) -> None:
         """A trial continues from another one's checkpoint, with other values."""
@@ -149,7 +149,7 @@ class Record:
 
     def _count(self, trial: Trial, step: int, value: float) -> None:
         self._come(trial, step)
-        trial.last = Figure(step, value)
+        trial.last = MetricPoint(step, value)
         if trial.best is None or value < trial.best.value:
             trial.best = trial.last
 
@@ -177,7 +177,7 @@ class Record:
                 self.sweep.save(trial, SAVE_SECONDS)
             if spent and not trial.reason:
                 trial.reason = spent
-            if spent or self.asked or self.hindered:
+            if spent or self.asked or self.retryable:
                 stop = self._stop(trial)
                 if not stop.asked():
                     stop.ask()
@@ -186,7 +186,7 @@ class Record:
 
     def died(self, trial: Trial, said: str) -> None:
         """A trial's workers died, and it is tried again. Where that has not helped, it is asked to leave as failed."""
-        step = self.sweep.run_place(trial).newest_step()
+        step = self.sweep.run_folder(trial).newest_step()
         before, count = self._deaths.get(trial.id, (-1, 0))
         count = count + 1 if step == before else 1
         self._deaths[trial.id] = (step, count)
@@ -215,13 +215,13 @@ class Record:
             self._end(trial, "failed", trial.reason.removeprefix("failed: "))
         elif outcome in ("finished", "failed"):
             self._end(trial, outcome, said)
-        elif outcome == "hindered":
-            self.hindered = self.hindered or f"trial {trial.id}: {said}"
+        elif outcome == "retryable":
+            self.retryable = self.retryable or f"trial {trial.id}: {said}"
             trial.status = "pending"
             self.sweep.save(trial)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)
-        elif self.asked or self.hindered or not asked:
+        elif self.asked or self.retryable or not asked:
             trial.status = "pending"
             self.sweep.save(trial)
         else:
@@ -239,4 +239,4 @@ class Record:
         self.on_end(trial)
 
     def _stop(self, trial: Trial) -> Stop:
-        return Stop(self.sweep.run_place(trial).place)
+        return Stop(self.sweep.run_folder(trial).place)

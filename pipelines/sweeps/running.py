@@ -16,7 +16,7 @@ from ray import tune
 
 from common.credentials import without_credentials
 from common.errors import UserError
-from common.lock import hold
+from common.lock import file_lock
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
 from pipelines.config.run import to_json
@@ -24,7 +24,7 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.reports.sweep_trial import Trial, named
-from pipelines.sweeps.capacity import Room
+from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import Record
@@ -55,7 +55,7 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would
     check_tracking(config.train.tracking, Path(config.train.root).absolute())
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
-    with hold(sweep.folder, "another process of this sweep"):
+    with file_lock(sweep.folder, "another process of this sweep"):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
@@ -63,12 +63,12 @@ def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> D
         )
         again = open_or_plan(sweep, domains)  # what is refused is refused before Ray starts
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
-        room = Room(config)
+        capacity = TrialCapacity(config)
         sweep.begin(command, again)
-        return run_trials(Record(sweep), domains, room, command)
+        return run_trials(Record(sweep), domains, capacity, command)
 
 
-def run_trials(record: Record, domains: dict[str, Any], room: Room, command: str) -> Done:
+def run_trials(record: Record, domains: dict[str, Any], capacity: TrialCapacity, command: str) -> Done:
     """Run the trials to their ends."""
     sweep = record.sweep
     config = sweep.config
@@ -80,11 +80,11 @@ def run_trials(record: Record, domains: dict[str, Any], room: Room, command: str
     try:
         tracking.again()
         over = sum(trial.over for trial in sweep.trials.values())
-        count = config.samples if config.suggested else len(sweep.trials)
+        count = config.num_samples if config.suggested else len(sweep.trials)
         begun = f", of which {over} are over" if over else ""
         print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
         with stop.on_signals():
-            grid = fit(record, domains, tracking, room, stop)
+            grid = fit(record, domains, tracking, capacity, stop)
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
         try:
@@ -130,7 +130,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
     if spent:
         left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
         if sweep.config.suggested:  # those that the searcher has not drawn
-            left += max(0, sweep.config.samples - len(sweep.trials))
+            left += max(0, sweep.config.num_samples - len(sweep.trials))
         if left:
             print(f"{spent}: {left} trials are not done; the same command with a larger budget goes on with them")
     return print_findings(read_sweep(sweep.folder), sweep.run.place)

@@ -27,7 +27,7 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.lock import LOCK
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig, flatten, to_json
 from pipelines.reports.sweep_result import fetch_sweep
 from pipelines.reports.sweep_trial import Trial, read_trial
@@ -38,7 +38,7 @@ from tune_spaces.drawing import Draw
 
 SCHEMA = 1
 """Of sweep.json; raised by any change that an older tune would not understand."""
-CHANGEABLE = ("train", "concurrent", "workers", "seconds", "tokens", "trials", "num_cpus")
+CHANGEABLE = ("train", "max_concurrent_trials", "workers", "time_budget_s", "token_budget", "max_trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
 """How the reason of a trial begins that a larger budget would continue."""
@@ -57,9 +57,9 @@ class Sweep:
     _saved: dict[str, float] = field(default_factory=dict)
 
     @property
-    def run(self) -> RunPlace:
+    def run(self) -> RunFolder:
         """Where it is: in a folder, or in a bucket and a working folder of this machine."""
-        return RunPlace.of(self.config.train)
+        return RunFolder.of(self.config.train)
 
     @property
     def folder(self) -> Path:
@@ -72,9 +72,9 @@ class Sweep:
         """
         config = self.config
         run = config.run_with(trial.values)
-        if config.equal == "tokens":
+        if config.equalize == "tokens":
             run = replace(run, steps=max(1, round(config.whole / run.tokens_per_step)))
-        elif config.equal == "flops":
+        elif config.equalize == "flops":
             whole = config.whole * self.flops_per_token(config.train)
             run = replace(run, steps=max(1, round(whole / (run.tokens_per_step * self.flops_per_token(run)))))
         every = run.validate_every
@@ -141,7 +141,7 @@ class Sweep:
                 self.save(trial)
 
     def _write_plan(self, command: str) -> None:
-        names = ("space", "preset", "samples", "search", "scheduler", "metric")
+        names = ("space", "preset", "num_samples", "search", "scheduler", "metric")
         values = {
             "schema": SCHEMA,
             "name": self.config.train.run,
@@ -162,9 +162,9 @@ class Sweep:
         """Where the sweep's own files on a trial are, here."""
         return self.folder / "trials" / trial.id
 
-    def run_place(self, trial: Trial) -> RunPlace:
+    def run_folder(self, trial: Trial) -> RunFolder:
         """Where the trial's run is."""
-        return RunPlace(self.run.place / f"trials/{trial.id}", trains=True)
+        return RunFolder(self.run.place / f"trials/{trial.id}", trains=True)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a small file of the sweep's, also into its bucket."""
@@ -248,8 +248,8 @@ class Budget:
     def spent(self) -> str:
         """Why no more is trained; empty while there is some left."""
         config = self._sweep.config
-        if config.seconds and time.monotonic() - self._began >= config.seconds:
-            return f"{BUDGET} of {config.seconds:g} s is spent"
-        if config.tokens and sum(trial.tokens for trial in self._sweep.trials.values()) >= config.tokens:
-            return f"{BUDGET} of {config.tokens:,} tokens is spent"
+        if config.time_budget_s and time.monotonic() - self._began >= config.time_budget_s:
+            return f"{BUDGET} of {config.time_budget_s:g} s is spent"
+        if config.token_budget and sum(trial.tokens for trial in self._sweep.trials.values()) >= config.token_budget:
+            return f"{BUDGET} of {config.token_budget:,} tokens is spent"
         return ""

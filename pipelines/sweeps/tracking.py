@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_place import RECORDS, RunPlace
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
@@ -24,7 +24,7 @@ from pipelines.reports.sweep_trial import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
-from pipelines.training.worker import Run, start_tracker
+from pipelines.training.worker import TrainInputs, start_tracker
 
 STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PARENT_SECONDS = 60.0
@@ -97,10 +97,10 @@ class SweepTracking:
         for name in ("metrics.jsonl", "config.json"):  # of a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")
         run = self.below(self._sweep.run_of(trial))
-        RunPlace.of(run).fetch(*RECORDS)
+        RunFolder.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")
-        tracker = start_tracker(run, Run(store, None, None, []), resume_step=None)
+        tracker = start_tracker(run, TrainInputs(store, None, None, []), resume_step=None)
         tags = {
             "sweep": self._sweep.config.train.run,
             "trial": trial.id,
@@ -113,7 +113,7 @@ class SweepTracking:
                 tracker.set_tag(key, value)
         sent = tracker.finish(STATUSES[trial.status])
         trial.recorded = self._recorded() if sent else ""
-        RunPlace.of(run).publish(*RECORDS)
+        RunFolder.of(run).publish(*RECORDS)
         self._silent = not sent
         self._sweep.save(trial)
         self._report(final=False)

@@ -36,9 +36,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from common.credentials import without_credentials
 from common.errors import UserError
 from common.places import Place
+from pipelines.checkpoints.cloning import clone_checkpoint
 from pipelines.checkpoints.run_file import run_from_json
-from pipelines.checkpoints.run_place import RunPlace
-from pipelines.checkpoints.taking_over import take_over
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
 from pipelines.reports.sweep_trial import read_trial
@@ -91,7 +91,7 @@ class TrialActor(tune.Trainable):
         """Take a trial, for the first time or again. It is trained from the step on that follows the metrics that it has."""
         self._others: list[Any] = []
         self._loop: TrialLoop | None = None
-        self._place = RunPlace.of(self._given.train).place / f"trials/{self.trial_name}"
+        self._place = RunFolder.of(self._given.train).place / f"trials/{self.trial_name}"
         trial = read_trial(self._place / "trial.json", self._given.metric)
         self._values = {field: new_config[field] for field in self._given.fields}
         self._end = trial if trial.over else None
@@ -186,7 +186,7 @@ class TrialActor(tune.Trainable):
         except UserError as error:
             ended = self._ended_by(error)
         self._loop = None
-        if ended and ended["outcome"] in ("failed", "hindered"):
+        if ended and ended["outcome"] in ("failed", "retryable"):
             raise NotSaved(f"{ended['outcome']}: {ended['said']}")
         pointer = {"trial": self.trial_name, "step": self._step}
         Path(checkpoint_dir, POINTER).write_text(json.dumps(pointer))
@@ -195,7 +195,7 @@ class TrialActor(tune.Trainable):
         """Continue from where a checkpoint of Tune's points: another trial's, where a population has copied that."""
         source, self._step = read_pointer(checkpoint)
         if source != self.trial_name:
-            take_over(self._place.parent / source / "checkpoints", self._place / "checkpoints", self._step)
+            clone_checkpoint(self._place.parent / source / "checkpoints", self._place / "checkpoints", self._step)
         while self._known and self._known[0][0] <= self._step:  # Tune has had these
             self._known.popleft()
 
@@ -217,7 +217,7 @@ class TrialActor(tune.Trainable):
 class NotSaved(Exception):
     """A trial that was to save could not: what has come of it and why, in a line that its driver reads."""
 
-    FORM = re.compile(r"NotSaved: (failed|hindered): (.*)")
+    FORM = re.compile(r"NotSaved: (failed|retryable): (.*)")
 
 
 class TrialRank:

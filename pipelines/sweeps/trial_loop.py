@@ -18,7 +18,7 @@ import torch
 from common.errors import UserError
 from common.lock import Locked
 from common.places import Place
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.record import Outcome
@@ -38,7 +38,7 @@ class TrialLoop:
         self._steps = config.steps
         self._last: list[tuple[int, float]] = []
         """The metric of the last step, which is given with the end."""
-        self._asked = Stop(RunPlace.of(config).place).asked
+        self._asked = Stop(RunFolder.of(config).place).asked
         self._results: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._waits = False
@@ -107,7 +107,7 @@ class Metrics:
     def __init__(self, config: TrainConfig, metric: str, after: int = 0) -> None:
         self._metric = metric
         self._newest = after
-        self._tail = Tail(Place.parse(RunPlace.of(config).folder) / "metrics.jsonl")
+        self._tail = Tail(Place.parse(RunFolder.of(config).folder) / "metrics.jsonl")
 
     def new(self) -> list[tuple[int, float]]:
         """Steps and values since the last call, of steps that are later than any before."""
@@ -121,7 +121,7 @@ class Metrics:
 
 def known_metrics(run: TrainConfig, metric: str, over: bool = False) -> list[tuple[int, float]]:
     """Steps and values of the metric up to the newest checkpoint, which training continues from; all where the trial is over."""
-    place = RunPlace.of(run)
+    place = RunFolder.of(run)
     place.fetch("metrics.jsonl")
     found = Metrics(run, metric).new()
     if over:
@@ -137,12 +137,12 @@ def ended_as(outcome: str, said: str) -> dict[str, Any]:
 
 def outcome_of(error: UserError) -> Outcome:
     """What a user's error makes of a trial: it is over, but for what has nothing to do with its config."""
-    return "hindered" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
+    return "retryable" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
 
 
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
     """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
-    run = RunPlace.of(config)
+    run = RunFolder.of(config)
     run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
     with messages_into_log(run.folder, world.rank):
         try:

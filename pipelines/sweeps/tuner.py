@@ -1,6 +1,6 @@
 """Runs a sweep's trials on Ray Tune, by its public interface: any scheduler of Tune's under Tune's own controller.
 
-    grid = fit(record, domains, tracking, room, stop)       # Tune's own ResultGrid
+    grid = fit(record, domains, tracking, capacity, stop)       # Tune's own ResultGrid
 
 Each start gives Tune all trials of the sweep. One that is over, or has come further than this start of Tune has heard, first
 reports the metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of
@@ -26,9 +26,9 @@ from ray.tune.stopper import Stopper
 
 from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
-from pipelines.sweeps.capacity import Room
+from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
-from pipelines.sweeps.offering import NotKept, Offered, name_of
+from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import Given, NotSaved, TrialActor, pointer_of
@@ -143,8 +143,8 @@ class Logged(NotKept, TrialScheduler):
 class Watch(NotKept, tune.Callback):
     """Follows the trials: what a population changes of them, how far they are, how they end."""
 
-    def __init__(self, record: Record, stop: Stop, room: Room) -> None:
-        self._room = room
+    def __init__(self, record: Record, stop: Stop, capacity: TrialCapacity) -> None:
+        self._room = capacity
         self._record = record
         self._sweep = record.sweep
         self._stop = stop
@@ -190,8 +190,8 @@ class Watch(NotKept, tune.Callback):
         ours = self._sweep.trials[str(trial)]
         said = why(trial)
         refused = NotSaved.FORM.search(said)
-        if refused and refused[1] == "hindered":
-            self._record.hindered = self._record.hindered or f"trial {ours.id}: {refused[2]}"
+        if refused and refused[1] == "retryable":
+            self._record.retryable = self._record.retryable or f"trial {ours.id}: {refused[2]}"
         else:
             self._record.died(ours, refused[2] if refused else f"a worker died ({said})")
 
@@ -232,7 +232,7 @@ def fit(
     record: Record,
     domains: Mapping[str, Any],
     tracking: SweepTracking,
-    room: Room,
+    capacity: TrialCapacity,
     stop: Stop,
     actor: type[TrialActor] = TrialActor,
 ) -> tune.ResultGrid:
@@ -242,23 +242,23 @@ def fit(
     notes = sweep.run.place / ".tune"
     notes.delete()
     keys = Keys()
-    watch = Watch(record, stop, room)
+    watch = Watch(record, stop, capacity)
     fields = tuple(sweep.fields) if config.populates else ()
-    given = Given(config.train, config.metric, config.least, room.use_gpu, fields)
+    given = Given(config.train, config.metric, config.least, capacity.use_gpu, fields)
     trainable = tune.with_resources(tune.with_parameters(actor, given=given), actor.resources(given))
     stops = stopper(config.stop)
     searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn()) if config.suggested else None
-    offered = Offered(record, searcher, stops, room, watch.trials, tracking)
-    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(room.at_once())}):
+    queue = QueueSearcher(record, searcher, stops, capacity, watch.trials, tracking)
+    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
         tuner = tune.Tuner(
             trainable,
-            param_space=None if offered.searches else offered.space(),
+            param_space=None if queue.searches else queue.space(),
             tune_config=tune.TuneConfig(
                 metric=config.metric,
                 mode="min",
-                num_samples=-1 if offered.searches else 1,
-                max_concurrent_trials=most_at_once(config, room),
-                search_alg=offered if offered.searches else None,
+                num_samples=-1 if queue.searches else 1,
+                max_concurrent_trials=most_at_once(config, capacity),
+                search_alg=queue if queue.searches else None,
                 scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
                 trial_name_creator=name_of,
@@ -281,15 +281,15 @@ def fit(
         finally:
             keys.show()
     record.budget.keep()
-    if record.hindered:
-        raise UserError(record.hindered)
+    if record.retryable:
+        raise UserError(record.retryable)
     return grid
 
 
-def most_at_once(config: SweepConfig, room: Room) -> int | None:
+def most_at_once(config: SweepConfig, capacity: TrialCapacity) -> int | None:
     """The limit of a person, which machines do not set by themselves; None without one, or where all trials wait for each other."""
-    limited = config.concurrent or config.num_cpus
-    return room.at_once() if limited and not config.suggested and not compares_all(config.scheduler) else None
+    limited = config.max_concurrent_trials or config.num_cpus
+    return capacity.at_once() if limited and not config.suggested and not compares_all(config.scheduler) else None
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ from tyro._errors import (
 
 from common.credentials import without_credentials
 from common.errors import UserError, is_users, listed, nearest
+from common.renamed import renamed
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.output import discard
@@ -307,9 +308,11 @@ def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> s
     if written in ("--model", "--model.name") and any(known.startswith("--model.") for known in options):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
     # else a field's name without the group that it stands in
-    near = difflib.get_close_matches(written, options, n=1, cutoff=0.6) or [
-        option for option in options if option.rpartition(".")[2] == written.lstrip("-")
-    ]
+    near = (
+        renamed(written, options)
+        or difflib.get_close_matches(written, options, n=1, cutoff=0.6)
+        or [option for option in options if option.rpartition(".")[2] == written.lstrip("-")]
+    )
     return f"unknown option {written}: {f'did you mean {near[0]}?' if near else '--help lists the options'}"
 
 

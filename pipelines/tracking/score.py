@@ -102,13 +102,13 @@ class Evaluation:
     """Of the documents' text; 0 where the tokenizer does not keep them all, and as `Score.bytes`."""
     seed: int | None = None
     """Seed of the training; None where a report does not name it."""
-    thing: str = ""
+    config_hash: str = ""
     """The same of trainings and readings that differ in the seed alone."""
 
     @property
     def alike(self) -> tuple[object, ...]:
         """The same of those that differ in the training's seed alone; empty where it is not known."""
-        return (self.thing, self.step, self.store_fingerprint, self.carried.bucket) if self.thing else ()
+        return (self.config_hash, self.step, self.store_fingerprint, self.carried.bucket) if self.config_hash else ()
 
     @property
     def bits_per_character(self) -> float:

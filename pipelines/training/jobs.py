@@ -25,10 +25,10 @@ from pathlib import Path
 
 from common.credentials import without_credentials
 from common.files import digest
-from common.lock import hold
+from common.lock import file_lock
 from common.places import Place
 from pipelines import python_path
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
 
@@ -71,7 +71,7 @@ class Job:
 def mark(place: Place) -> str:
     """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
     if place.name == "checkpoints":
-        newest = next(iter(RunPlace(place.parent).checkpoint_names()), "none")
+        newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
     if place.is_dir():
         files = [file for file in place.list(recursive=True) if not file.is_dir]
@@ -97,7 +97,7 @@ class Record:
     def keep(self, job: Job) -> None:
         """Note that the job is done."""
         fingerprint = job.fingerprint()
-        with hold(self.file.parent, "another command", patience=60.0):
+        with file_lock(self.file.parent, "another command", patience=60.0):
             fingerprints = {**self._fingerprints(), job.name: fingerprint}
             self.file.write_atomically(json.dumps(fingerprints, indent=1).encode())
 

@@ -47,7 +47,7 @@ from recur_models.protocol import concat_lanes, select_lanes
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainInputs:
     """What a run reads, opened and checked."""
 
     train_store: SegmentStore
@@ -62,7 +62,7 @@ class Run:
 @collected_by_hand()
 def train(
     config: TrainConfig,
-    run: Run,
+    run: TrainInputs,
     world: World,
     tracker: Tracker | None,
     asked_to_stop: Callable[[], bool],
@@ -141,14 +141,14 @@ def train(
         read_B = digest_lanes(read_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
         labels_B = np.count_nonzero(batch.targets_BT != IGNORE, axis=1)
-        targets = max(world.count(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
+        targets = max(world.all_reduce_int(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
 
         # Forward and backward: nats over the *global* number of targets; DDP averages, hence times the number of processes
         health = Health()
         states_after: list[State] = []
         for rows in groups_of(lanes, config.micro_lanes):
             given = tokens_BT[rows], select_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
-            with world.averaging(wrapped, rows.stop == lanes):  # with the last rows' gradients all are summed up
+            with world.gradient_sync(wrapped, rows.stop == lanes):  # with the last rows' gradients all are summed up
                 with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
@@ -164,7 +164,7 @@ def train(
         # Update
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule) * group.get("lr_scale", 1.0)
-        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
+        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -185,7 +185,7 @@ def train(
                     **{f"recurrence/{name}": value for name, value in health.figures().items()},
                 }
                 tracker.log(metrics, done)
-                if done > config.schedule.warmup:
+                if done > config.schedule.warmup_steps:
                     progress.warn_of_unused_state(health, tracker, done)
             sums = torch.zeros_like(sums)
             progress.logged = timed = done
@@ -285,4 +285,4 @@ def check_finite(value: float, step: int, saver: Saver) -> None:
         if saved != 0:
             newest = f"the checkpoint of step {saved}" if saved else "the newest checkpoint"
             then = f"with --allow-change for that field, the run resumes from {newest}"
-        raise UserError(f"the loss became {value} by step {step}: lower optim.lr or optim.clip; {then}")
+        raise UserError(f"the loss became {value} by step {step}: lower optim.lr or optim.max_grad_norm; {then}")

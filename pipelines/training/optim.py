@@ -56,10 +56,14 @@ def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleC
 
     Every schedule is multiplied by min(step, warmup) / warmup, steps counted from 1, as the block-recurrent paper's code does.
     """
-    warm = min(1.0, (step + 1) / max(schedule.warmup, 1))
+    warm = min(1.0, (step + 1) / max(schedule.warmup_steps, 1))
     if schedule.name == "inverse-sqrt":
-        return optim.lr * warm / math.sqrt(max(step + 1, schedule.warmup, 1))
+        return optim.lr * warm / math.sqrt(max(step + 1, schedule.warmup_steps, 1))
     if schedule.name == "constant":
         return optim.lr * warm
-    progress = min(1.0, max(0.0, (step - schedule.warmup) / max(1, steps - schedule.warmup)))
-    return optim.lr * warm * (schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * progress)))
+    progress = min(1.0, max(0.0, (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)))
+    return (
+        optim.lr
+        * warm
+        * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+    )

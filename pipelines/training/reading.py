@@ -1,13 +1,13 @@
 """One pass of a model over whole documents, State carried from their first token to their last; sinks keep what it makes of them.
 
-    share = Share("all", store, store.lengths, lanes=8, segment_length=1024)
-    Reading(load_model, [share], sink, folder).read(workers=2, progress=print)
+    shard = Shard("all", store, store.lengths, lanes=8, segment_length=1024)
+    DocumentPass(load_model, [shard], sink, folder).read(workers=2, progress=print)
 
-One process reads a share over its lanes, the longest documents first. Its sink gets what the model makes of each step: losses, or
+One process reads a shard over its lanes, the longest documents first. Its sink gets what the model makes of each step: losses, or
 hidden states. What the sink keeps is saved every few seconds with the State, and the same command again resumes there. Where
 something is cleared, documents begin with a segment, so that it is cleared at the same tokens whatever the lanes.
 
-    <folder>/<name of a share>     checksum, then safetensors
+    <folder>/<name of a shard>     checksum, then safetensors
 
 The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows or
 more; products of fewer rows are rounded in another way, in the last bit.
@@ -41,7 +41,7 @@ from recur_models.losses import hidden_states
 
 SAVE_SECONDS = 5.0
 SAVE_SHARE = 0.05
-"""A share is saved every so many seconds, or so seldom that saving takes so much of the time."""
+"""A shard is saved every so many seconds, or so seldom that saving takes so much of the time."""
 KEPT = "="
 """Begins the names of what a sink keeps, as against those of State."""
 MOST_WORKERS = 8
@@ -49,12 +49,12 @@ WORTH_A_WORKER = 3e11
 """Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
 stand."""
 
-Clear = Literal["nothing", "states", "everything"]
+StateMode = Literal["nothing", "states", "everything"]
 """What is put back to its initial value: the study of section 4.6 clears the states."""
 
 
 @dataclass(frozen=True)
-class Clearing:
+class StateReset:
     """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
 
     every: int = 0
@@ -75,7 +75,7 @@ class Clearing:
         return self.every * block or self.at or segment_length
 
 
-SEGMENTS = Clearing()
+SEGMENTS = StateReset()
 
 
 class Segment(NamedTuple):
@@ -99,8 +99,8 @@ def read_segments(
     lanes: tuple[int, int],
     device: torch.device,
     *,
-    clearing: Clear = "nothing",
-    where: Clearing = SEGMENTS,
+    clearing: StateMode = "nothing",
+    where: StateReset = SEGMENTS,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     begin: int = 0,
     state: State | None = None,
@@ -137,20 +137,20 @@ def read_segments(
         yield Segment(step, schedule, batch, output, wrong_BT[0] if wrong_BT else None, state)
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """Documents that one process reads in one way."""
 
     name: str
     store: TokenStore
     lengths: np.ndarray
-    """int64 [documents]. Tokens of each document of the store; 0 of those in other shares."""
+    """int64 [documents]. Tokens of each document of the store; 0 of those in other shards."""
     lanes: int
     segment_length: int
-    clearing: Clear = "nothing"
-    where: Clearing = SEGMENTS
+    clearing: StateMode = "nothing"
+    where: StateReset = SEGMENTS
 
-    def shared_out(self, count: int, block: int) -> list[Self]:
-        """Its documents in so many shares: the longest first, each to the share that has least. Shares without documents are left
+    def split(self, count: int, block: int) -> list[Self]:
+        """Its documents in so many shards: the longest first, each to the shard that has least. Shares without documents are left
         out. None has more lanes than its longest document leaves something to do for.
         """
         aligned = self.clearing != "nothing"
@@ -176,38 +176,38 @@ class Share(NamedTuple):
 
 Kept = dict[str, np.ndarray]
 """What a sink fills, by name: it is saved with the State. A mapped file is flushed then, before anything else is saved."""
-Sink = Callable[[Share, Kept], AbstractContextManager[Callable[[Segment], None]]]
-"""What a process opens for a share: it gets what was kept of it, and gives what takes in each segment."""
+Sink = Callable[[Shard, Kept], AbstractContextManager[Callable[[Segment], None]]]
+"""What a process opens for a shard: it gets what was kept of it, and gives what takes in each segment."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class DocumentPass:
     """Shares that a model reads. All is picklable where there are several workers."""
 
     model: Callable[[], RecurrentModel]
     """Gives it, in evaluation mode."""
-    shares: Sequence[Share]
+    shards: Sequence[Shard]
     sink: Sink
     folder: Path | None = None
-    """Where shares are saved, by their names; without it those that are not finished are read anew."""
+    """Where shards are saved, by their names; without it those that are not finished are read anew."""
     hidden: bool = False
     """Sinks get hidden states in the place of losses."""
 
     @property
     def tokens(self) -> int:
-        """Of all shares."""
-        return sum(int(share.lengths.sum()) for share in self.shares)
+        """Of all shards."""
+        return sum(int(shard.lengths.sum()) for shard in self.shards)
 
     def read(self, workers: int, progress: Callable[[int], None]) -> None:
         """Read what is not read yet. ``progress(tokens)`` is called with how many more of `tokens` have been.
 
         Raises what `over_processes` does.
         """
-        over_processes(self._open, len(self.shares), workers, progress)
+        over_processes(self._open, len(self.shards), workers, progress)
 
-    def saved(self, share: Share) -> tuple[int, Kept, State]:
+    def saved(self, shard: Shard) -> tuple[int, Kept, State]:
         """Steps, what the sink kept of them, and the State; 0 steps where nothing is there, or what is there is damaged."""
-        path = self.folder / share.name if self.folder else None
+        path = self.folder / shard.name if self.folder else None
         data = path.read_bytes() if path and path.exists() else b""
         if xxhash.xxh3_64_digest(memoryview(data)[8:]) != data[:8]:
             return 0, {}, {}
@@ -216,7 +216,7 @@ class Reading:
         return int(found.pop("step")), kept, found
 
     def _save(self, path: Path, step: int, kept: Kept, state: State) -> None:
-        # A copy: safetensors takes none that share memory.
+        # A copy: safetensors takes none that shard memory.
         here = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         for name, array in kept.items():
             if isinstance(array, np.memmap):
@@ -228,28 +228,28 @@ class Reading:
 
     def _open(self, device: torch.device) -> Callable[[int], Iterator[int]]:
         model = self.model().to(device)
-        return lambda number: self._read(model, self.shares[number], device)
+        return lambda number: self._read(model, self.shards[number], device)
 
     @torch.inference_mode()
-    def _read(self, model: RecurrentModel, share: Share, device: torch.device) -> Iterator[int]:
-        """Read a share, from where it was saved; tokens, step by step."""
-        sizes = {"lanes": share.lanes, "segment_length": share.segment_length, "block": model.block}
-        schedule = EvaluationLanes(share.lengths, **sizes, aligned=share.clearing != "nothing")
-        first, kept, state = self.saved(share)
-        how: dict[str, Any] = {"clearing": share.clearing, "where": share.where, "hidden": self.hidden, "begin": first}
+    def _read(self, model: RecurrentModel, shard: Shard, device: torch.device) -> Iterator[int]:
+        """Read a shard, from where it was saved; tokens, step by step."""
+        sizes = {"lanes": shard.lanes, "segment_length": shard.segment_length, "block": model.block}
+        schedule = EvaluationLanes(shard.lengths, **sizes, aligned=shard.clearing != "nothing")
+        first, kept, state = self.saved(shard)
+        how: dict[str, Any] = {"clearing": shard.clearing, "where": shard.where, "hidden": self.hidden, "begin": first}
         if first:
             how["state"] = {name: tensor.to(device) for name, tensor in state.items()}
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved = time.monotonic()
         pause = SAVE_SECONDS
-        with self.sink(share, kept) as add:
-            segments = read_segments(model, share.store, schedule, (0, schedule.lanes), device, **how)
+        with self.sink(shard, kept) as add:
+            segments = read_segments(model, shard.store, schedule, (0, schedule.lanes), device, **how)
             for step, segment in enumerate(segments, first + 1):
                 add(segment)
                 over = step == schedule.steps
                 if self.folder and (over or time.monotonic() - saved > pause):
                     began = time.monotonic()
-                    self._save(self.folder / share.name, step, kept, {} if over else segment.state)
+                    self._save(self.folder / shard.name, step, kept, {} if over else segment.state)
                     saved = time.monotonic()
                     pause = max(SAVE_SECONDS, (saved - began) / SAVE_SHARE)
                 yield schedule.valid_tokens(step - 1)

@@ -3,10 +3,10 @@
     score = score_split(model, store, lanes=8, segment_length=1024, world=World.alone())      # validation inside the loop
     score.bits_per_token, score.bits_per_byte, score.word_perplexity
 
-    scoring = Scoring(checkpoint, model, store, ("nothing", "states"), SEGMENTS, lanes=8, segment_length=1024, shares=2, folder=f)
-    scores = scoring.scores(workers=2, progress=print)                                # `pipelines.evaluate`: one for each way
+    scoring = Scoring(checkpoint, model, store, ("nothing", "states"), SEGMENTS, lanes=8, segment_length=1024, shards=2, folder=f)
+    scores = scoring.scores(workers=2, progress=print)                                # `pipelines.evaluate`: one for each mode
 
-Letters: B lanes · T tokens · K blocks · N blocks that were read, or positions of a share · P positions, in buckets of a document ·
+Letters: B lanes · T tokens · K blocks · N blocks that were read, or positions of a shard · P positions, in buckets of a document ·
 G groups of the text.
 """
 
@@ -32,7 +32,16 @@ from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.config.run import ModelSettings
 from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
-from pipelines.training.reading import SEGMENTS, Clear, Clearing, Kept, Reading, Segment, Share, read_segments
+from pipelines.training.reading import (
+    SEGMENTS,
+    DocumentPass,
+    Kept,
+    Segment,
+    Shard,
+    StateMode,
+    StateReset,
+    read_segments,
+)
 from pipelines.training.world import World
 from recur_models import RECURRENT, ModelConfig, RecurrentModel
 from recur_models.protocol import kind_of
@@ -63,7 +72,7 @@ def carries_states(config: ModelSettings, vocab_size: int) -> bool:
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
     """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
 
-    ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents share them.
+    ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents shard them.
     """
     batch = segment.batch
     targets_BT = torch.from_numpy(batch.targets_BT >= 0)
@@ -78,7 +87,7 @@ def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarra
 
 
 @contextmanager
-def token_nats(file: Path, lengths: np.ndarray, share: Share, kept: Kept) -> Iterator[Callable[[Segment], None]]:
+def token_nats(file: Path, lengths: np.ndarray, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
     """A sink that puts the nats of each token where it stands in the split, into a file, float32 [tokens of the split].
 
     ``lengths``: int64, those of all its documents.
@@ -100,7 +109,7 @@ def token_nats(file: Path, lengths: np.ndarray, share: Share, kept: Kept) -> Ite
 
 @dataclass(frozen=True)
 class Scoring:
-    """A checkpoint that is scored on all of a split, whose documents several processes share.
+    """A checkpoint that is scored on all of a split, whose documents several processes shard.
 
     Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read them
     changes nothing.
@@ -110,13 +119,13 @@ class Scoring:
     model: ModelConfig
     """The checkpoint's, or another one that its weights are read with."""
     store: SegmentStore
-    ways: tuple[Clear, ...]
+    state_modes: tuple[StateMode, ...]
     """The first reads all. What the others clear, a document may be too short for: it is not read again."""
-    where: Clearing
+    where: StateReset
     lanes: int
     """Documents that a process reads side by side."""
     segment_length: int
-    shares: int
+    shards: int
     folder: Path
     """Where what has been read is kept."""
 
@@ -131,8 +140,8 @@ class Scoring:
         return bucket_of(self.store.lengths, self.model.block)
 
     @cached_property
-    def reading(self) -> Reading:
-        """All shares of all ways, those of the first way first, with a sink of sums.
+    def reading(self) -> DocumentPass:
+        """All shards of all state_modes, those of the first mode first, with a sink of sums.
 
         Raises UserError where the split has no token.
         """
@@ -140,19 +149,19 @@ class Scoring:
         if not lengths.any():
             raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
         model = [self.checkpoint.digest, self.model.to_json(), self.store.manifest.fingerprint]
-        key = digest([*model, asdict(self.where), self.lanes, self.segment_length, self.shares, self.bucket, LAYOUT])
+        key = digest([*model, asdict(self.where), self.lanes, self.segment_length, self.shards, self.bucket, LAYOUT])
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = list[Share]()
-        for way in self.ways:
-            read = lengths if way == self.ways[0] else np.where(lengths > self.beyond, lengths, 0)
-            whole = Share(f"{key}-{way}", self.store, read, self.lanes, self.segment_length, way, self.where)
-            found += whole.shared_out(self.shares, self.model.block)
-        return Reading(self.load, found, self.sums, self.folder)
+        found = list[Shard]()
+        for mode in self.state_modes:
+            read = lengths if mode == self.state_modes[0] else np.where(lengths > self.beyond, lengths, 0)
+            whole = Shard(f"{key}-{mode}", self.store, read, self.lanes, self.segment_length, mode, self.where)
+            found += whole.split(self.shards, self.model.block)
+        return DocumentPass(self.load, found, self.sums, self.folder)
 
     @contextmanager
-    def sums(self, share: Share, kept: Kept) -> Iterator[Callable[[Segment], None]]:
+    def sums(self, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
         """A sink of sums [3, N], over N positions of its documents, document after document."""
-        counts = -(-share.lengths // self.bucket)
+        counts = -(-shard.lengths // self.bucket)
         sums_3N = kept.setdefault("sums", np.zeros((3, int(counts.sum()))))
         yield partial(add_to, sums_3N, bucket=self.bucket, starts=np.cumsum(counts) - counts)
 
@@ -161,19 +170,19 @@ class Scoring:
         return self.model.restore(self.checkpoint.meta["vocab_size"], self.checkpoint.weights()).eval()
 
     def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
-        """Read all; one score for each way. Raises UserError where the split has no token, or is labelled and has no label."""
+        """Read all; one score for each mode. Raises UserError where the split has no token, or is labelled and has no label."""
         self.reading.read(workers, progress)
         counts = -(-self.store.lengths // self.bucket)
         edges = np.concatenate([[0], np.cumsum(counts)])
         sums_3N = np.zeros((3, int(edges[-1])))
         found = []
-        for way in self.ways:
-            sums_3N = sums_3N.copy()  # of documents that a cleared way need not read, those of the first way
-            for share in self.reading.shares:
-                if share.clearing == way:
-                    step, kept, _ = self.reading.saved(share)
-                    assert step, f"{self.folder / share.name} is not what was written"
-                    sums_3N[:, np.repeat(share.lengths > 0, counts)] = kept["sums"]
+        for mode in self.state_modes:
+            sums_3N = sums_3N.copy()  # of documents that a cleared mode need not read, those of the first mode
+            for shard in self.reading.shards:
+                if shard.clearing == mode:
+                    step, kept, _ = self.reading.saved(shard)
+                    assert step, f"{self.folder / shard.name} is not what was written"
+                    sums_3N[:, np.repeat(shard.lengths > 0, counts)] = kept["sums"]
             sums_3P = np.zeros((3, int(counts.max())))
             for start, stop in pairwise(edges):
                 sums_3P[:, : stop - start] += sums_3N[:, start:stop]
@@ -193,8 +202,8 @@ def score_split(
     lanes: int,
     segment_length: int,
     world: World,
-    clearing: Clear = "nothing",
-    where: Clearing = SEGMENTS,
+    clearing: StateMode = "nothing",
+    where: StateReset = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,

@@ -3,7 +3,7 @@
 The signals are SIGTERM (what a preempted machine sends), Ctrl-C, SIGHUP (a terminal or an ssh session that closes), and SIGUSR1 and
 SIGUSR2 (what Slurm sends ahead of a time limit with `--signal=USR1@90`).
 
-    stop = Stop(RunPlace.of(config).place)
+    stop = Stop(RunFolder.of(config).place)
     with stop.on_signals():
         train_as_worker(config, world, stop.asked)      # after the step at hand it saves, waits for the disk, and raises Stopped
 

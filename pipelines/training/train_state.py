@@ -36,7 +36,7 @@ class TrainState:
     def note_validation(self, metrics: Mapping[str, float], step: int, config: TrainConfig) -> None:
         """Keep what later steps ask of a validation."""
         worth = metrics.get("validation/worth_of_states_bits")
-        if worth is not None and step > config.schedule.warmup:
+        if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
         bits = metrics.get("validation/bits_per_token")
         if bits is not None:  # none where nothing is to be predicted

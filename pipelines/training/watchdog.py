@@ -1,6 +1,6 @@
 """Ends a run that hangs, and says which rank stood where.
 
-    with Heartbeat(RunPlace.of(config), world, seconds=1800) as heart:
+    with Heartbeat(RunFolder.of(config), world, seconds=1800) as heart:
         heart.beat(step)                        # in the loop
 
 A beat writes the step into `<run>/logs/heartbeat-<rank>.json`, once a second. A thread watches, and touches no file while the
@@ -31,7 +31,7 @@ import psutil
 
 from common.places import Place
 from pipelines import PACKAGE_ROOT
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.training.world import World
 
 LOOP = str(PACKAGE_ROOT / "training" / "loop.py")
@@ -61,7 +61,7 @@ class Pulse:
 class Heartbeat:
     """The watch over one process's loop; the thread that makes it is the one that is watched."""
 
-    def __init__(self, run: RunPlace, world: World, seconds: float) -> None:
+    def __init__(self, run: RunFolder, world: World, seconds: float) -> None:
         self._run = run
         self._world = world
         self._seconds = seconds
@@ -163,6 +163,6 @@ class Heartbeat:
                         process.kill()
 
 
-def hang_file(run: RunPlace) -> Place:
+def hang_file(run: RunFolder) -> Place:
     """Where a process that ends itself leaves its sentence, for whoever started it."""
     return run.place / "logs" / "hang.txt"

@@ -14,12 +14,12 @@ from typing import Any
 
 from common.credentials import without_credentials
 from common.errors import UserError, given_by_user
-from common.lock import hold
+from common.lock import file_lock
 from common.places import Place
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
-from pipelines.checkpoints.run_place import RECORDS, RunPlace, root_of
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
@@ -27,7 +27,7 @@ from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
-from pipelines.training.loop import Run
+from pipelines.training.loop import TrainInputs
 from pipelines.training.restoring import check_shapes
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
@@ -37,7 +37,7 @@ ZOMBIE_SECONDS = 60.0
 """How long a start waits for a process of an earlier one to end."""
 
 
-def open_run(config: TrainConfig, world: World | None = None) -> Run:
+def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
     """Open stores and the newest good checkpoint (with a world: the one that rank 0 has found).
 
     Raises a ValueError in one sentence when they do not fit the config.
@@ -59,10 +59,10 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
     tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     world = world or World.alone()
     resume, complaints = place.newest() if world.rank == 0 else (None, [])
-    name = world.first(resume.folder.name if resume else "")
+    name = world.broadcast_str(resume.folder.name if resume else "")
     if world.rank > 0 and name:
         try:
             resume = place.open_checkpoint(name)
@@ -80,7 +80,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> Run:
         check_shapes(resume, config, place.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
-    return Run(train_store, validation_store, resume, warnings, initial)
+    return TrainInputs(train_store, validation_store, resume, warnings, initial)
 
 
 def train_as_worker(
@@ -94,9 +94,9 @@ def train_as_worker(
     Raises Stopped when it was asked to, and has saved.
     """
     plugins.load()
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     records = RECORDS if world.rank == 0 else ()
-    fence = hold(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    fence = file_lock(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
         place.fetch(*records)
         run = open_run(config, world)
@@ -113,7 +113,7 @@ def train_as_worker(
 
 
 @contextmanager
-def tracked(config: TrainConfig, run: Run, world: World) -> Iterator[Tracker | None]:
+def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tracker | None]:
     """Rank 0's tracker, which is told how the block ends, and says where the run begins; None on the other ranks."""
     if world.rank > 0:
         yield None
@@ -140,10 +140,10 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
     tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
 
 
-def start_tracker(config: TrainConfig, run: Run, resume_step: int | None) -> Tracker:
+def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None) -> Tracker:
     """The run in MLflow, with its config as params and its data set as an input. ``resume_step`` is None where the run is over."""
     manifest = run.train_store.manifest
-    place = RunPlace.of(config)
+    place = RunFolder.of(config)
     values = to_json(config)
     initial = run.initial
     began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}

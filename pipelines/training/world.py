@@ -53,7 +53,7 @@ class World:
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def averaging(self, wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
+    def gradient_sync(self, wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
         """Where a pass's gradients are averaged over the processes as they come, or only summed up here until a later pass."""
         return nullcontext() if now or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync()
 
@@ -63,7 +63,7 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def count(self, number: int) -> int:
+    def all_reduce_int(self, number: int) -> int:
         """The sum over the processes of a number that each has on its CPU."""
         total = torch.tensor(number)
         if self.size > 1:
@@ -72,9 +72,9 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
-        return self.count(int(flag)) > 0
+        return self.all_reduce_int(int(flag)) > 0
 
-    def first(self, text: str) -> str:
+    def broadcast_str(self, text: str) -> str:
         """What rank 0 says, on every process: a name, or nothing."""
         said = [text]
         if self.size > 1:

@@ -33,8 +33,8 @@ def on_pg19(model: ModelSettings) -> TrainConfig:
     return TrainConfig(
         model=model,
         data=DataConfig(corpus="pg19", lanes=TOKENS_PER_STEP // segment, segment_length=segment),
-        optim=OptimConfig(name="adafactor", lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, clip=0.0),
-        schedule=ScheduleConfig(name="inverse-sqrt", warmup=1000),
+        optim=OptimConfig(name="adafactor", lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=0.0),
+        schedule=ScheduleConfig(name="inverse-sqrt", warmup_steps=1000),
         steps=500_000,
         num_workers=32,
         validate_every=5000,
@@ -45,7 +45,7 @@ def on_pg19(model: ModelSettings) -> TrainConfig:
 
 def cosine(config: TrainConfig, lr: float) -> TrainConfig:
     """The same run with a cosine schedule, from ``lr`` to a tenth of it."""
-    schedule = ScheduleConfig(name="cosine", warmup=1000, final=0.1)
+    schedule = ScheduleConfig(name="cosine", warmup_steps=1000, min_lr_ratio=0.1)
     return replace(config, optim=replace(config.optim, lr=lr), schedule=schedule)
 
 

@@ -99,8 +99,8 @@ def fine_tuned(model: DecoderConfig, corpus: str) -> TrainConfig:
     return TrainConfig(
         model=model,
         data=DataConfig(corpus=corpus, lanes=LANES, segment_length=segment),
-        optim=OptimConfig(name="adamw", lr=5e-5, betas=(0.9, 0.999), weight_decay=0.0, clip=0.0),
-        schedule=ScheduleConfig(name="constant", warmup=100),
+        optim=OptimConfig(name="adamw", lr=5e-5, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=0.0),
+        schedule=ScheduleConfig(name="constant", warmup_steps=100),
         steps=two_epochs(corpus, model.block),
         num_workers=1,
         recompute="block",

@@ -26,7 +26,7 @@ from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
-from studies.papers.trainings import Place, Training
+from studies.papers.trainings import StudyFolder, Training
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Plan:
     table: Table
     scale: Scale
     seeds: tuple[int, ...]
-    place: Place
+    place: StudyFolder
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
         """What is trained for a row's columns; ``prepared``: of what there is a store of."""

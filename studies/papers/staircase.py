@@ -91,8 +91,8 @@ def core(layers: int, d_model: int, heads: int, mlp_dim: int, dropout: float) ->
 TASK_SIZE = core(layers=4, d_model=256, heads=4, mlp_dim=1024, dropout=0.2)
 WIDE = {"d_model": 512, "heads": 8, "mlp_dim": 1984}
 ON_TASK: dict[str, Any] = {
-    "optim": OptimConfig(name="adamw", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, clip=0.1),
-    "schedule": ScheduleConfig(name="constant", warmup=1000),
+    "optim": OptimConfig(name="adamw", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=0.1),
+    "schedule": ScheduleConfig(name="constant", warmup_steps=1000),
     "steps": 50_000,
     "validate_every": 1000,
     "validate_tokens": 0,
@@ -105,8 +105,8 @@ ENWIK8_WIDE = {"d_model": 1792, "heads": 28, "mlp_dim": 6784}
 REDDIT_SIZE = core(layers=8, d_model=1024, heads=16, mlp_dim=4096, dropout=0.1)
 REDDIT_WIDE = {"d_model": 2560, "heads": 40, "mlp_dim": 10_240}
 ON_TEXT: dict[str, Any] = {
-    "optim": OptimConfig(name="adamw", lr=2.5e-4, betas=(0.9, 0.999), weight_decay=0.0, clip=0.25),
-    "schedule": ScheduleConfig(name="cosine", warmup=1000, final=0.0),
+    "optim": OptimConfig(name="adamw", lr=2.5e-4, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=0.25),
+    "schedule": ScheduleConfig(name="cosine", warmup_steps=1000, min_lr_ratio=0.0),
     "steps": 400_000,
     "num_workers": 8,
     "validate_every": 4000,
@@ -148,7 +148,7 @@ TASKS = {
     "Random Walk": Task(
         "walk",
         Data("random-walk", options=tuple(CURRICULUM.split())),
-        DataConfig(corpus="random-walk", order="listed", lanes=64, segment_length=400),  # a walk's steps
+        DataConfig(corpus="random-walk", order="sequential", lanes=64, segment_length=400),  # a walk's steps
         ON_TASK,
         family(TASK_SIZE, step=32, span=100, lstm=440, universal=WIDE),
     ),

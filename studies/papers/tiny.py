@@ -15,7 +15,7 @@ def tiny_run(model: ModelSettings, data: DataConfig, lr: float, steps: int = 100
         model=model,
         data=data,
         optim=OptimConfig(name="adamw", lr=lr),
-        schedule=ScheduleConfig(name="cosine", warmup=100),
+        schedule=ScheduleConfig(name="cosine", warmup_steps=100),
         root=root,
         steps=steps,
         num_workers=0,

@@ -1,6 +1,6 @@
 """What stands behind a table: stores, trainings and evaluations, each made once by its own command, and what they will cost.
 
-    place = Place(root=Path("runs/paper"), sources={"pg19": "books"})
+    place = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
     training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
     failed = run_jobs([training.job()], at_once=2)               # as `pipelines.train` on the command line: it resumes where it was
     failed = run_jobs([training.evaluating({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
@@ -30,7 +30,7 @@ from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import TrainConfig, check_resumable, may_change
 from pipelines.presets import PRESETS
@@ -64,7 +64,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Place:
+class StudyFolder:
     """Where stores, runs and reports are, and what holds for all trainings there."""
 
     root: Path
@@ -130,7 +130,7 @@ class Place:
 class Training:
     """One run below a place's root."""
 
-    place: Place
+    place: StudyFolder
     data: Data
     config: TrainConfig
     preset: str
@@ -152,7 +152,7 @@ class Training:
 
     def is_done(self) -> bool:
         """Whether its last step is saved. Raises UserError where another run has its name."""
-        newest = next(iter(RunPlace.parse(self.folder).complete_checkpoints()), None)
+        newest = next(iter(RunFolder.parse(self.folder).complete_checkpoints()), None)
         if newest is not None:
             try:
                 check_resumable(newest.meta["config"], self.config, self.folder)
@@ -163,7 +163,7 @@ class Training:
 
     def scored(self) -> Checkpoint | None:
         """The checkpoint that is scored; None before there is one. A run that was never validated has no best one: its newest."""
-        whole = RunPlace.parse(self.folder).complete_checkpoints()
+        whole = RunFolder.parse(self.folder).complete_checkpoints()
         chosen = best(whole) if self.checkpoint == "best" else []
         return next(iter([*chosen, *whole]), None)
 

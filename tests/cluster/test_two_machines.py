@@ -14,7 +14,7 @@ import pytest
 
 from common.places import Place
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from tests.cluster.conftest import Laptop
 from tests.waiting import wait_until
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.cluster]
 
 TINY = shlex.split("""
     --model.layers 2 --model.recurrent-layers 2 --model.states 8 --model.d-model 32 --model.heads 2 --model.head-dim 16
-    --model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup 4
+    --model.mlp-dim 64 --model.window 16 --model.dropout 0.0 --data.lanes 4 --data.segment-length 64 --schedule.warmup-steps 4
     --log-every 1 --validate-every 0 --use-gpu no --tracking.system-metrics off --placement.strategy strict-spread
 """)
 PREPARE = ("text", "--source", "books", "--store", "runs/store.v1", "--part-bytes", "20000", "--segment-length", "128")
@@ -39,7 +39,7 @@ def prepared(laptop: Laptop) -> None:
 
 
 def step_of(laptop: Laptop, run: str) -> int:
-    return RunPlace.parse(laptop.shared / "runs" / run).newest_step()
+    return RunFolder.parse(laptop.shared / "runs" / run).newest_step()
 
 
 def logged(laptop: Laptop, run: str) -> int:
@@ -233,7 +233,7 @@ BUCKET = ("--data.store", "s3://books/store.v1", "--root", "s3://books/runs")
 def test_a_bucket_and_no_shared_folder(laptop: Laptop) -> None:
     words = ("small-rec", *TINY, *BUCKET, "--run", "far", "--num-workers", "2", "--checkpoint.every", "20")
     said = laptop.job("train", *words, "--steps", "100000", options=("--no-wait",))
-    run = RunPlace.parse("s3://books/runs/far")
+    run = RunFolder.parse("s3://books/runs/far")
     wait_until(lambda: run.newest_step() >= 40, 240)
     kill(laptop, "pipelines.train|RayTrainWorker")
     note(laptop, f"all processes of {job_id(said)} were killed on both machines")
@@ -290,8 +290,8 @@ TRIALS = ("000", "001", "002", "003")
 """The preset's own values, and the grid's."""
 
 
-def trial_of(sweep: str, trial: str) -> RunPlace:
-    return RunPlace.parse(f"s3://books/runs/{sweep}/trials/{trial}")
+def trial_of(sweep: str, trial: str) -> RunFolder:
+    return RunFolder.parse(f"s3://books/runs/{sweep}/trials/{trial}")
 
 
 def figures(sweep: str) -> int:
@@ -300,7 +300,7 @@ def figures(sweep: str) -> int:
     return place.read_bytes().count(b'"event": "result"') if place.exists() else 0
 
 
-def learned(run: RunPlace) -> list[tuple[str, object, float]]:
+def learned(run: RunFolder) -> list[tuple[str, object, float]]:
     """The curves that depend on the text and the weights alone."""
     names = ("train/bits_per_token", "validation/bits_per_token")
     return [
@@ -325,16 +325,16 @@ def test_no_secret_is_in_logs_or_records(laptop: Laptop) -> None:
 
 
 def records(laptop: Laptop, run: str) -> list[dict[str, Any]]:
-    return metrics(RunPlace.parse(laptop.shared / "runs" / run))
+    return metrics(RunFolder.parse(laptop.shared / "runs" / run))
 
 
-def metrics(run: RunPlace) -> list[dict[str, Any]]:
+def metrics(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.place / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def world(laptop: Laptop, run: str) -> int:
     """Workers of the newest checkpoint."""
-    found = RunPlace.parse(laptop.shared / "runs" / run).complete_checkpoints()
+    found = RunFolder.parse(laptop.shared / "runs" / run).complete_checkpoints()
     return found[0].meta["world"] if found else 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.lock import Locked, hold
+from common.lock import Locked, file_lock
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_another_process_meets_the_lock_on_a_file(tmp_path: Path) -> None:
     """Only a file that is open for writing can be locked over NFS; the program flock stands for another machine."""
-    with hold(tmp_path / "a" / "b", "a test"):
+    with file_lock(tmp_path / "a" / "b", "a test"):
         taken = subprocess.run(["flock", "--nonblock", str(tmp_path / "a" / "b" / ".lock"), "true"], check=False)
         assert taken.returncode == 1
-        with pytest.raises(Locked, match="another one is writing to"), hold(tmp_path / "a" / "b", "another one"):
+        with pytest.raises(Locked, match="another one is writing to"), file_lock(tmp_path / "a" / "b", "another one"):
             pass
     assert contents(tmp_path) == {} and not (tmp_path / "a").exists()  # as it was
 
@@ -41,7 +41,7 @@ def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
     def turn() -> None:
         nonlocal inside, most, turns
         for _ in range(5):
-            with hold(tmp_path / "folder", "a thread", patience=60):
+            with file_lock(tmp_path / "folder", "a thread", patience=60):
                 inside += 1
                 most, turns = max(most, inside), turns + 1
                 time.sleep(0.002)
@@ -56,12 +56,12 @@ def test_one_at_a_time_however_many_wait(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    words = "import os; from common.lock import hold\nwith hold(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
+    words = "import os; from common.lock import file_lock\nwith file_lock(os.environ['FOLDER'], 'x'): os.kill(os.getpid(), 9)"
     killed = subprocess.run(
         [sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "FOLDER": str(tmp_path)}, check=False
     )
     assert killed.returncode == -signal.SIGKILL and contents(tmp_path) == {".lock": b""}
-    with hold(tmp_path, "a test"):
+    with file_lock(tmp_path, "a test"):
         pass
     assert contents(tmp_path) == {}
 
@@ -90,9 +90,9 @@ def test_a_folder_that_is_gone_for_a_moment_is_not_taken_for_one_that_is_read_on
     """The one who had the lock removes the folder between two looks of who waits for it, which then went on without a lock."""
     (folder := tmp_path / "folder").mkdir()
     monkeypatch.setattr(os, "access", lambda *_: False)  # what is said of a folder that is not there
-    with hold(folder, "a test"):
+    with file_lock(folder, "a test"):
         assert contents(tmp_path) == {"folder/.lock": b""}
-        with pytest.raises(Locked), hold(folder, "another one"):
+        with pytest.raises(Locked), file_lock(folder, "another one"):
             pass
 
 
@@ -107,9 +107,9 @@ def test_without_locks_across_machines_there_is_one_on_this_machine(
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with hold(tmp_path / "a", "a test"):
+    with file_lock(tmp_path / "a", "a test"):
         assert "another machine is not kept out" in capsys.readouterr().err
-        with pytest.raises(Locked), hold(tmp_path / "a", "another one"):
+        with pytest.raises(Locked), file_lock(tmp_path / "a", "another one"):
             pass
     assert contents(tmp_path) == {} and not (tmp_path / "a").exists()
 
@@ -152,7 +152,7 @@ def test_two_preparations_of_one_store_at_once(make_config: Callable[..., Prepar
 def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match=r"x\\udce9' is not UTF-8: choose another one"),
-        hold(tmp_path / "x\udce9", "another"),
+        file_lock(tmp_path / "x\udce9", "another"),
     ):
         pass
     assert not list(tmp_path.iterdir())
@@ -160,7 +160,7 @@ def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_what_went_wrong_inside_is_told_though_the_folder_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(KeyError, match="what went wrong"), hold(folder, "a test"):
+    with pytest.raises(KeyError, match="what went wrong"), file_lock(folder, "a test"):
         folder.rename(tmp_path / "elsewhere")
         folder.write_text("a file in the way")
         raise KeyError("what went wrong")

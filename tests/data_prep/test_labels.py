@@ -104,7 +104,7 @@ def test_the_input_is_the_token_itself(task: PrepareConfig) -> None:
 
 def test_documents_are_drawn_as_they_are_listed() -> None:
     lengths = [3, 0, 9, 5, 4]
-    listed = TrainingLanes(lengths, lanes=1, segment_length=4, block=4, seed=1, order="listed")
+    listed = TrainingLanes(lengths, lanes=1, segment_length=4, block=4, seed=1, order="sequential")
     assert [listed.order(epoch).tolist() for epoch in (0, 1)] == [[0, 2, 3, 4]] * 2
     starts = [span.document for step in range(14) for span in listed.spans(step, 0) if span.offset == 0]
     assert starts == [0, 2, 3, 4] * 2

@@ -18,10 +18,10 @@ import torch
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from common.places import Place
 from data_prep.cache import cache_folder
-from pipelines.checkpoints import run_place, saving
+from pipelines.checkpoints import run_folder, saving
 from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.checkpoints.retention import remove
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
 from pipelines.doctor import main as doctor
 from pipelines.embed import main as embed
@@ -68,7 +68,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
 
 
-def local_copy(run: RunPlace, folder: Path, step: int) -> Path:
+def local_copy(run: RunFolder, folder: Path, step: int) -> Path:
     """A run in a bucket as a folder, its checkpoint of a step under the name that it has in a folder."""
     for file in run.place.list(recursive=True):
         if not file.is_dir:
@@ -83,7 +83,7 @@ def test_a_run_in_a_bucket_is_the_run_in_a_folder(
     words: list[str], calm: Path, bucket: Bucket, tmp_path: Path, machine: Callable[[str], None],
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     beat = Heartbeat.beat
 
     def failing(self: Heartbeat, step: int | None = None) -> None:
@@ -150,7 +150,7 @@ def test_the_stages_of_a_pipeline_in_a_bucket(made: Path, bucket: Bucket, tmp_pa
 
 def test_old_checkpoints_go_and_others_starts_are_left(words: list[str], bucket: Bucket) -> None:
     train([*words, "--checkpoint.keep", "2", "--checkpoint.keep-best", "0", "--checkpoint.keep-every", "6"])
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     assert [int(name[5:13]) for name in run.checkpoint_names()] == [12, 9, 6]
     assert {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)} == set(run.checkpoint_names())
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_fault(
     words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(words)
-    run, fetch = RunPlace.parse(bucket("runs/mine")), run_place.copy
+    run, fetch = RunFolder.parse(bucket("runs/mine")), run_folder.copy
     doomed = run.checkpoints / run.checkpoint_names()[0]
 
     def pruned(source: Place, target: Place) -> None:
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_goes_while_it_is_fetched_is_no_fault(
             remove(doomed)
         fetch(source, target)
 
-    monkeypatch.setattr(run_place, "copy", pruned)
+    monkeypatch.setattr(run_folder, "copy", pruned)
     capsys.readouterr()
     assert doctor([bucket("runs/mine")]) == 0
     assert doomed.name not in capsys.readouterr().out and run.newest_step() < 12
@@ -177,8 +177,8 @@ def test_every_machine_tidies_its_working_folder(
     bucket: Bucket, machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine("of rank 1")
-    monkeypatch.setattr(World, "first", lambda self, text: "0badc0de")
-    run = RunPlace(Place.parse(bucket("runs/mine")), trains=True)
+    monkeypatch.setattr(World, "broadcast_str", lambda self, text: "0badc0de")
+    run = RunFolder(Place.parse(bucket("runs/mine")), trains=True)
     names = [".step-00000003.0badc0de.tmp", ".step-00000003.deadbeef.tmp"]
     for name in names:
         (run.folder / "checkpoints" / name).mkdir(parents=True)
@@ -191,8 +191,8 @@ def test_processes_of_one_machine_save_at_their_own_pace(
 ) -> None:
     """Rank 1 has uploaded its file and tidied up before rank 0 writes its first byte."""
     machine("of both")
-    monkeypatch.setattr(World, "first", lambda self, text: "0badc0de")
-    run = RunPlace(Place.parse(bucket("runs/mine")), trains=True)
+    monkeypatch.setattr(World, "broadcast_str", lambda self, text: "0badc0de")
+    run = RunFolder(Place.parse(bucket("runs/mine")), trains=True)
     write = saving.save_file
 
     def write_late(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
     words: list[str], bucket: Bucket, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(words)
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     newest, before = run.checkpoint_names()[:2]
     checkpoint = find_checkpoint(bucket("runs/mine"))
     copy = checkpoint.folder / "model.safetensors"
@@ -251,7 +251,7 @@ def test_what_was_not_uploaded_whole_is_no_checkpoint(
         uploads += 1
         if uploads > 5:
             raise OSError(5, "the bucket is gone")
-        run_place.upload(path, place)
+        run_folder.upload(path, place)
 
     monkeypatch.setattr(saving, "upload", failing)
     monkeypatch.setattr(saving.Saver, "_failed", lambda self, *_: setattr(self, "_error", saving.SaveError("failed")))
@@ -260,7 +260,7 @@ def test_what_was_not_uploaded_whole_is_no_checkpoint(
     monkeypatch.undo()
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     folders = {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)}
     assert len(folders) == 2 and run.newest_step() == 3
     machine("another")
@@ -281,7 +281,7 @@ def test_asked_to_stop_through_the_bucket(words: list[str], bucket: Bucket, monk
     monkeypatch.setattr("pipelines.training.watchdog.Heartbeat.beat", beat)
     monkeypatch.setattr("pipelines.training.stopping.BUCKET_SECONDS", 0)
     assert train(words) == STOPPED_STATUS
-    assert 4 <= RunPlace.parse(bucket("runs/mine")).newest_step() < 12 and not stop.exists()
+    assert 4 <= RunFolder.parse(bucket("runs/mine")).newest_step() < 12 and not stop.exists()
 
 
 def test_credentials_of_a_root_are_in_no_record(
@@ -295,7 +295,7 @@ def test_credentials_of_a_root_are_in_no_record(
     train([*WORDS, "--steps", "3", "--data.store", str(made), "--root", uri])
     output = capfd.readouterr()
     assert "s3://books/root" in output.out and "testing-secret" not in output.out + output.err
-    run = RunPlace.parse(Place.parse(uri) / "mine")
+    run = RunFolder.parse(Place.parse(uri) / "mine")
     local_copy(run, tmp_path / "copy", 3)
     written = {**contents(tmp_path / "copy"), **contents(tmp_path / "cache")}
     assert written and not [name for name, data in written.items() if b"testing-secret" in data]
@@ -310,7 +310,7 @@ def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
         [*WORDS, "--steps", "18", "--data.store", str(made), "--root", str(tmp_path)], 2, tmp_path / "log"
     ) as group:
         assert group.wait() == [0, 0], group.said()
-    run, log = RunPlace.parse(bucket("runs/mine")), tmp_path / "bucket.log"
+    run, log = RunFolder.parse(bucket("runs/mine")), tmp_path / "bucket.log"
     machines = [{**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / name)} for name in ("one", "two", "three")]
     traps: list[tuple[str, int, int]] = [
         ("upload to the bucket", 0, 4), ("upload to the bucket", 1, 7), ("commit", 0, 10),
@@ -334,7 +334,7 @@ def test_ray_workers_train_into_a_bucket(
 ) -> None:
     """The command, asked to stop by a signal on the way."""
     machine("driver")
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
 
     def ask() -> None:
         wait_until(lambda: run.newest_step() >= 3, every=0.2)
@@ -354,14 +354,14 @@ def test_ray_workers_train_into_a_bucket(
 def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
     preset: Any = PRESETS["small-rec"]
     config = preset.__class__(**{**vars(preset), "root": bucket("runs"), "run": "mine"}).located()
-    assert config.root == bucket("runs") and RunPlace.of(config).place == Place.parse(bucket("runs/mine"))
+    assert config.root == bucket("runs") and RunFolder.of(config).place == Place.parse(bucket("runs/mine"))
     assert (
-        RunPlace.of(config).folder.is_absolute()
-        and RunPlace.of(config).folder.name == "mine"
-        and "s3:" not in str(RunPlace.of(config).folder)
+        RunFolder.of(config).folder.is_absolute()
+        and RunFolder.of(config).folder.name == "mine"
+        and "s3:" not in str(RunFolder.of(config).folder)
     )
     local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
-    assert RunPlace.of(local).folder == tmp_path / "mine"
+    assert RunFolder.of(local).folder == tmp_path / "mine"
 
 
 def test_credentials_in_uris_are_printed_and_recorded_nowhere(

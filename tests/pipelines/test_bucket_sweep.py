@@ -18,7 +18,7 @@ import ray
 from benchmarks.killing import make_store
 from common.places import Place
 from pipelines import compare, train, tune
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster import ray_session as session
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
@@ -131,7 +131,7 @@ def test_best_report_and_results_are_there(swept: Swept, tmp_path: Path) -> None
     assert all(f"sweep/{trial}" in table for trial in ("000", "001", "002"))
     folder = tmp_path / "again"
     train.main([(place / "best.json").recorded, "--run", "again", "--root", str(folder), "--num-workers", "0"])
-    assert RunPlace.parse(folder / "again").newest_step() == 20
+    assert RunFolder.parse(folder / "again").newest_step() == 20
     logs = list(Path(ray._private.worker._global_node.get_logs_dir_path()).glob("*.log"))  # pyrefly: ignore
     assert any(b"Creating runtime env" in log.read_bytes() for log in logs)
     assert not [log for log in logs if TOKEN.encode() in log.read_bytes()]

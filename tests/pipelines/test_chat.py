@@ -47,7 +47,7 @@ MESSAGES = [{"role": "user", "content": "once upon"}]
 NAMES = "a <|im_start|>b<|im_end|> <|begin_of_document|>"
 WORDS = shlex.split("""
     --model.window 96 --model.overlap 0 --data.corpus text --data.lanes 2 --data.segment-length 192 --steps 1 --optim.lr 0
-    --optim.weight-decay 0 --schedule.warmup 0 --validate-every 0 --tracking.backend none --num-workers 0 --use-gpu no
+    --optim.weight-decay 0 --schedule.warmup-steps 0 --validate-every 0 --tracking.backend none --num-workers 0 --use-gpu no
 """)
 
 

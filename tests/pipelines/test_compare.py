@@ -67,7 +67,7 @@ def with_cleared(record: Record, more: float) -> Record:
 
 
 def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
-    seeds = [replace(run(f"a-s{n}", token=[5.0 + n, 4.0 + n]), seed=n, thing="one") for n in range(3)]
+    seeds = [replace(run(f"a-s{n}", token=[5.0 + n, 4.0 + n]), seed=n, config_hash="one") for n in range(3)]
     comparison = compare([*seeds, run("b", token=[6.0])])
     drawn = curves_of(comparison, TOKEN)
     (_, points, spread), other = drawn["a, 3 seeds"], drawn["b"]
@@ -80,7 +80,7 @@ def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
     table = seeds_of(comparison)
     assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None
-    longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, thing="one")
+    longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, config_hash="one")
     assert len(curves_of(compare([*seeds, longer]), TOKEN)) == 4  # not at the same steps
     assert write_comparison(comparison, tmp_path)[1].stat().st_size > 10_000
 

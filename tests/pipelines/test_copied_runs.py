@@ -15,7 +15,7 @@ from common.places import Place
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_trial import Figure
+from pipelines.reports.sweep_trial import MetricPoint
 from pipelines.sweeps.command import read_and_check
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.running import write_best
@@ -232,7 +232,7 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     tracking = SweepTracking(first, "tune")
     (trial,) = first.trials.values()
     train_as_worker(tracking.below(first.run_of(trial)), World.alone(), lambda: False)
-    trial.status, trial.best = "finished", Figure(20, 7.0)
+    trial.status, trial.best = "finished", MetricPoint(20, 7.0)
     tracking.end(trial)
     write_best(first, trial)
     tracking.close("FINISHED")

@@ -65,7 +65,9 @@ def test_a_step_in_bfloat16(model: str, train_model: Train) -> None:
 def test_exported_it_generates_and_scores_the_same(
     model: str, train_model: Train, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_model(model, "--steps", "6", "--validate-every", "0", "--optim.lr", "0.01", "--schedule.warmup", "1")
+    run = train_model(
+        model, "--steps", "6", "--validate-every", "0", "--optim.lr", "0.01", "--schedule.warmup-steps", "1"
+    )
     export.main([str(run), "--output", str(tmp_path / "exported")])
     exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     prompt = [256, *b"Far past a segment of 32 tokens, "]

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from common.errors import UserError
-from common.lock import Locked, hold
+from common.lock import Locked, file_lock
 from data_prep.tokenizers import (
     BytesTokenizer,
     GPT2Tokenizer,
@@ -283,7 +283,10 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
         export.main([str(run), "--output", str(tmp_path / "new")])
-    with hold(tmp_path / ".new.tmp", "a test"), pytest.raises(Locked, match=r"another pipelines\.export is writing"):
+    with (
+        file_lock(tmp_path / ".new.tmp", "a test"),
+        pytest.raises(Locked, match=r"another pipelines\.export is writing"),
+    ):
         export.main([str(run), "--output", str(tmp_path / "new")])
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]
 

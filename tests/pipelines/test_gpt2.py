@@ -35,7 +35,7 @@ GPT2LMHeadModel, GPT2Config = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
 
 WORDS = shlex.split("""
     pg19-gpt2-rec-overlap-5 --model.window 13 --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 6
-    --schedule.warmup 2 --log-every 1 --validate-every 6 --validate-tokens 200 --checkpoint.every 3
+    --schedule.warmup-steps 2 --log-every 1 --validate-every 6 --validate-tokens 200 --checkpoint.every 3
     --tracking.backend none --num-workers 0 --use-gpu no
 """)
 

@@ -137,7 +137,7 @@ def test_a_task_is_learned_scored_and_compared(
 
 def test_resumed_equals_undisturbed_bit_for_bit(train: Train) -> None:
     # 4: the checkpoint of step 10 lies between two points of the curve
-    words = ("--log-every", "4", "--validate-every", "6", "--data.order", "listed")
+    words = ("--log-every", "4", "--validate-every", "6", "--data.order", "sequential")
     undisturbed, resumed = train(*words, name="whole"), train(*words, name="halves")
     forget(resumed, 15, 20)
     train(*words, name="halves")
@@ -189,7 +189,7 @@ def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
     before = to_json(config)
     check_resumable(before, config, "there")
     with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says listed"):
-        check_resumable(before, with_fields(config, {"data.order": "listed"}), "there")
+        check_resumable(before, with_fields(config, {"data.order": "sequential"}), "there")
 
 
 def test_lanes_labelled_or_not_are_scored_alike_by_any_number_of_lanes(train: Train, task: PrepareConfig) -> None:

@@ -26,8 +26,8 @@ from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import load_tokenizer
 from data_prep.verification import verify_split
-from pipelines.checkpoints import run_place
-from pipelines.checkpoints.run_place import RECORDS, RunPlace
+from pipelines.checkpoints import run_folder
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
@@ -171,7 +171,7 @@ def test_an_interrupted_publication_keeps_the_curve(
     bucket: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     run.folder.mkdir(parents=True)
     curve = run.folder / "metrics.jsonl"
     curve.write_text("step 1\n")
@@ -183,7 +183,7 @@ def test_an_interrupted_publication_keeps_the_curve(
 
     curve.write_text("step 1\nstep 2\n")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_place.shutil, "copyfileobj", interrupted)
+        patch.setattr(run_folder.shutil, "copyfileobj", interrupted)
         run.publish("metrics.jsonl")
     run.fetch("metrics.jsonl")
     with (run.place / "metrics.jsonl").staged().open_output() as killed:  # before it got its name
@@ -197,7 +197,7 @@ def test_a_curve_that_a_bucket_with_checkpoints_lacks_stays(
     bucket: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run = RunPlace.parse(bucket("runs/mine"))
+    run = RunFolder.parse(bucket("runs/mine"))
     for checkpoints in (True, False):
         run.folder.mkdir(parents=True, exist_ok=True)
         for name in RECORDS:

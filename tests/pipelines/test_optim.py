@@ -168,8 +168,8 @@ def test_the_inverse_square_root_is_warmed_up_as_in_appendix_c() -> None:
 
 @pytest.mark.parametrize("name", ["cosine", "inverse-sqrt", "constant"])
 def test_each_schedule_rises_linearly_while_it_warms_up(name: Any) -> None:
-    optimizer, shape = optim(), ScheduleConfig(name=name, warmup=10)
+    optimizer, shape = optim(), ScheduleConfig(name=name, warmup_steps=10)
     rates = [learning_rate(step, 100, optimizer, shape) for step in range(10)]
     assert rates == pytest.approx([rates[-1] * (step + 1) / 10 for step in range(10)])
-    without = ScheduleConfig(name=name, warmup=0)
+    without = ScheduleConfig(name=name, warmup_steps=0)
     assert learning_rate(0, 100, optimizer, without) == optimizer.lr

@@ -14,7 +14,7 @@ from common.errors import UserError
 from pipelines.cluster.elastic import room
 from pipelines.config.run import PlacementConfig, check_resumable, to_json
 from pipelines.presets import PRESETS
-from pipelines.sweeps.capacity import Room, trials_at_once
+from pipelines.sweeps.capacity import TrialCapacity, trials_at_once
 from pipelines.sweeps.command import read_command
 from tests.waiting import wait_until
 
@@ -56,13 +56,13 @@ def test_how_many_trials_machines_hold() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_is_placed_as_training_is(capsys: pytest.CaptureFixture[str]) -> None:
     def trials(*words: str) -> tuple[int, bool]:
-        room = Room(read_command(["lr", "--num-workers", "1", *words]))
+        room = TrialCapacity(read_command(["lr", "--num-workers", "1", *words]))
         return room.at_once(), room.use_gpu
 
     assert trials() == (4, False) and trials("--num-cpus", "3") == (3, False)
     assert trials("--placement.cpus", "2") == (2, False) and trials("--placement.cpus", "0.5") == (8, False)
     assert "at once 2 trials of 1 worker of 2 CPUs each: 4 CPUs hold 2" in capsys.readouterr().out
-    assert trials("--placement.cpus", "1.5", "--num-cpus", "4", "--concurrent", "1") == (1, False)
+    assert trials("--placement.cpus", "1.5", "--num-cpus", "4", "--max-concurrent-trials", "1") == (1, False)
     for words, sentence in (
         (
             ("--placement.cpus", "5"),

@@ -124,7 +124,7 @@ def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.
     assert texts[0] == texts[1] and len(texts[0]) > 1
 
     words = ["--preset", "gru-counting", "--search", "grid", "--metric", "validation/perplexity", "--baseline", "no"]
-    words += [*untracked, "--num-workers", "1", "--concurrent", "1"]
+    words += [*untracked, "--num-workers", "1", "--max-concurrent-trials", "1"]
     assert tune.main(["width", *places, "--run", "swept", *words]) == 0
     with open(root / "swept" / "report" / "trials.csv") as file:
         trials = list(csv.DictReader(file))

@@ -289,9 +289,12 @@ def test_names_that_look_like_markup_are_printed_as_they_are(make_config, tmp_pa
 
 
 def test_a_second_preparation_is_refused(make_config) -> None:
-    from common.lock import hold
+    from common.lock import file_lock
 
-    with hold(make_config().folder, "a test"), pytest.raises(ValueError, match="another preparation is writing to"):
+    with (
+        file_lock(make_config().folder, "a test"),
+        pytest.raises(ValueError, match="another preparation is writing to"),
+    ):
         prepare(make_config())
 
 

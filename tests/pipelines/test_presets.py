@@ -73,13 +73,13 @@ def test_all_rows_read_as_many_tokens_in_a_step() -> None:
 def test_rates_are_those_of_appendix_c() -> None:
     for name, preset in PAPER_PRESETS.items():
         lr, schedule, steps = preset.optim.lr, preset.schedule.name, preset.steps
-        assert preset.optim.name == "adafactor" and preset.schedule.warmup == 1000
+        assert preset.optim.name == "adafactor" and preset.schedule.warmup_steps == 1000
         if name.startswith("github"):
             assert (lr, schedule, steps) == (0.005, "cosine", 250_000)
         elif name.startswith("arxiv"):
             assert (lr, schedule, steps) == (0.5, "inverse-sqrt", 500_000)
         elif "scale" in name:
-            assert (lr, lr * preset.schedule.final, schedule) == (0.01, 0.001, "cosine")
+            assert (lr, lr * preset.schedule.min_lr_ratio, schedule) == (0.01, 0.001, "cosine")
         else:
             assert (lr, schedule, steps) == (1.0, "inverse-sqrt", 500_000)
 
@@ -157,8 +157,8 @@ def test_algorithms_settings_are_those_that_are_known() -> None:
     run, model = PRESETS["algorithm-staircase"], PRESETS["algorithm-staircase"].model
     assert isinstance(model, StaircaseConfig) and (model.layers, model.d_model, model.mlp_dim) == (4, 256, 1024)
     assert (model.chunk, model.passes * model.chunk, model.dropout) == (64, 128, 0.2)
-    assert (run.optim.lr, run.optim.clip, run.schedule.warmup) == (1e-4, 0.1, 1000)
-    assert PRESETS["walk-staircase"].data.order == "listed"
+    assert (run.optim.lr, run.optim.max_grad_norm, run.schedule.warmup_steps) == (1e-4, 0.1, 1000)
+    assert PRESETS["walk-staircase"].data.order == "sequential"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import torch
 from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.train import main
@@ -60,7 +60,7 @@ def calm(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def until(run: Path, step: int, group: Group) -> None:
     """Wait for the checkpoint of a step, or a later one."""
     deadline = time.monotonic() + 300
-    while RunPlace.parse(run).newest_step() < step:
+    while RunFolder.parse(run).newest_step() < step:
         assert time.monotonic() < deadline and any(p.is_alive() for p in group.processes), group.said()
         time.sleep(0.02)
 
@@ -90,7 +90,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     for how in ways:
         with Group(asked, 2, log) as group:
             until(run, saved + 1, group)
-            there = RunPlace.parse(run).newest_step()
+            there = RunFolder.parse(run).newest_step()
             if how == "file":
                 (run / "stop").touch()
             else:
@@ -98,7 +98,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
                 group.signal(number, 1 if how == "SIGTERM to one" else None)
             assert group.wait() == [75, 75], group.said()
         stopped = re.findall(r"stopped after step (\d+) of 60, which is saved", log.read_text())
-        found, _ = RunPlace.parse(run).newest()
+        found, _ = RunFolder.parse(run).newest()
         assert stopped and found and found.step == int(stopped[-1]) > there  # not the checkpoint that was there
         assert curve(run)[-1][0] == found.step and not (run / "stop").exists()
         assert not saved or f"resumes from step {saved}" in log.read_text()
@@ -203,7 +203,7 @@ def test_two_one_four_and_two_processes_read_and_learn_the_same(
                 group.wait_until_killed(range(workers))
             else:
                 assert group.wait() == [0, 0], group.said()
-        found, _ = RunPlace.parse(run).newest()
+        found, _ = RunFolder.parse(run).newest()
         assert found and found.meta["world"] == workers
         check_the_move(found, mine, next_workers=4 if workers == 1 else 1)
     steady, moved = (
@@ -231,7 +231,7 @@ def test_two_one_and_three_processes_move_the_state_of_every_model(model: str, m
                 group.wait_until_killed(range(workers))
             else:
                 assert group.wait() == [0, 0, 0], group.said()
-        found, _ = RunPlace.parse(tmp_path / "moved").newest()
+        found, _ = RunFolder.parse(tmp_path / "moved").newest()
         assert found and found.meta["world"] == workers
         check_the_move(found, mine, next_workers=3 if workers == 1 else 2)
     steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000012")
@@ -257,7 +257,7 @@ def test_lanes_are_shared_unevenly_and_their_sums_move_with_them(words: list[str
                 group.wait_until_killed(range(workers))
             else:
                 assert group.wait() == [0, 0, 0], group.said()
-        found, _ = RunPlace.parse(run).newest()
+        found, _ = RunFolder.parse(run).newest()
         assert found and found.meta["world"] == workers
         check_the_move(found, mine, next_workers=3 if workers == 4 else 4)
     steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000032")
@@ -328,13 +328,13 @@ def losses(run: Path) -> list[float]:
 
 def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_path: Path) -> None:
     """Its driver was killed, and it is still alive: it must not write beside the new one."""
-    from common.lock import hold
+    from common.lock import file_lock
 
     run = tmp_path / "fenced"
-    holder = hold(run / "checkpoints", "an earlier start")
+    holder = file_lock(run / "checkpoints", "an earlier start")
     with Group([*words, "--run", "fenced", "--steps", "6"], 1, tmp_path / "log") as group, holder:
         time.sleep(3)
-        assert group.processes[0].is_alive() and not RunPlace.parse(run).checkpoint_names()
+        assert group.processes[0].is_alive() and not RunFolder.parse(run).checkpoint_names()
         holder.__exit__(None, None, None)
         assert group.wait() == [0]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster import ray_session, readiness
 from pipelines.cluster.readiness import check, needs
 from pipelines.config.dotted import with_fields
@@ -148,7 +148,7 @@ def test_a_disk_that_is_too_small(config: TrainConfig, machines, tmp_path: Path)
     said = wrong(config, machines(small))
     assert f"{tmp_path}/runs has 2.1 MB free, and 5 checkpoints of" in said and "--checkpoint.keep" in said
     for step in (100, 200, 300):  # what a run that goes on has already needs no room
-        (RunPlace.of(config).folder / f"checkpoints/step-{step:08}").mkdir(parents=True)
+        (RunFolder.of(config).folder / f"checkpoints/step-{step:08}").mkdir(parents=True)
     assert f"{tmp_path}/runs has 2.1 MB free, and 2 checkpoints of" in wrong(config, machines())
 
 

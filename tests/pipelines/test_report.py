@@ -171,7 +171,7 @@ def test_characters_and_the_published_count_of_words() -> None:
 
 
 SEEDS = [
-    replace(SLIDE, name=f"slide-seed-{seed}", seed=seed, thing="one", carried=score(6.0, bits, 3.0))
+    replace(SLIDE, name=f"slide-seed-{seed}", seed=seed, config_hash="one", carried=score(6.0, bits, 3.0))
     for seed, bits in enumerate((4.0, 4.5, 5.0))
 ]
 
@@ -201,7 +201,7 @@ def test_figures_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path
 
 
 def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path: Path) -> None:
-    kept = replace(REC, name="mine", thing="one", seed=0)
+    kept = replace(REC, name="mine", config_hash="one", seed=0)
     write_report([kept], tmp_path / "reports" / "mine")
     found = kept_evaluation(tmp_path / "mine", "one", 0)
     assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
@@ -209,7 +209,7 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
 
 
 def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:
-    trial, last = (replace(REC, name=name, thing=name, seed=0) for name in ("sweep/trials/003", "last"))
+    trial, last = (replace(REC, name=name, config_hash=name, seed=0) for name in ("sweep/trials/003", "last"))
     write_report([trial], tmp_path / "trials" / "reports" / file_name("sweep/trials/003"))
     found = kept_evaluation(tmp_path / "trials/003", "sweep/trials/003", 0)
     assert found is not None and found.name == trial.name

@@ -89,7 +89,7 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     assert [s.name for s in planned] == ["prepare", "tune a-demo-rec", "train a-demo-rec", "evaluate"]
     tune, train = planned[1].words, planned[2].words
     assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
-    assert tune[-4:] == ("--steps", "9", "--samples", "4")
+    assert tune[-4:] == ("--steps", "9", "--num-samples", "4")
     assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
     config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
@@ -111,8 +111,14 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
         (["demo-rec", "--split", "tset"], "unknown split 'tset': did you mean 'test'"),
         (["demo-rec", "--tune", "lrr"], "unknown space 'lrr': did you mean 'lr'"),
         (["demo-slide", "--tune", "lr+states"], "varies model.states, which demo-slide does not have"),
-        (["demo-rec", "--tune", "lr", "--tune-set", "samples"], "--tune-set samples: write a field and its value"),
-        (["demo-rec", "--tune", "lr", "--tune-set", "sampels=3"], "unknown option --sampels: did you mean --samples"),
+        (
+            ["demo-rec", "--tune", "lr", "--tune-set", "num_samples"],
+            "--tune-set num_samples: write a field and its value",
+        ),
+        (
+            ["demo-rec", "--tune", "lr", "--tune-set", "num_sampels=3"],
+            "unknown option --num-sampels: did you mean --num-samples",
+        ),
     ],
 )
 def test_bad_words_are_sentences(words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:

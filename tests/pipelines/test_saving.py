@@ -25,7 +25,7 @@ from common.places import Place
 from pipelines.checkpoints import saving
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_json, name_of
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
 from pipelines.tracking.metrics_file import read_records
@@ -42,7 +42,7 @@ class Trained:
     def __init__(
         self, root: Path, config: CheckpointConfig | None = None, bits: dict[int, float] | None = None
     ) -> None:
-        self.run, self.bits = RunPlace.parse(root), bits or {}
+        self.run, self.bits = RunFolder.parse(root), bits or {}
         self.saver = Saver(self.run, config or CheckpointConfig(keep=2, keep_best=0), World.alone(), lanes=2)
         self.model = torch.nn.Linear(4, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -99,7 +99,7 @@ class TestPolicy:
         again.save(10)
         again.saver.close()
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
-        assert RunPlace.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
+        assert RunFolder.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
 
     def test_the_best_by_a_figure_of_ones_choice(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         by = "validation/bits_per_token_states_cleared"
@@ -235,7 +235,7 @@ class TestFailure:
 
 def test_a_checkpoint_that_goes_while_it_is_read_is_passed_over(train: Train) -> None:
     """A run that trains removes its older ones, and others look at it meanwhile."""
-    run = RunPlace.parse(train())
+    run = RunFolder.parse(train())
     whole, over = run.folder / "checkpoints" / "step-00000020", threading.Event()
 
     def come_and_go() -> None:
@@ -330,7 +330,7 @@ class TestForeign:
         folder = self.saved(tmp_path)
         (folder / name).write_bytes(pickle.dumps({}))
         with pytest.raises(PickledError, match=f"{name} may hold pickled objects, .* remove it"):
-            RunPlace.parse(tmp_path).newest()
+            RunFolder.parse(tmp_path).newest()
 
     @pytest.mark.parametrize("protocol", [2, 4, "zip"])
     def test_a_pickle_in_the_place_of_a_file(self, tmp_path: Path, protocol: int | str) -> None:
@@ -344,7 +344,7 @@ class TestForeign:
         meta = json.loads((folder / "checkpoint.json").read_text())
         rename(folder, "model.safetensors", "model.safetensors", meta)
         with pytest.raises(PickledError, match=r"model.safetensors may hold pickled objects, .* remove it"):
-            RunPlace.parse(tmp_path).newest()
+            RunFolder.parse(tmp_path).newest()
         assert not fired.exists()
 
     def test_a_file_outside_of_the_folder(self, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def rename(folder: Path, before: str, after: str, meta: dict[str, object]) -> No
 
 
 def test_weights_that_are_no_numbers_are_not_saved(train: Train) -> None:
-    words = ("--optim.clip", "0", "--log-every", "20", "--checkpoint.every", "1", "--checkpoint.keep", "20")
+    words = ("--optim.max-grad-norm", "0", "--log-every", "20", "--checkpoint.every", "1", "--checkpoint.keep", "20")
     with pytest.raises(ValueError, match="the loss became"):
         train(*words, "--optim.lr", "1e30")
     folder = train(*words, "--optim.lr", "1e-3", "--steps", "3", name="fine")
@@ -432,7 +432,7 @@ def test_messages_that_a_full_disk_does_not_take_end_nothing(tmp_path: Path) -> 
 
 
 def test_checkpoints_that_were_passed_over_count_when_they_are_made_anew(tmp_path: Path) -> None:
-    run = RunPlace.parse(tmp_path)
+    run = RunFolder.parse(tmp_path)
     for step in (10, 20, 30):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     damaged = run.beyond(10)

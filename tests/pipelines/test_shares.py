@@ -21,14 +21,14 @@ from pipelines.inference.trained import config_of, find_checkpoint, model_of
 from pipelines.tracking.score import Score
 from pipelines.training import reading, scoring
 from pipelines.training.processes import over_processes
-from pipelines.training.reading import SEGMENTS, Clear, Clearing, Share
+from pipelines.training.reading import SEGMENTS, Shard, StateMode, StateReset
 from pipelines.training.scoring import Scoring, score_split
 from pipelines.training.world import World
 from recur_models import RECURRENT, RecurrentModel, clear
 from recur_models.decoding import begin, read
 from tests.small_corpus import words
 
-WAYS: tuple[Clear, ...] = ("nothing", "states", "everything")
+WAYS: tuple[StateMode, ...] = ("nothing", "states", "everything")
 SEGMENT = 32
 
 
@@ -42,7 +42,7 @@ def scored(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) ->
     checkpoint = find_checkpoint(train("--steps", "5", "--validate-every", "0", "--optim.lr", "1e-1"))
     split = SegmentStore.open(tmp_path / "store", "text", "validation")
     assert np.count_nonzero(split.lengths <= SEGMENT) == 2
-    sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shares": 1}
+    sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shards": 1}
     return Scoring(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
 
 
@@ -50,14 +50,14 @@ def scores(scored: Scoring, workers: int = 1) -> list[Score]:
     return scored.scores(workers, lambda _: None)
 
 
-def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clear) -> float:
+def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, mode: StateMode) -> float:
     """One document alone, a block at a time; what is cleared is cleared every four blocks."""
     inputs = F.pad(torch.cat([torch.tensor([bod_id]), text[:-1]]), (0, -len(text) % model.block))
     nats, initial = 0.0, model.initial_state(1)
     state = initial
     for start in range(0, len(text), model.block):
         if start % SEGMENT == 0:
-            state = clear(state, initial, {"nothing": (), "states": RECURRENT, "everything": None}[way])
+            state = clear(state, initial, {"nothing": (), "states": RECURRENT, "everything": None}[mode])
         with torch.no_grad():
             fresh = torch.tensor([[start == 0]])
             logits, state = model(inputs[None, start : start + model.block], state, fresh)
@@ -68,7 +68,7 @@ def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, way: Clea
 
 def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(scored: Scoring) -> None:
     found = scores(scored)
-    others: list[dict[str, Any]] = [{"shares": 3, "lanes": 1}, {"shares": 2, "lanes": 8}]
+    others: list[dict[str, Any]] = [{"shards": 3, "lanes": 1}, {"shards": 2, "lanes": 8}]
     for changed in others:
         for ours, theirs in zip(scores(replace(scored, **changed)), found, strict=True):
             assert ours.nats == pytest.approx(theirs.nats, rel=1e-9)
@@ -80,17 +80,17 @@ def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(sco
         torch.from_numpy(split.tokens(document, 0, length).astype("int64"))
         for document, length in enumerate(split.lengths.tolist())
     ]
-    for way, score in zip(WAYS, found, strict=True):
+    for mode, score in zip(WAYS, found, strict=True):
         assert (score.tokens, score.bytes, score.documents) == (totals.tokens, totals.bytes, totals.documents)
-        assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, way) for text in texts), rel=1e-6)
+        assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, mode) for text in texts), rel=1e-6)
     assert len({score.nats for score in found}) == 3
-    other = replace(scored, where=Clearing(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
+    other = replace(scored, where=StateReset(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
     assert [score.nats for score in scores(other)] == pytest.approx([score.nats for score in found], rel=1e-9)
 
 
 def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(scored: Scoring) -> None:
     split, model = SegmentStore.open(scored.store.place.parent, "test"), model_of(scored.checkpoint)
-    [score] = scores(replace(scored, store=split, ways=("nothing",)))
+    [score] = scores(replace(scored, store=split, state_modes=("nothing",)))
     text = torch.from_numpy(split.tokens(0, 0, int(split.lengths[0])).astype("int64"))
     decoder = model.incremental_decoder()
     at, nats = begin(decoder, 1), 0.0
@@ -101,25 +101,25 @@ def test_the_sums_are_those_of_a_loop_that_reads_token_by_token(scored: Scoring)
     assert len(split.lengths) == 1 and score.nats == pytest.approx(nats, rel=1e-6)
 
 
-def shared_out(lengths: np.ndarray, shares: int) -> list[np.ndarray]:
+def split(lengths: np.ndarray, shards: int) -> list[np.ndarray]:
     nowhere: Any = None
-    return [share.lengths for share in Share("all", nowhere, lengths, 4, 64).shared_out(shares, 8)]
+    return [shard.lengths for shard in Shard("all", nowhere, lengths, 4, 64).split(shards, 8)]
 
 
 def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 60).astype(np.int64)
-    found = shared_out(lengths, 3)
+    found = split(lengths, 3)
     assert (np.sum(found, axis=0) == lengths).all() and (np.count_nonzero(found, axis=0) == 1).all()
-    totals = [share.sum() for share in found]
+    totals = [shard.sum() for shard in found]
     assert max(totals) < 1.02 * min(totals)
-    assert len(shared_out(np.array([5, 0]), 3)) == 1
+    assert len(split(np.array([5, 0]), 3)) == 1
 
 
 def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monkeypatch: pytest.MonkeyPatch) -> None:
     fine, block = scores(scored), scored.model.block
     most = 30
     monkeypatch.setattr(scoring, "MOST_POSITIONS", most)
-    scored = replace(scored, shares=2, folder=scored.folder.with_name("other"))
+    scored = replace(scored, shards=2, folder=scored.folder.with_name("other"))
     together = 4
     assert 2 < len(fine[0].bucket_nats) / most <= together
     coarse = scores(scored)
@@ -157,7 +157,7 @@ def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
         scored.scores(1, killed)
     again: list[int] = []
     assert scored.scores(1, again.append) == undisturbed
-    # One share was over, and some steps of another.
+    # One shard was over, and some steps of another.
     assert sum(again[:2]) == sum(told) < sum(again) == scored.reading.tokens
     files = sorted(scored.folder.iterdir())
     assert len(files) == 3
@@ -223,5 +223,5 @@ def test_processes_share_the_work_and_an_error_in_one_is_told(scored: Scoring, t
         over_processes(Counting(folder, "refused").open, 5, 2, told.append)
     with pytest.raises(UserError, match=r"ended from outside \(status -9\).*the same command goes on"):
         over_processes(Counting(folder, "killed").open, 5, 2, told.append)
-    scored = replace(scored, shares=3)
+    scored = replace(scored, shards=3)
     assert scores(scored, 3) == scores(replace(scored, folder=tmp_path / "alone"))

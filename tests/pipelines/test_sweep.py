@@ -26,7 +26,7 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.reports.sweep_trial import Trial
 from pipelines.sweeps import run_sweep
-from pipelines.sweeps.capacity import Room
+from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import Record
@@ -68,7 +68,7 @@ class Here:
     def done(self, kill_after: int = -1) -> Done:
         record = Mortal(self.sweep)
         record.left = kill_after
-        return run_trials(record, self.domains, Room(self.config), "command")
+        return run_trials(record, self.domains, TrialCapacity(self.config), "command")
 
     def run(self, kill_after: int = -1) -> Sweep:
         self.done(kill_after)
@@ -91,8 +91,8 @@ GRID = ("optim.lr=1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--mode
 ASHA = ("optim.lr=1e-7,1e-6,3e-3,1e-2", "--search", "grid", "--validate-every", "2", "--rung-tokens", "512")
 PAUSING = ("--validate-every", "5", "--num-cpus", "4", "--placement.cpus", "3")
 """One trial at a time, so that all share one actor."""
-PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--samples", "3", *PAUSING)
-OPTUNA = ("lr", "--search", "optuna", "--scheduler", "none", "--samples", "3", "--steps", "10")
+PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--num-samples", "3", *PAUSING)
+OPTUNA = ("lr", "--search", "optuna", "--scheduler", "none", "--num-samples", "3", "--steps", "10")
 
 
 def ends(sweep: Sweep) -> list[Any]:
@@ -113,7 +113,7 @@ def results(sweep: Sweep) -> list[tuple[str, int, float, str]]:
 def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
     here: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = here("optim.lr=1e-3,1e38", *GRID[1:], "--optim.clip", "0", "--metric", "validation/bits_per_byte")
+    made = here("optim.lr=1e-3,1e38", *GRID[1:], "--optim.max-grad-norm", "0", "--metric", "validation/bits_per_byte")
     done = made.done()
     sweep = made.sweep
     trials = list(sweep.trials.values())
@@ -224,7 +224,7 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
         here(*PBT).run(kill_after=6)
     assert "after a kill each continues from its newest checkpoint" in capsys.readouterr().out
     again = here(*PBT)
-    newest = {name: again.sweep.run_place(trial).newest_step() for name, trial in again.sweep.trials.items()}
+    newest = {name: again.sweep.run_folder(trial).newest_step() for name, trial in again.sweep.trials.items()}
     known = results(again.sweep)
     sweep = again.run()
     assert {(trial.status, trial.steps) for trial in sweep.trials.values()} == {("finished", 20)}
@@ -261,10 +261,10 @@ def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_budget_is_kept_and_a_larger_one_continues(here: Make) -> None:
     words = (*GRID, "--steps", "100", "--validate-every", "50", "--checkpoint.every", "50")
-    late = here(*words, "--seconds", "1e-9").run()  # spent before anything begins, on any machine
+    late = here(*words, "--time-budget-s", "1e-9").run()  # spent before anything begins, on any machine
     assert [trial.status for trial in late.trials.values()] == ["pending"] * 3
     budget = 100 * 128 + 1000
-    some = here(*words, "--tokens", str(budget), "--trials", "2").run()
+    some = here(*words, "--token-budget", str(budget), "--max-trials", "2").run()
     assert budget <= sum(trial.tokens for trial in some.trials.values()) < 2 * 100 * 128
     assert [trial.status for trial in some.trials.values()] == ["finished", "stopped", "pending"]
     assert some.trials["001"].reason == f"the sweep's budget of {budget:,} tokens is spent"
@@ -276,7 +276,7 @@ def test_a_budget_is_kept_and_a_larger_one_continues(here: Make) -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_a_searcher_may_have_no_more_or_nothing_that_fits(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
     space = "model.window=8,16+data.segment_length=32,16"  # of which the second two do not fit together
-    words = (space, "--search", f"{OWN}:First(often=2)", "--samples", "9", "--steps", "10")
+    words = (space, "--search", f"{OWN}:First(often=2)", "--num-samples", "9", "--steps", "10")
     assert [trial.values["model.window"] for trial in here(*words).run().trials.values()] == [8, 8, 8]
     misfits = (space, "--search", f"{OWN}:First(often=999, place=1)", "--baseline", "no")
     with pytest.raises(UserError, match="has suggested no trial: vary something else"):
@@ -350,7 +350,7 @@ def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: 
 
 def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
     spent = "the sweep's budget of 3,000 tokens is spent"
-    sweep = here("model.window=8,16", "--search", f"{OWN}:First(often=9)", "--samples", "3").sweep
+    sweep = here("model.window=8,16", "--search", f"{OWN}:First(often=9)", "--num-samples", "3").sweep
     record = Record(sweep)
     record.begin(sweep.trials["000"])
     record.add(sweep.trials["000"], 20, 5.0, "CONTINUE")
@@ -361,10 +361,10 @@ def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.C
 
 @pytest.mark.parametrize(("equal", "steps"), [("tokens", [20, 40, 10]), ("steps", [20, 20, 20])])
 def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
-    trials = here("data.segment_length=32,16,64", "--search", "grid", "--equal", equal)
+    trials = here("data.segment_length=32,16,64", "--search", "grid", "--equalize", equal)
     runs = [trials.sweep.run_of(trial) for trial in trials.sweep.trials.values()]
     assert [run.steps for run in runs] == steps
-    wide = here("model.d_model=16,64", "--search", "grid", "--equal", "flops", name="wide")
+    wide = here("model.d_model=16,64", "--search", "grid", "--equalize", "flops", name="wide")
     small, large = (wide.sweep.run_of(trial) for trial in wide.sweep.trials.values())
     flops = [run.steps * run.tokens_per_step * wide.sweep.flops_per_token(run) for run in (small, large)]
     assert large.steps < small.steps and flops[1] == pytest.approx(flops[0], rel=0.5 / large.steps)
@@ -404,6 +404,8 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
+    with pytest.raises(ValueError, match=r"has no field 'schedule.final': it is called 'schedule.min_lr_ratio'"):
+        with_fields(PRESETS["small-rec"], {"schedule.final": 1})
     with pytest.raises(ValueError, match=r"model.name cannot be set: another model has other fields"):
         with_fields(PRESETS["small-rec"], {"model.name": "slide"})
 
@@ -412,10 +414,13 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     ("command", "sentence"),
     [
         ([], "name a space first"),
-        (["--samples", "3"], "name a space first"),
+        (["--num-samples", "3"], "name a space first"),
         (["lr", "--preset", "small-rek"], "unknown preset 'small-rek': did you mean 'small-rec'"),
-        (["lr", "--sampels", "3"], "unknown option --sampels: did you mean --samples"),
-        (["lr", "--samples", "0"], "samples is 0"),
+        (["lr", "--num-sampels", "3"], "unknown option --num-sampels: did you mean --num-samples"),
+        (["lr", "--samples", "3"], "unknown option --samples: did you mean --num-samples?"),
+        (["lr", "--concurrent=3"], "unknown option --concurrent: did you mean --max-concurrent-trials?"),
+        (["lr", "--optim.clip", "3"], "unknown option --optim.clip: did you mean --optim.max-grad-norm?"),
+        (["lr", "--num-samples", "0"], "num_samples is 0"),
         (["lr", "--metric", "accuracy"], "metric"),
         (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
         (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
@@ -425,22 +430,22 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ),
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),
         (
-            ["lr", "--tokens", "500"],
+            ["lr", "--token-budget", "500"],
             "a budget of 500 tokens ends before the first trial's first figure, after 1,280 tokens",
         ),
         (["lr", "--rung-tokens", "99999"], "nothing would be stopped"),
         (["window", "--scheduler", "pbt"], "model.window cannot change in the middle of a run"),
         (["lr+states", "--scheduler", "pbt"], "model.states cannot change in the middle of a run"),
         (
-            ["lr", "--scheduler", "pbt", "--samples", "4", "--trials", "2"],
-            "pbt waits until all 4 trials can be compared, and --trials 2 leaves some out: lower --samples",
+            ["lr", "--scheduler", "pbt", "--num-samples", "4", "--max-trials", "2"],
+            "pbt waits until all 4 trials can be compared, and --max-trials 2 leaves some out: lower --num-samples",
         ),
         (
-            ["optim.lr=1e-7,1e-3,1e-2", "--search", "grid", "--scheduler", "pbt", "--trials", "3"],
-            "pbt waits until all 4 trials can be compared, and --trials 3 leaves some out",
+            ["optim.lr=1e-7,1e-3,1e-2", "--search", "grid", "--scheduler", "pbt", "--max-trials", "3"],
+            "pbt waits until all 4 trials can be compared, and --max-trials 3 leaves some out",
         ),
         (
-            ["lr", "--validate-every", "30", "--tokens", "2500"],
+            ["lr", "--validate-every", "30", "--token-budget", "2500"],
             "before the first trial's first figure, after 2,560 tokens",
         ),
         (["optim.lr=-1,1e-3"], "optim.lr=-1,1e-3 cannot be searched with optim.lr -1.0: .* it must be at least 0"),
@@ -465,7 +470,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ),
         (["lr", "--data.corpus", "pg20"], "pg20"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
-        (["steps=10,20"], "the space varies steps, which --equal tokens chooses for each trial"),
+        (["steps=10,20"], "the space varies steps, which --equalize tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
     ],
 )
@@ -488,7 +493,7 @@ def test_a_value_that_fits_beside_others_of_the_space_alone_is_kept(here: Make) 
 @pytest.mark.parametrize("further", [["optim.lr=1e-7,2e-3,1e-2"], ["optim.lr=1e-7,1e-3,1e-2", "--baseline", "no"]])
 def test_a_population_of_which_no_trial_is_left_out_is_none_to_refuse(here: Make, further: list[str]) -> None:
     """The preset itself is among the combinations, or no trial."""
-    assert len(here(*further, "--search", "grid", "--scheduler", "pbt", "--trials", "3").sweep.trials) == 3
+    assert len(here(*further, "--search", "grid", "--scheduler", "pbt", "--max-trials", "3").sweep.trials) == 3
 
 
 def test_vocabularies_are_compared_by_bytes_also_beside_another_space() -> None:
@@ -535,7 +540,7 @@ def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> No
         UserError, match=r"sweep\.json was written by another version of Throughline: choose another --run"
     ):
         here("lr")
-    assert Trial("000", {}).told() == "the preset"
+    assert Trial("000", {}).described() == "the preset"
 
 
 def test_what_is_written_of_a_decision_is_whole_or_an_error(here: Make) -> None:

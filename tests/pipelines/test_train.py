@@ -21,7 +21,7 @@ from data_prep.document_table import write_table
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.run_file import presets_with
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import DataConfig, OptimConfig, to_json
@@ -32,7 +32,7 @@ from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
 from pipelines.training.optim import build_optimizer
-from pipelines.training.reading import SEGMENTS, Clear, Clearing
+from pipelines.training.reading import SEGMENTS, StateMode, StateReset
 from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -44,7 +44,7 @@ Train = Callable[..., Path]
 
 
 def load(folder: Path) -> RecurrentModel:
-    checkpoint, _ = RunPlace.parse(folder).newest()
+    checkpoint, _ = RunFolder.parse(folder).newest()
     assert checkpoint is not None
     return load_model(checkpoint)
 
@@ -241,7 +241,14 @@ def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Tra
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_the_recurrences_rate_may_change_and_every_moment_stays_with_its_parameter(train: Train, name: str) -> None:
     how = ("--optim.name", name, "--validate-every", "0", "--checkpoint.every", "2")
-    gone = ("--allow-change", "steps", "optim.recurrent_lr_scale", "optim.clip", "--optim.clip", "1e-20")
+    gone = (
+        "--allow-change",
+        "steps",
+        "optim.recurrent_lr_scale",
+        "optim.max_grad_norm",
+        "--optim.max-grad-norm",
+        "1e-20",
+    )
 
     def moments(folder: Path, scale: float) -> dict[str, torch.Tensor]:
         checkpoint = find_checkpoint(folder)
@@ -265,7 +272,7 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
 
     def nats(
-        segment_length: int, clearing: Clear = "nothing", where: Clearing = SEGMENTS, lanes: int = 4
+        segment_length: int, clearing: StateMode = "nothing", where: StateReset = SEGMENTS, lanes: int = 4
     ) -> np.ndarray:
         split = train_split if where is SEGMENTS else short
         how: dict[str, Any] = {"lanes": lanes, "segment_length": segment_length, "world": World.alone()}
@@ -291,7 +298,7 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     np.testing.assert_allclose(carried, nats(8), rtol=1e-5)
     assert not np.allclose(carried, nats(32, "everything"), rtol=1e-3)
     kept = one_by_one(())
-    for where, places in ((Clearing(every=3), range(0, 10_000, 24)), (Clearing(at=40), (40,))):
+    for where, places in ((StateReset(every=3), range(0, 10_000, 24)), (StateReset(at=40), (40,))):
         cleared = nats(32, "states", where)
         np.testing.assert_allclose(cleared, one_by_one(places), rtol=1e-5)
         np.testing.assert_allclose(cleared, nats(64, "states", where, lanes=1), rtol=1e-5)
@@ -486,7 +493,7 @@ class TestRefusals:
             (("--steps", "many"), "steps"),
             (("--model.stats", "4"), r"did you mean --model.states\?"),
             (("--model.layers", "0"), "model.layers is 0: it must be at least 1"),
-            (("--optim.clip", "-1"), "optim.clip is -1.0: it must be at least 0"),
+            (("--optim.max-grad-norm", "-1"), "optim.max_grad_norm is -1.0: it must be at least 0"),
             (("--optim.betas", "1.5", "0.9"), r"optim.betas is \(1.5, 0.9\): each must be"),
             (("--allow-change", "optim.lrr"), r"allow_change has 'optim.lrr', .* did you mean 'optim.lr'\?"),
             (("--allow-change", "steps", "store", "model.stats"), r"'model.stats', .* did you mean 'model.states'\?"),
@@ -513,7 +520,7 @@ class TestRefusals:
     def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
         """Though the loss, which is of the weights before the step, was one."""
         with pytest.raises(UserError, match=r"the loss became nan by step 1: lower optim\.lr"):
-            train("--optim.lr", "1e38", "--schedule.warmup", "0", "--checkpoint.every", "1", name="wild")
+            train("--optim.lr", "1e38", "--schedule.warmup-steps", "0", "--checkpoint.every", "1", name="wild")
         assert not (tmp_path / "runs" / "wild" / "checkpoints").exists()
 
     def test_a_changed_byte_in_a_part(self, train: Train, store: Path) -> None:
@@ -549,21 +556,21 @@ class TestRefusals:
             train()
 
     def test_a_loss_that_is_no_number(self, train: Train) -> None:
-        wild = ("--optim.lr", "1e30", "--optim.clip", "0", "--validate-every", "0")
+        wild = ("--optim.lr", "1e30", "--optim.max-grad-norm", "0", "--validate-every", "0")
         with pytest.raises(
-            UserError, match=r"the loss became .*optim.clip; no checkpoint was saved, so .* begins anew$"
+            UserError, match=r"the loss became .*optim.max_grad_norm; no checkpoint was saved, so .* begins anew$"
         ):
             train(*wild)
         train("--steps", "5", "--validate-every", "0", name="begun")
-        allowed = ("--allow-change", "steps", "optim.lr", "optim.clip")
+        allowed = ("--allow-change", "steps", "optim.lr", "optim.max_grad_norm")
         with pytest.raises(UserError, match=r"the loss became .* resumes from the checkpoint of step 5$"):
             train(*wild, *allowed, name="begun")
 
     def test_a_second_process_of_the_same_run(self, train: Train) -> None:
-        from common.lock import hold
+        from common.lock import file_lock
 
         folder = train("--steps", "5")
-        with hold(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):
+        with file_lock(folder, "a test"), pytest.raises(ValueError, match="another training run is writing to"):
             train("--steps", "10", "--allow-change", "steps")
 
 
@@ -629,7 +636,7 @@ def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> N
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     outcome, said = train_trial(missing, World.alone(), lambda: False)
     assert outcome == "failed" and "nowhere" in said
-    (RunPlace.of(config).folder / "metrics.jsonl").mkdir(parents=True)
+    (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         train_trial(config, World.alone(), lambda: False)
 

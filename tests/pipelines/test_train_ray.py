@@ -23,7 +23,7 @@ from ray.train import WorkerGroupError
 from benchmarks.killing import Group
 from common.errors import UserError
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import elastic, ray_session
 from pipelines.cluster.ray_train import reservations
@@ -89,7 +89,7 @@ def test_a_killed_worker_a_killed_controller_and_a_stop_cost_no_step(
     streams = capsys.readouterr()
     assert streams.err.count("starting again from the newest checkpoint") == 2 and not reservations()
     assert "a worker died" in streams.err and "it was asked to stop" in streams.err
-    step = RunPlace.parse(folder).newest_step()
+    step = RunFolder.parse(folder).newest_step()
     assert step >= 15 and f"stopped after step {step}" in streams.out
     assert not (folder / "stop").exists() and not (folder / "resize").exists()
     last = f"checkpoints/step-{step:08d}"
@@ -266,7 +266,7 @@ def test_a_late_session_and_the_whole_run_killed_then_asked_to_stop_and_the_same
         first = subprocess.Popen(
             [sys.executable, "-c", LATE, *command], env=environment, stdout=file, stderr=file, start_new_session=True
         )
-    run = RunPlace.parse(folder)
+    run = RunFolder.parse(folder)
     wait_until(lambda: run.newest_step() >= 5 or first.poll() is not None)
     assert first.poll() is None, log.read_text()
     children = psutil.Process(first.pid).children(recursive=True)

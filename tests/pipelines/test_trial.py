@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipelines.checkpoints.run_file import run_from_json
-from pipelines.checkpoints.run_place import RunPlace
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.sweeps.trial import with_credentials
@@ -39,16 +39,16 @@ def test_it_stands_still_at_a_metric_and_saves_there(config: TrainConfig) -> Non
     loop.go_on()  # nothing has been reported yet: this releases nothing
     first = wait(loop)
     assert [step for step, _ in first["metrics"]] == [10] and "done" not in first
-    assert loop.result(0.3) is None and RunPlace.of(config).newest_step() == 0
+    assert loop.result(0.3) is None and RunFolder.of(config).newest_step() == 0
     loop.leave()
-    assert RunPlace.of(config).newest_step() == 10
+    assert RunFolder.of(config).newest_step() == 10
 
     assert known_metrics(config, METRIC) == first["metrics"]  # which the actor reports again, without training
     loop = TrialLoop(config, METRIC, CPU, after=10)
     last = wait(loop)
     assert [step for step, _ in last.pop("metrics")] == [20]
     assert last == {"outcome": "finished", "said": "", "done": True}
-    assert RunPlace.of(config).newest_step() == 20
+    assert RunFolder.of(config).newest_step() == 20
 
 
 def test_a_run_gets_the_credentials_of_the_sweeps_places_back(config: TrainConfig) -> None:
@@ -68,6 +68,6 @@ def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, 
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     said = wait(TrialLoop(missing, METRIC, CPU))
     assert said["outcome"] == "failed" and "nowhere" in said["said"] and said["done"]
-    (RunPlace.of(config).folder / "metrics.jsonl").mkdir(parents=True)
+    (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         wait(TrialLoop(config, METRIC, CPU))

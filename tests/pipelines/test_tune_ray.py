@@ -50,7 +50,18 @@ def trials(root: Path, name: str = "sweep") -> list[dict[str, Any]]:
 def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlflow(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--search", "grid", "--num-cpus", "2", "--optim.clip", "0", "--steps", "120", "--validate-every", "20"]
+    words = [
+        "--search",
+        "grid",
+        "--num-cpus",
+        "2",
+        "--optim.max-grad-norm",
+        "0",
+        "--steps",
+        "120",
+        "--validate-every",
+        "20",
+    ]
     argv = command("optim.lr=4e-3,1e38,1e-8", *words, "--rung-tokens", "2560", *TRACKED)
     sweep = tmp_path / "runs" / "sweep"
 
@@ -111,7 +122,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
 def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_refused(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--concurrent", "4"]
+    words = ["--search", "grid", "--scheduler", "none", "--num-workers", "2", "--max-concurrent-trials", "4"]
     sentence = "a trial takes 2 CPUs for its 2 workers, and there is 1 CPU: it could never start"
     with pytest.raises(ValueError, match=sentence):
         tune.main(command("optim.lr=1e-3", *words, "--num-cpus", "1"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recur_models import memorizing
-from recur_models.memorizing import MemorizingConfig, nearest, recall
+from recur_models.memorizing import MemorizingConfig, nearest_keys, recall
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_models import build, fresh_at, tokens
 
@@ -28,7 +28,7 @@ def test_the_search_is_exact_whatever_the_chunk(chunk: int, monkeypatch: pytest.
     monkeypatch.setattr(memorizing, "CHUNK_ELEMENTS", chunk)
     q, keys, values = ring()
     count = torch.tensor([0, 5, 4000])  # none, fewer than N, a ring that has turned
-    slots, out = nearest(q, keys, count, 8), recall(q, keys, values, count, 8)
+    slots, out = nearest_keys(q, keys, count, 8), recall(q, keys, values, count, 8)
     assert slots.shape == (3, 2, 4, 8)
     assert torch.equal(out[0], torch.zeros_like(out[0]))
     for lane, filled in ((1, 5), (2, 40)):
@@ -46,7 +46,7 @@ def test_no_more_similarities_exist_than_allowed(monkeypatch: pytest.MonkeyPatch
     seen: list[int] = []
     matmul = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append((out := matmul(a, b)).numel()) or out)
-    nearest(q, keys, torch.tensor([40, 40, 40]), 3)
+    nearest_keys(q, keys, torch.tensor([40, 40, 40]), 3)
     assert seen == [240, 240, 240, 240]
 
 

@@ -39,7 +39,7 @@ from data_prep.store import SegmentStore
 from data_prep.verification import find_splits
 from pipelines import evaluate, export, prepare, train, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.inference.subjects import subjects_of
+from pipelines.inference.targets import load_targets
 from pipelines.sweeps.command import read_and_check
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.sweep import Sweep
@@ -54,10 +54,10 @@ TEXTS = {"train": (60, 25, 1, 40), "validation": (30,), "test": (50, 20)}
 RUN = """
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 8 --model.heads 2 --model.head-dim 4
     --model.mlp-dim 16 --model.window 8 --model.states 4 --model.dropout 0.1 --data.lanes 4 --data.segment-length 16
-    --steps 4 --schedule.warmup 2 --log-every 1 --validate-every 2 --validate-tokens 200 --checkpoint.every 2
+    --steps 4 --schedule.warmup-steps 2 --log-every 1 --validate-every 2 --validate-tokens 200 --checkpoint.every 2
     --tracking.system-metrics off --num-workers 0 --use-gpu no --data.corpus text
 """
-SWEEP = "optim.lr=1e-7,1e-2 --search grid --rung-tokens 128 --concurrent 1 --preset"
+SWEEP = "optim.lr=1e-7,1e-2 --search grid --rung-tokens 128 --max-concurrent-trials 1 --preset"
 PROMPT = "Once é€"
 
 
@@ -114,7 +114,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def score(run: Path, store: Path, working: Path) -> dict[str, float]:
     """Bits per token of the test split, with State carried and cleared, as pipelines.evaluate reads it."""
     config = evaluate.EvaluateConfig(runs=(str(run),), store=str(store), num_workers=1)
-    found = evaluate.evaluate(subjects_of(config)[0], config, working)
+    found = evaluate.evaluate(load_targets(config)[0], config, working)
     assert found.cleared_states and found.cleared_all
     return {
         "tokens": found.carried.tokens,

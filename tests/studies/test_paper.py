@@ -383,7 +383,7 @@ def test_no_secret_is_written_or_printed(
 
 
 def test_a_corpus_in_place_of_anothers_keeps_the_vocabulary(tmp_path: Path) -> None:
-    place = trainings.Place(tmp_path, corpus="python-source")
+    place = trainings.StudyFolder(tmp_path, corpus="python-source")
     of_books = PAPERS["gpt2"]["table-2"].rows[0].runs["paper"][""]
     assert place.training(of_books, 0).vocab_size() == of_books.data.vocabulary == 50_258
 
@@ -461,7 +461,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
-    place = trainings.Place(tmp_path)
+    place = trainings.StudyFolder(tmp_path)
     cost = place.training(Run("small-slide", TEXT, TINY), 0).cost()
     assert 0 < cost.seconds < 60 and cost.tokens == 4 * 4 * 32 and cost.bytes == 16 * cost.parameters
     large = place.training(Run("pg19-slide-13L", TEXT), 0).cost()

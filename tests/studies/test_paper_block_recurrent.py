@@ -24,7 +24,7 @@ from studies.papers import PAPERS
 from studies.papers.block_recurrent import SCALES
 from studies.papers.plan import figure_of
 from studies.papers.tables import Data, Figure
-from studies.papers.trainings import Place
+from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
 from tests.small_archives import put
 
@@ -61,7 +61,7 @@ def test_arxiv_is_restricted_to_mathematics_as_in_section_4(scale: str) -> None:
     assert [part.options for part in data] == [("--subject", "math")]
 
 
-def place_of(**fields: Any) -> tuple[Place, Any]:
+def place_of(**fields: Any) -> tuple[StudyFolder, Any]:
     """The place of a plan of Table 1, and its data of arXiv."""
     plan = paper.PaperConfig("block-recurrent", "table-1", columns=("arXiv",), only=("Slide:12L",), **fields).plan()
     (training,) = plan.trainings(prepared=False)
@@ -98,7 +98,7 @@ def test_without_metadata_arxiv_is_left_out_with_the_command_that_prepares_it(
     monkeypatch.setattr(paper, "run_jobs", lambda jobs: run_jobs.extend(jobs) or [])
     with pytest.raises(UserError, match=r"prepare arxiv .* --subject math --source papers --metadata FILE "):
         paper.prepare(asked, train=False)
-    monkeypatch.setattr(Place, "is_prepared", lambda self, data: data.corpus == "python-source")
+    monkeypatch.setattr(StudyFolder, "is_prepared", lambda self, data: data.corpus == "python-source")
     paper.prepare(asked, train=True)
     said = capsys.readouterr().out
     assert not run_jobs and "--subject math --source papers" in said
@@ -206,7 +206,7 @@ def test_table_2_has_the_papers_layers_and_vocabularies() -> None:
 
 
 def test_ours_in_table_2_are_the_models_layers_and_the_tokenizers_pieces(store: Path, tmp_path: Path) -> None:
-    training = Place(tmp_path).training(TABLES["table-2"].rows[-1].runs["paper"]["PG19"], 0)
+    training = StudyFolder(tmp_path).training(TABLES["table-2"].rows[-1].runs["paper"]["PG19"], 0)
     data = replace(training.config.data, store=str(store), corpus="text")
     training = replace(training, data=Data("text", "bytes"), config=replace(training.config, data=data))
     score = Score(1.0, tokens=2, words=1, bytes=2, documents=1, bucket=2, bucket_nats=(1.0,), bucket_tokens=(2,))

@@ -17,7 +17,7 @@ import tyro
 from common.errors import UserError
 from data_prep.corpora import CORPORA
 from pipelines import evaluate
-from pipelines.inference.subjects import subjects_of
+from pipelines.inference.targets import load_targets
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -59,8 +59,8 @@ def test_a_run_that_got_worse_is_scored_where_it_was_best(
     make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare(make_config(store=str(tmp_path / "stores/bytes")))
-    place = trainings.Place(tmp_path / "runs", tmp_path / "stores")
-    fields = {**REC, "optim.lr": 3.0, "schedule.warmup": 0, "validate_every": 2, "validate_tokens": 200}
+    place = trainings.StudyFolder(tmp_path / "runs", tmp_path / "stores")
+    fields = {**REC, "optim.lr": 3.0, "schedule.warmup_steps": 0, "validate_every": 2, "validate_tokens": 200}
     of_best = place.training(Run("small-rec", TEXT, fields, checkpoint="best"), 0)
     train(of_best.job().argv)
     evaluate.main(of_best.evaluating({}, "validation").argv)
@@ -74,12 +74,12 @@ def test_a_run_that_got_worse_is_scored_where_it_was_best(
     assert unvalidated.lacks_best() and not of_best.lacks_best() and not newest.lacks_best()
     capsys.readouterr()
     config = evaluate.EvaluateConfig((str(unvalidated.folder),), checkpoint="best", split="validation")
-    assert [subject.checkpoint.step for subject in subjects_of(config)] == [4]
+    assert [subject.checkpoint.step for subject in load_targets(config)] == [4]
     assert "was not validated at step 4, which is read" in capsys.readouterr().out
 
 
 def test_validation_is_measured_every_2_million_tokens() -> None:
-    place = trainings.Place(Path("nowhere"))
+    place = trainings.StudyFolder(Path("nowhere"))
     for table in ("table-1", "table-2", "figure-4"):
         for row in GPT2[table].rows:
             config = place.training(row.runs["paper"][""], 0).config
@@ -92,7 +92,7 @@ def test_validation_is_measured_every_2_million_tokens() -> None:
 
 def test_the_presets_do_not_clip_gradients() -> None:
     for name in FINE_TUNED:
-        assert PRESETS[name].optim.clip == 0, name
+        assert PRESETS[name].optim.max_grad_norm == 0, name
 
 
 @pytest.mark.parametrize("preset", FINE_TUNED)
@@ -131,7 +131,7 @@ def test_figure_5_has_a_baseline_curve_for_each_overlap_of_table_1(scale: str, s
     curves: dict[str, list[tuple[int, int]]] = {}
     for row in GPT2["figure-5"].rows:
         (run,) = row.runs[scale].values()
-        window = trainings.Place(Path("nowhere")).training(run, 0).config.model.to_json()["window"]
+        window = trainings.StudyFolder(Path("nowhere")).training(run, 0).config.model.to_json()["window"]
         curves.setdefault(row.series, []).append((share * window, share * run.read.get("overlap", 0)))
     windows = (200, 300, 400, 500, 600)
     baselines = {
@@ -149,7 +149,7 @@ def test_tables_3_and_4_continue_validation_passages_behind_one_window(name: str
     table = GPT2[name]
     (row,) = table.rows
     run = row.runs[scale][""]
-    model: Any = trainings.Place(Path("nowhere")).training(run, 0).config.model
+    model: Any = trainings.StudyFolder(Path("nowhere")).training(run, 0).config.model
     assert (model.name, model.window, model.overlap) == ("gpt2-rec", {"paper": 300, "tiny": 60}[scale], 0)
     assert run == next(other.runs[scale][""] for other in GPT2["table-2"].rows if other.label == row.label)
     config = cli.parse(continuations.ContinuationsConfig, ["run", *table.continued], description="")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from common.lock import Locked, hold
+from common.lock import Locked, file_lock
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.inference.trained import config_of, find_checkpoint
@@ -387,7 +387,7 @@ def test_what_is_cleared_at_segments_is_so_whatever_the_lanes(
     assert not list((tmp_path / "1").glob(".*"))  # what a killed command had left, and the lock
     one, three = (pa.ipc.open_file(tmp_path / n / "run-cleared.arrow").read_all()["nats"].to_numpy() for n in "13")
     np.testing.assert_allclose(one, three, rtol=1e-4, atol=1e-5)
-    with hold(tmp_path / "1", "a test"), pytest.raises(Locked, match=r"another pipelines\.tokens is writing"):
+    with file_lock(tmp_path / "1", "a test"), pytest.raises(Locked, match=r"another pipelines\.tokens is writing"):
         main([str(run), *where, "--output", str(tmp_path / "1")])
 
 

@@ -56,9 +56,9 @@ def test_the_gate_space_has_the_six_cells_of_the_paper() -> None:
 
 
 def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
-    found = grid(combine("optim.lr=1e-4..1e-2+optim.clip=0.5,1", values("demo-rec")), points=3)
+    found = grid(combine("optim.lr=1e-4..1e-2+optim.max_grad_norm=0.5,1", values("demo-rec")), points=3)
     assert [some["optim.lr"] for some in found] == [1e-4, 1e-4, 1e-3, 1e-3, 1e-2, 1e-2]
-    assert [some["optim.clip"] for some in found] == [0.5, 1.0] * 3
+    assert [some["optim.max_grad_norm"] for some in found] == [0.5, 1.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,11 @@ def test_what_does_not_fit_is_refused(space: str, preset: str, sentence: str) ->
     [
         ({"optim.lr": [1e-3]}, r"the space 'own' has \[0.001\] for optim.lr: it must be a domain such as"),
         ({"optim.lrr": tune.choice([1e-3])}, "the space 'own' varies optim.lrr, which small-rec does not have"),
-        ({"optim.lr,optim.clip": tune.choice([(1, 2), (3,)])}, r"has \(3,\) for optim.lr,optim.clip: give 2 values"),
-        ({"optim.lr,optim.clip": tune.uniform(0, 1)}, "has a range for optim.lr,optim.clip"),
+        (
+            {"optim.lr,optim.max_grad_norm": tune.choice([(1, 2), (3,)])},
+            r"has \(3,\) for optim.lr,optim.max_grad_norm: give 2 values",
+        ),
+        ({"optim.lr,optim.max_grad_norm": tune.uniform(0, 1)}, "has a range for optim.lr,optim.max_grad_norm"),
     ],
 )
 def test_a_plugins_space_that_is_none_is_refused(
@@ -231,12 +234,16 @@ def test_listed_values_are_as_they_were_written_and_drawn_ones_short() -> None:
 
 
 def test_ranges_of_ones_own_are_drawn_suggested_and_laid_out() -> None:
-    domains = {"model.states": tune.randint(8, 65), "optim.clip": tune.uniform(0, 2)}
+    domains = {"model.states": tune.randint(8, 65), "optim.max_grad_norm": tune.uniform(0, 2)}
     some = Searcher("optuna", domains, seed=0).suggest("001")
     assert some is not None
-    assert type(some["model.states"]) is int and some["optim.clip"] == float(f"{some['optim.clip']:.3g}")
-    assert grid({"optim.clip": domains["optim.clip"]}, points=3) == [{"optim.clip": value} for value in (0.0, 1.0, 2.0)]
+    assert type(some["model.states"]) is int and some["optim.max_grad_norm"] == float(
+        f"{some['optim.max_grad_norm']:.3g}"
+    )
+    assert grid({"optim.max_grad_norm": domains["optim.max_grad_norm"]}, points=3) == [
+        {"optim.max_grad_norm": value} for value in (0.0, 1.0, 2.0)
+    ]
     whole = [each["model.states"] for each in grid({"model.states": domains["model.states"]}, points=3)]
     assert whole[0] == 8 and whole[-1] == 64 and all(type(value) is int for value in whole)
     with pytest.raises(ValueError, match="takes lists, and ranges with two ends"):
-        grid({"optim.clip": tune.randn()}, points=2)
+        grid({"optim.max_grad_norm": tune.randn()}, points=2)

@@ -1,8 +1,8 @@
-"""Lets transformers open this folder with trust_remote_code=True. The code itself is Throughline's own package."""
+"""Opens this folder in transformers with trust_remote_code=True. Made of Throughline's modules."""
 
-try:
-    from recur_models.hf import ThroughlineForCausalLM
-    from recur_models.hf_config import ThroughlineConfig
-    from recur_models.hf_tokenizer import ThroughlineTokenizer
-except ImportError as error:
-    raise ImportError("this model needs Throughline's package recur_models: install Throughline where you open it") from error
+from .recur_models_block_recurrent import RecConfig
+from .recur_models_hf_config import ThroughlineConfig
+from .recur_models_hf_model import ThroughlineForCausalLM, ThroughlineModel
+from .recur_models_registry import register
+
+register(RecConfig)

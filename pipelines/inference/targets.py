@@ -1,7 +1,7 @@
 """What a command reads held-out text with: checkpoints, each with the split that it reads, and where the report goes.
 
-subjects = subjects_of(config)                                              # checkpoints and splits are found, and fit each other
-output = output_for(config.output, subjects[0].run, "rec", config.split)    # and it can be written there
+targets = load_targets(config)                                              # checkpoints and splits are found, and fit each other
+output = output_for(config.output, targets[0].run, "rec", config.split)    # and it can be written there
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Snapshot, check_fits
 from pipelines.checkpoints.exported import is_exported
-from pipelines.checkpoints.run_place import RunPlace, find_run, root_of
+from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import config_of, find_model, place_of
 from pipelines.terminal import cli
@@ -35,7 +35,7 @@ HOME = "runs"
 
 
 @dataclass(frozen=True)
-class SubjectsConfig:
+class TargetsConfig:
     """Which models read what."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
@@ -53,9 +53,9 @@ class SubjectsConfig:
     segment_length: int = 0
     """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
     clear_every: int = 0
-    """Clear it, in these figures, at each multiple of so many blocks of a document instead."""
+    """StateMode it, in these figures, at each multiple of so many blocks of a document instead."""
     clear_at: int = 0
-    """Clear it once in a document instead, before this token: a multiple of the block."""
+    """StateMode it once in a document instead, before this token: a multiple of the block."""
     window: tuple[int, ...] = ()
     """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
     overlap: tuple[int, ...] = ()
@@ -98,12 +98,12 @@ class SubjectsConfig:
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluationTarget:
     """A checkpoint that is scored."""
 
     name: str
     checkpoint: Snapshot
-    run: RunPlace | None
+    run: RunFolder | None
     """None for a lone copy of a checkpoint, and for an exported folder."""
     store: SegmentStore
     """The split to score."""
@@ -118,12 +118,12 @@ class Subject:
     """As asked for, or as many blocks as in training."""
 
 
-def subjects_of(config: SubjectsConfig) -> list[Subject]:
+def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
     """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
     checkpoints = [find_model(path, best=config.checkpoint == "best") for path in config.runs]
     asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
     allow = "" if config.allow_other_windows else "--allow-other-windows"
-    subjects = []
+    targets = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
         opened = open_store(checkpoint, config)
         trained = checkpoint.meta["config"]
@@ -141,11 +141,11 @@ def subjects_of(config: SubjectsConfig) -> list[Subject]:
                 )
             changed = {field: value for field, value in windows.items() if trained["model"][field] != value}
             sizes = (lanes, config.segment_length or blocks * model.block)
-            subjects.append(Subject(name + called, checkpoint, run_of(path), *opened, model, changed, *sizes))
-    return subjects
+            targets.append(EvaluationTarget(name + called, checkpoint, run_of(path), *opened, model, changed, *sizes))
+    return targets
 
 
-def open_store(checkpoint: Snapshot, config: SubjectsConfig) -> tuple[SegmentStore, SegmentStore | None]:
+def open_store(checkpoint: Snapshot, config: TargetsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
     place, corpus = place_of(checkpoint, config.store, config.corpus)
     cache = checkpoint.meta["config"]["data"]["cache"]
@@ -160,7 +160,7 @@ def open_store(checkpoint: Snapshot, config: SubjectsConfig) -> tuple[SegmentSto
     return store, train
 
 
-def run_of(path: str) -> RunPlace | None:
+def run_of(path: str) -> RunFolder | None:
     """The run at this path, or the one that the checkpoint there belongs to; None for a lone copy of a checkpoint, and for an
     exported folder."""
     if is_exported(path):
@@ -170,7 +170,7 @@ def run_of(path: str) -> RunPlace | None:
     return run if belongs else None
 
 
-def output_for(asked: str, run: RunPlace | None, name: str, split: str) -> Place:
+def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Place:
     """Where the report goes: where it was asked for, or to a folder of this name, and of the split where that is another than test,
     beside the run.
 
@@ -209,7 +209,7 @@ def writable(file: Path | Place) -> bool:
     return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
-def tracking_of(checkpoint: Snapshot, run: RunPlace | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
+def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
     """Where the run of a checkpoint was itself tracked, unless the command line says where, and the folder of all runs, which has
     MLflow's file. Of a lone checkpoint, and a run that cannot be written to, that is the working directory's.
     """

@@ -1,6 +1,6 @@
 """Where a run is: a folder, or a place in a bucket with a working folder on each machine that trains or reads it.
 
-    run = RunPlace.parse("s3://bucket/runs/mine")
+    run = RunFolder.parse("s3://bucket/runs/mine")
     run.folder                                        # where this machine's processes write and read files
     run.publish("metrics.jsonl")                      # from the working folder to the bucket
     run.fetch("metrics.jsonl")                        # and back
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import xxhash
 
-from common.lock import hold
+from common.lock import file_lock
 from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
 from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
@@ -50,7 +50,7 @@ _published: dict[Path, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RunFolder:
     """A run's folder, or its place in a bucket."""
 
     place: Place
@@ -58,14 +58,14 @@ class RunPlace:
     """Whether this is a process that trains the run: others have another working folder, so as not to replace what it writes."""
 
     @staticmethod
-    def parse(text: str | Path | Place) -> RunPlace:
+    def parse(text: str | Path | Place) -> RunFolder:
         """For a process that reads the run. Raises PlaceError for a URI that nothing here opens; looks at no file."""
-        return RunPlace(Place.parse(text))
+        return RunFolder(Place.parse(text))
 
     @staticmethod
-    def of(config: TrainConfig) -> RunPlace:
+    def of(config: TrainConfig) -> RunFolder:
         """Of a run that this process trains."""
-        return RunPlace(Place.parse(config.root) / config.run, trains=True)
+        return RunFolder(Place.parse(config.root) / config.run, trains=True)
 
     @property
     def is_local(self) -> bool:
@@ -221,7 +221,7 @@ class RunPlace:
         if self.is_local:
             return Checkpoint.open(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with hold(folder.parent / ".fetching", "another process", patience=3600):
+        with file_lock(folder.parent / ".fetching", "another process", patience=3600):
             with contextlib.suppress(CheckpointError):
                 found = Checkpoint.open(folder)
                 os.utime(folder)
@@ -243,7 +243,7 @@ def root_of(folder: Path, run: str) -> Path:
     return folder.parents[len(parts) - 1] if folder.parts[-len(parts) :] == parts else folder.parent
 
 
-def find_run(text: str | Path) -> tuple[RunPlace, str]:
+def find_run(text: str | Path) -> tuple[RunFolder, str]:
     """The run at a path or URI, and the checkpoint's name where that is what it names. Raises CheckpointError where nothing is."""
     place = Place.parse(text)
     if not place.is_dir():
@@ -252,12 +252,12 @@ def find_run(text: str | Path) -> tuple[RunPlace, str]:
             f"{text if place.is_local else place} {what}: name the folder of a run or of a checkpoint"
         )
     if (place / "checkpoint.json").exists():
-        return RunPlace(place.parent.parent), place.name
+        return RunFolder(place.parent.parent), place.name
     if (place / "sweep.json").exists():
         raise CheckpointError(
             f"{place} is a sweep: name the folder of one of its trials; its best.json says which is the best"
         )
-    return RunPlace(place), ""
+    return RunFolder(place), ""
 
 
 def upload(path: Path, place: Place) -> None:

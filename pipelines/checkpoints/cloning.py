@@ -1,6 +1,6 @@
 """A run goes on from another one's checkpoint (of a sweep's population).
 
-    take_over(source.checkpoints, target.checkpoints, step=60)
+    clone_checkpoint(source.checkpoints, target.checkpoints, step=60)
 
 A checkpoint holds weights, optimizer, generators and the State of every lane; runs that read the same lanes have the same documents
 at hand at a step.
@@ -16,10 +16,10 @@ from pathlib import Path
 from common.places import TEMPORARY, Place
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, name_of, step_of
 from pipelines.checkpoints.retention import give_name, remove
-from pipelines.checkpoints.run_place import RunPlace, copy
+from pipelines.checkpoints.run_folder import RunFolder, copy
 
 
-def take_over(source: Place, target: Place, step: int) -> None:
+def clone_checkpoint(source: Place, target: Place, step: int) -> None:
     """Put the source's checkpoint of a step among the target's checkpoints, in place of its own of that step.
 
     Raises CheckpointError as `find` does.
@@ -45,7 +45,7 @@ def find(checkpoints: Place, step: int) -> Place:
 
 
 def _of_step(checkpoints: Place, step: int) -> list[Place]:
-    names = RunPlace(checkpoints.parent).checkpoint_names()
+    names = RunFolder(checkpoints.parent).checkpoint_names()
     return [checkpoints / name for name in names if step_of(name) == step]
 
 

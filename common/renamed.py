@@ -1,0 +1,26 @@
+"""Options whose names have changed: whoever types an old name reads the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+RENAMED = {
+    "optim.clip": "optim.max_grad_norm",
+    "schedule.warmup": "schedule.warmup_steps",
+    "schedule.final": "schedule.min_lr_ratio",
+    "samples": "num_samples",
+    "points": "grid_points",
+    "equal": "equalize",
+    "concurrent": "max_concurrent_trials",
+    "seconds": "time_budget_s",
+    "tokens": "token_budget",
+    "trials": "max_trials",
+}
+"""Old and new name, as fields. A command that has an option of the old name still means that one."""
+
+
+def renamed(option: str, options: Collection[str]) -> list[str]:
+    """The option among ``options`` that replaces an unknown one; empty where there is none."""
+    field = option.removeprefix("--").replace("-", "_")
+    new = "--" + RENAMED.get(field, "").replace("_", "-")
+    return [new] if new in options else []

@@ -1,0 +1,17 @@
+"""Choices that models and runs offer in the same words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Recompute = Literal["nothing", "layer", "block"]
+"""What the backward pass computes a second time instead of keeping it (activation checkpointing).
+
+- ``nothing``: every activation of the segment is kept.
+- ``layer``: a layer's input is kept, for the whole segment; its inside is made again. A third more FLOPs.
+- ``block``: the stack runs block by block, and only what passes from one block to the next is kept: State and the block's output.
+  The least memory for long segments; the vertical direction then no longer runs over all blocks at once.
+"""
+
+Compile = Literal["no", "layer", "model"]
+"""What torch.compile takes as one graph: nothing, each layer by itself, or the whole model."""

@@ -1,0 +1,79 @@
+"""What a person can mend, told apart from what nobody is to blame for.
+
+    raise UserError(f"{path} is not UTF-8 (byte {at}): convert it first")     # the value or file, the place, and the remedy
+
+A command prints the sentence of a UserError and ends with status 2, and nothing that raised one is started again: it would only be
+raised once more. Any other error is a fault of ours or of the machine's (a network that fails for once, a disk that is gone): it
+shows its traceback, ends with status 1, and is tried again where that can help.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from .common_credentials import without_credentials
+
+
+class UserError(ValueError):
+    """What was given cannot be used: the message names it and says what to do."""
+
+
+OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""What the system says of a path that was misspelt, or may not be used."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
+REFUSED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"
+)
+"""What pyarrow says, in an OSError without a number, of a bucket that is not there or credentials that do not open it."""
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether a person can mend what raised this, so that raising it again without that helps nobody.
+
+    A command asks it of what has ended it. A worker of a run is started again after whatever is no UserError: a file that is
+    missing on one machine for a moment may be there the next time.
+    """
+    if not isinstance(error, OSError):
+        return isinstance(error, (UserError, MemoryError))
+    refused = error.errno is None and REFUSED.search(str(error)) is not None
+    return isinstance(error, (UserError, *OF_A_FILE)) or error.errno in NO_ROOM or refused
+
+
+@contextmanager
+def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
+    """Where a person's values are handed to code that refuses them with errors of its own: these become UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(str(error)) from error
+
+
+def first_cause(error: BaseException, most: int = 200) -> str:
+    """An error on one line of so many characters: "[Errno 111] Connection refused" rather than the four errors that wrap it. A
+    longer one loses its middle: the remedy often comes last.
+    """
+    first = error
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    told = first if isinstance(first, OSError) else error
+    line = without_credentials(" ".join(str(told).split()) or type(told).__name__)
+    half = (most - 3) // 2
+    return line if len(line) <= most else f"{line[:half]} … {line[-half:]}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? ({listed(known)})" if near else listed(known)
+
+
+def listed(known: Iterable[str]) -> str:
+    known = list(known)
+    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"

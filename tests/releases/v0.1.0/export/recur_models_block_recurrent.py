@@ -1,0 +1,232 @@
+"""Block-Recurrent Transformer: a sliding window, and in some layers recurrent states (Hutchins et al. 2022).
+
+A token layer is the vertical direction; a recurrent layer adds the horizontal one: S state vectors, updated once per block of
+W tokens, that read the block's tokens and are read by the next block's. Only the horizontal direction is sequential: keys,
+values and queries of all blocks are made at once, a loop over blocks updates the states, and the vertical direction then
+runs over all blocks in parallel, each against the states that it saw.
+
+    RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
+
+State of a recurrent layer, besides what every layer has (sliding_window.py): ``states`` [B, S, D]. Of the block that is being read
+token by token, also ``read_keys``, ``read_values`` [B, H, S, E], what tokens read of the states: those of the block's start, so
+they are made once per block. Letters: see layers.py; n tokens of one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .recur_models_costs import Costs, attention, product, scales
+from .recur_models_gates import GATES, Gate, gate_costs
+from .recur_models_layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs
+from .recur_models_protocol import Probe, State, reset
+from .recur_models_sliding_window import (
+    Layer,
+    Part,
+    StackLayer,
+    TokenLayer,
+    WindowedConfig,
+    WindowedTransformer,
+    last_block,
+)
+from .recur_models_window import Window, windowed_attention, with_previous
+
+Cell = Literal["dual", "single", "skip"]
+
+
+@dataclass(frozen=True)
+class RecConfig(WindowedConfig):
+    """Block-recurrent transformer: sliding window, with recurrent states in some layers (the paper's Rec and Feedback rows)."""
+
+    name: ClassVar[str] = "rec"
+
+    recurrent_layers: tuple[int, ...] = (10,)
+    """Layers with recurrent states, counted from 1 at the bottom as the paper does."""
+    states: int = 512
+    """State vectors of a recurrent layer."""
+    gate: Gate = "fixed"
+    """How a state is updated: a learned moving average, or LSTM gates (section 3.3)."""
+    cell: Cell = "skip"
+    """Gate configuration (section 3.5): both residuals gated, only the MLP, or only the projection."""
+    feedback: bool = False
+    """Every layer attends to the states of the (last) recurrent layer; the stack then runs block by block (Appendix E)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.recurrent_layers or len(set(self.recurrent_layers)) < len(self.recurrent_layers):
+            raise ValueError(f"model.recurrent_layers is {self.recurrent_layers}: name one or more different layers")
+        for layer in self.recurrent_layers:
+            if not 1 <= layer <= self.layers:
+                raise ValueError(
+                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}"
+                )
+
+    @property
+    def least_blocks(self) -> int:
+        return 2  # the states after a block are first read by the next one
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        last = max(self.recurrent_layers)
+
+        def layer(index: int) -> StackLayer:
+            if index + 1 in self.recurrent_layers:
+                return RecurrentLayer(self, shares_states=self.feedback and index + 1 == last)
+            return Layer(self, cross=self.feedback)
+
+        return WindowedTransformer(self, vocab_size, layer, sharing_layer=last - 1 if self.feedback else None)
+
+    def layer_costs(self) -> list[Costs]:
+        recurrent = len(self.recurrent_layers)
+        other = self.window_costs(self.states if self.feedback else 0)
+        return [self.window_costs(self.states) + self.state_costs()] * recurrent + [other] * (self.layers - recurrent)
+
+    def state_costs(self) -> Costs:
+        """The horizontal direction: one update of the states, once per block."""
+        S = self.states
+        d = self.d_model
+        F = self.mlp_dim
+        width = 2 * self.width
+        total = scales(2 * S * d) + projector_costs(self, S, cross=True)
+        total += attention(self.width, S * S + S * 2 * self.window)
+        if self.cell == "skip":
+            return total + gate_costs(self.gate, self.equations, S, width, d)
+        last = gate_costs(self.gate, self.equations, S, F, d)
+        if self.cell == "single":
+            return total + product(S, width, F) + last
+        return total + gate_costs(self.gate, self.equations, S, width, d) + scales(d) + product(S, d, F) + last
+
+
+class StateDirection(nn.Module):
+    """The horizontal direction: states attend to one another and to the tokens of two blocks; gates replace the residuals."""
+
+    def __init__(self, config: RecConfig):
+        super().__init__()
+        heads_width = 2 * config.width
+        gate = GATES[config.gate]
+        squash = config.cell == "single"
+        self.initial_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_(std=0.1))
+        self.ids_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_())
+        self.project = Projector(config, cross=True)
+        self.attention_gate = (
+            None if config.cell == "single" else gate(heads_width, config.d_model, config.equations, squash)
+        )
+        self.mlp_norm = RMSNorm(config.d_model) if config.cell == "dual" else None
+        self.mlp_hidden = (
+            None
+            if config.cell == "skip"
+            else linear(heads_width if config.cell == "single" else config.d_model, config.mlp_dim)
+        )
+        self.mlp_gate = (
+            None if config.cell == "skip" else gate(config.mlp_dim, config.d_model, config.equations, squash)
+        )
+
+    def read(self, c_BSD: Tensor) -> Projections:
+        """Keys and values for the tokens, and the states' own queries."""
+        return self.project(c_BSD, self.ids_SD.to(c_BSD.dtype))
+
+    def update(
+        self, c_BSD: Tensor, read: Projections, kz_BHZE: Tensor, vz_BHZE: Tensor, absent_B: Tensor | None
+    ) -> Tensor:
+        """The states after a block: ``read`` of the states before it, keys and values of its 2W tokens."""
+        assert read.q_cross is not None
+        self_BHSE = attend(read.q_self, read.k, read.v)
+        cross_BHSE = attend(read.q_cross, kz_BHZE, vz_BHZE, absent_B)
+        h_BSN = merge_heads(torch.cat([self_BHSE, cross_BHSE], dim=1))
+        if self.attention_gate is not None:
+            c_BSD = self.attention_gate(c_BSD, h_BSN)
+            h_BSN = c_BSD if self.mlp_norm is None else self.mlp_norm(c_BSD)
+        if self.mlp_gate is not None and self.mlp_hidden is not None:
+            c_BSD = self.mlp_gate(c_BSD, torch.relu(self.mlp_hidden(h_BSN)))
+        return c_BSD
+
+    def probes(self) -> list[Probe]:
+        """What the gates let in, and how much a block changes the states."""
+        gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
+
+        def change(before: Tensor, after: Tensor) -> Tensor:
+            return (after - before).square().mean().sqrt() / before.square().mean().sqrt()
+
+        return [Probe("state_change", gates[0], change, until=gates[-1]), *(gate.probe() for gate in gates)]
+
+
+class RecurrentLayer(StackLayer):
+    """A window, and states of its own that its tokens read. ``shares_states``: under feedback, all layers' tokens read them."""
+
+    def __init__(self, config: RecConfig, shares_states: bool):
+        super().__init__()
+        self.tokens = TokenLayer(config, cross=True)
+        self.states = StateDirection(config)
+        self.shares_states = shares_states
+
+    def initial_state(self, lanes: int) -> State:
+        return {
+            **self.tokens.initial_cache(lanes),
+            "states": self.states.initial_SD.detach().expand(lanes, -1, -1).clone(),
+        }
+
+    def forward(
+        self,
+        x_BKWD: Tensor,
+        state: State,
+        fresh_BK: Tensor,
+        no_previous_block_BK: Tensor | None,
+        window: Window,
+        shared_kv: Projections | None,
+    ) -> tuple[Tensor, State]:
+        tokens = self.tokens.project(x_BKWD)
+        kz = with_previous(tokens.k, state["keys"], fresh_BK)
+        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        after = last_block(tokens)
+        own = shared_kv if self.shares_states else None
+        reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, no_previous_block_BK, own)
+        cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
+        return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
+
+    def recur(
+        self,
+        c_BSD: Tensor,
+        kz: Tensor,
+        vz: Tensor,
+        fresh_BK: Tensor,
+        no_previous_block_BK: Tensor | None,
+        shared_kv: Projections | None,
+    ) -> tuple[list[Projections], Tensor]:
+        """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
+        reads: list[Projections] = []
+        for k in range(fresh_BK.shape[1]):
+            c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
+            reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
+            c_BSD = self.states.update(
+                c_BSD,
+                reads[-1],
+                kz[:, k],
+                vz[:, k],
+                None if no_previous_block_BK is None else no_previous_block_BK[:, k],
+            )
+        return reads, c_BSD
+
+    def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
+        """What all layers' tokens read of the states at the beginning of a block; ``fresh_B``: where a document begins."""
+        c_BSD = state["states"]
+        return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
+
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        return self.tokens.open(state, shared_kv if self.shares_states else self.states.read(state["states"]))
+
+    def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
+
+    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+        c_BSD = state["states"]
+        kz, vz = (torch.cat([state[kind], block[kind]], dim=2) for kind in ("keys", "values"))
+        c_BSD = self.states.update(c_BSD, self.states.read(c_BSD), kz, vz, absent_B)
+        return {"keys": block["keys"], "values": block["values"], "states": c_BSD}
+
+    def probes(self) -> list[Probe]:
+        return [*self.tokens.probes(), *self.states.probes()]

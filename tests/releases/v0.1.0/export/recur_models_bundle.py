@@ -1,0 +1,103 @@
+"""Writes the modules of a model beside its weights, so that transformers opens the folder where Throughline is not installed.
+
+    write(folder, config)       # then AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+transformers copies such modules out of a folder one by one, and only those that one of them imports as a neighbour. So each of
+ours becomes one file of one folder, `recur_models/layers.py` for example `recur_models_layers.py`, and imports the others as
+`.recur_models_layers`. Nothing else of a module changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import shutil
+from pathlib import Path
+
+from .recur_models_protocol import ModelConfig
+
+PACKAGES = ("recur_models", "common")
+"""Whose modules are written: those of a plug-in's package come with a model of its own."""
+MODEL = "modeling_throughline"
+TOKENIZER = "tokenization_throughline"
+"""Modules that config.json and tokenizer_config.json name."""
+
+
+def write_model(folder: Path, config: ModelConfig) -> None:
+    """Write what opens a model of this config. Raises ValueError where the source of a module is nowhere to be found."""
+    if is_bundle():
+        copy(folder)
+        return
+    module = type(config).__module__
+    packages = {*PACKAGES, module.partition(".")[0]}
+    write(folder, packages, [module, "recur_models.hf_model"])
+    name = type(config).__name__
+    entry = [
+        '"""Opens this folder in transformers with trust_remote_code=True. Made of Throughline\'s modules."""\n',
+        f"from .{flat(module)} import {name}",
+        "from .recur_models_hf_config import ThroughlineConfig",
+        "from .recur_models_hf_model import ThroughlineForCausalLM, ThroughlineModel",
+        f"from .recur_models_registry import register\n\nregister({name})\n",
+    ]
+    (folder / f"{MODEL}.py").write_text("\n".join(entry), "utf-8")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write what opens a SentencePiece tokenizer."""
+    if is_bundle():
+        copy(folder)
+        return
+    write(folder, set(PACKAGES), ["recur_models.hf_tokenizer"])
+    entry = [
+        '"""Opens this tokenizer in transformers with trust_remote_code=True. Made of Throughline\'s modules."""\n',
+        "from .recur_models_hf_tokenizer import ThroughlineTokenizer\n",
+    ]
+    (folder / f"{TOKENIZER}.py").write_text("\n".join(entry), "utf-8")
+
+
+def is_bundle() -> bool:
+    """Whether this very module came out of such a folder."""
+    return Path(__file__).stem == flat("recur_models.bundle")
+
+
+def copy(folder: Path) -> None:
+    """Write the modules that stand beside this one."""
+    for path in Path(__file__).parent.glob("*.py"):
+        shutil.copyfile(path, folder / path.name)
+
+
+def write(folder: Path, packages: set[str], modules: list[str]) -> None:
+    """Write these modules, and those of the packages that they import."""
+    left = list(modules)
+    written = set[str]()
+    while left:
+        module = left.pop()
+        if module in written:
+            continue
+        written.add(module)
+        source = source_of(module)
+        imports = [
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in packages
+        ]
+        lines = source.splitlines(keepends=True)
+        for node in imports:
+            name = str(node.module)
+            line = lines[node.lineno - 1]
+            lines[node.lineno - 1] = line.replace(f"from {name} ", f"from .{flat(name)} ", 1)
+            left.append(name)
+        (folder / f"{flat(module)}.py").write_text("".join(lines), "utf-8")
+
+
+def source_of(module: str) -> str:
+    """Raises ValueError where there is none."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin:
+        raise ValueError(f"the source of {module} is not there, and the exported folder needs it: install it as a file")
+    return Path(spec.origin).read_text("utf-8")
+
+
+def flat(module: str) -> str:
+    """``recur_models_layers`` for ``recur_models.layers``."""
+    return module.replace(".", "_")

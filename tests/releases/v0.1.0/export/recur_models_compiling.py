@@ -1,0 +1,48 @@
+"""torch.compile of a model, as a whole or layer by layer.
+
+    compile_model(model, "layer")
+
+What it makes is the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
+break, under feedback too; that one is unrolled over all blocks, and so are the layers of every model compiled as a whole, which
+takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the staircases (with code of its own
+for a step that crosses documents, and for each number of chunks that drain), transformer-xl and universal-transformer; an lstm's
+layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
+memorizing breaks its graph at each block, where it asks how full its memory is. Module hooks are not seen by compiled code
+(health.py).
+
+What is one graph says so (``one_graph``): a break in it is an error, and shapes are taken as they are, never as variables. A
+segment is compiled once, and once more for the State that the first one has left, whose memory is laid out otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .common_choices import Compile
+from .recur_models_protocol import RecurrentModel
+
+VERSIONS = 64
+"""Of a layer's code, at the most: one for each kind of layer, with gradients and without, and for each length of segment. Beyond
+torch's own limit of 8 a layer would silently run uncompiled."""
+
+
+def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:
+    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: others of
+    torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
+    """
+    if unit != "no":
+        from torch._dynamo import config  # takes a second
+
+        config.recompile_limit = max(config.recompile_limit, VERSIONS)
+    units: Any = [model] if unit == "model" else model.layers if unit == "layer" else []
+    for each in units:
+        # Recomputing is a matter of the model's, so its layers stay whole.
+        whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
+        each.compile(backend=backend, **{"fullgraph": whole, "dynamic": False if whole else None, **options})
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `compile_model` has been here."""
+    return any(module._compiled_call_impl is not None for module in model.modules())

@@ -1,0 +1,91 @@
+"""Parameters and FLOPs of any config, counted from its sizes: nothing is built or run.
+
+    cost = RecConfig().costs(vocab_size=32_001)
+    cost.parameters, cost.flops_per_token, cost.training_flops_per_token
+
+A multiply-add is two FLOPs. Matrix products are counted, logits among them; looking embeddings up, norms, softmax, biases and
+gates' products are not. Attention is counted twice:
+
+- ``flops``, what is needed: the pairs of query and key that may see each other. A token of a window needs W keys.
+- ``computed_flops``, what our code multiplies: W × 2W logits for each block, half of them masked.
+
+Both are the steady state, far from a document's beginning; a kNN memory is full and is searched exactly, by need and by code.
+Use ``flops`` to compare models and for MFU. A product's backward pass is two products, one for the gradient of each factor; a
+search of a kNN memory has none, and what was found is read with a gradient on the queries' side alone. Ours also makes the logits
+once more in the backward pass (losses.py), which no count here includes.
+
+What a model costs stands beside what it computes: in its own module, as sums of the functions here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a model, or of a part of one. FLOPs are those of one block of one lane."""
+
+    parameters: int = 0
+    flops: int = 0
+    """Needed, forward."""
+    computed_flops: int = 0
+    """As our code does it, forward."""
+    without_gradient: int = 0
+    """What the backward pass falls short of twice the forward pass, needed and as our code does it."""
+    embedding_parameters: int = 0
+    """Those of `parameters` that are the (tied) embeddings."""
+    block: int = 1
+    """Tokens in a block."""
+    segment_flops: int = 0
+    """As our code does it, forward, once a segment beside its blocks."""
+
+    def __add__(self, other: Costs) -> Costs:
+        return replace(
+            self,
+            parameters=self.parameters + other.parameters,
+            flops=self.flops + other.flops,
+            computed_flops=self.computed_flops + other.computed_flops,
+            without_gradient=self.without_gradient + other.without_gradient,
+        )
+
+    @property
+    def flops_per_token(self) -> float:
+        """Needed FLOPs of the forward pass for one token."""
+        return self.flops / self.block
+
+    @property
+    def training_flops_per_token(self) -> float:
+        """Needed FLOPs of the forward and backward pass for one token."""
+        return (3 * self.flops - self.without_gradient) / self.block
+
+    @property
+    def computed_flops_per_token(self) -> float:
+        """FLOPs of the forward pass as our code does it, for one token."""
+        return self.computed_flops / self.block
+
+    @property
+    def computed_training_flops_per_token(self) -> float:
+        """FLOPs of the forward and backward pass as our code does it, for one token."""
+        return (3 * self.computed_flops - self.without_gradient) / self.block
+
+    def segment(self, length: int) -> int:
+        """Needed FLOPs of the forward pass over a segment of so many tokens (a multiple of the block) of one lane."""
+        return self.flops * length // self.block
+
+
+def product(rows: int, fan_in: int, fan_out: int) -> Costs:
+    """``rows`` vectors through one matrix."""
+    flops = 2 * rows * fan_in * fan_out
+    return Costs(fan_in * fan_out, flops, flops)
+
+
+def scales(*sizes: int) -> Costs:
+    """Parameters that multiply or add elementwise: free."""
+    return Costs(sum(sizes))
+
+
+def attention(width: int, pairs: int, computed_pairs: int | None = None) -> Costs:
+    """q·k and the weighted sum of values for so many pairs of query and key; ``width``: that of all heads together."""
+    each = 4 * width
+    return Costs(0, each * pairs, each * (pairs if computed_pairs is None else computed_pairs))

@@ -1,0 +1,74 @@
+"""The gates of the recurrent cell: what replaces the residual connection in the horizontal direction (section 3.3).
+
+    c' = gate(c, h)      c [B, S, D] the states, h [B, S, n] the concatenated attention or the MLP's hidden layer
+
+``equations="meliad"`` is what the authors' code computes (no b_z; tanh on z in the ``single`` configuration only);
+``"paper"`` is what the paper writes (b_z; tanh on z in every LSTM gate and in no fixed one).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .recur_models_costs import Costs, product, scales
+from .recur_models_layers import linear
+from .recur_models_protocol import Probe
+
+Equations = Literal["meliad", "paper"]
+Gate = Literal["fixed", "lstm"]
+
+
+class FixedGate(nn.Module):
+    """c·g + z·(1 − g), g = σ(b): an exponential moving average over blocks (equations 1–3)."""
+
+    def __init__(self, fan_in: int, width: int, equations: Equations, squash: bool):
+        super().__init__()
+        self.candidate = linear(fan_in, width, bias_std=0.1 if equations == "paper" else None)
+        self.bias = nn.Parameter(torch.empty(width).normal_(std=0.1))
+        self.squash = squash and equations == "meliad"
+
+    def forward(self, c_BSD: Tensor, h_BSN: Tensor) -> Tensor:
+        z_BSD = self.candidate(h_BSN)  # (1)
+        z_BSD = torch.tanh(z_BSD) if self.squash else z_BSD
+        # In the states' own dtype, not autocast's: a g near 1 would be 1 in bfloat16, and nothing would be let in.
+        return torch.lerp(z_BSD.to(c_BSD.dtype), c_BSD, torch.sigmoid(self.bias).to(c_BSD.dtype))  # (2), (3)
+
+    def probe(self) -> Probe:
+        """How much of the candidate is let in."""
+        return Probe("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
+
+
+class LSTMGate(nn.Module):
+    """c·f + z·i, with f and i of each state vector depending on h (equations 4–7)."""
+
+    def __init__(self, fan_in: int, width: int, equations: Equations, squash: bool):
+        super().__init__()
+        self.candidate = linear(fan_in, width, bias_std=0.1 if equations == "paper" else None)
+        self.input = linear(fan_in, width, scale=0.1, bias_std=0.1)
+        self.forget = linear(fan_in, width, scale=0.1, bias_std=0.1)
+        self.squash = squash or equations == "paper"
+
+    def forward(self, c_BSD: Tensor, h_BSN: Tensor) -> Tensor:
+        z_BSD = self.candidate(h_BSN)
+        z_BSD = torch.tanh(z_BSD) if self.squash else z_BSD  # (4)
+        i_BSD = torch.sigmoid(self.input(h_BSN) - 1.0)  # (5)
+        f_BSD = torch.sigmoid(self.forget(h_BSN) + 1.0)  # (6)
+        return c_BSD * f_BSD + z_BSD * i_BSD  # (7)
+
+    def probe(self) -> Probe:
+        """How much of the candidate is let in."""
+        return Probe("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
+
+
+GATES: dict[Gate, type[FixedGate] | type[LSTMGate]] = {"fixed": FixedGate, "lstm": LSTMGate}
+
+
+def gate_costs(gate: Gate, equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
+    """A gate over so many states."""
+    bias = width if equations == "paper" else 0
+    if gate == "fixed":
+        return product(rows, fan_in, width) + scales(width, bias)
+    return product(rows, fan_in, 3 * width) + scales(2 * width, bias)

@@ -1,0 +1,85 @@
+"""The one transformers config of all models: which model it is, with the fields of its own config, and its vocabulary.
+
+    ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
+
+Beside it stand the modules of its model, so that transformers opens the folder with trust_remote_code=True where Throughline is not
+installed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from .recur_models_bundle import MODEL, write_model
+from .recur_models_protocol import ModelConfig
+from .recur_models_registry import model_from_json
+
+AUTO_CLASSES = {
+    "AutoConfig": "ThroughlineConfig",
+    "AutoModel": "ThroughlineModel",
+    "AutoModelForCausalLM": "ThroughlineForCausalLM",
+}
+"""Ours for transformers' Auto classes."""
+
+
+class ThroughlineConfig(PreTrainedConfig):
+    """A registered model by name; a model added to ``MODELS`` needs nothing more."""
+
+    model_type = "throughline"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (read by transformers as it stands)
+
+    model: dict[str, Any] | None = None
+    """``name``, as in ``recur_models.MODELS``, and the fields of that config."""
+    trained: dict[str, Any] | None = None
+    """What an export records of its run: steps, corpus, the tokenizer's fingerprint (pipelines/checkpoints/exported.py)."""
+    vocab_size: int = 257
+    """Ids, that of begin-of-document included."""
+    begin_of_document_id: int | None = None
+    """By default the last id: it stands before a text's first token, so that this is predicted too, and is never generated."""
+    bos_token_id: int | None = None
+    """By default begin-of-document; a model with a chat template has its own."""
+    eos_token_id: int | list[int] | None = None
+    """By default begin-of-document, and then no text ends of itself. A model that began with pretrained weights ends a text where
+    those did."""
+    pad_token_id: int | None = None
+    """By default begin-of-document: where the attention mask is 0 nothing is read. One id for all three, as GPT-2 has it, also
+    keeps `generate` from taking a begin-of-document for padding where no mask is given."""
+    use_cache: bool = True
+    """Whether a call returns, as ``past_key_values``, what is needed to read on."""
+    tie_word_embeddings: bool = False
+    """False: where a model's output is its embedding, that is one parameter, and nothing is left to be tied."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.begin_of_document_id is None:
+            self.begin_of_document_id = self.vocab_size - 1
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, self.begin_of_document_id)
+        self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in AUTO_CLASSES.items()}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """config.json, and the modules that open a model of it (bundle.py)."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_model(Path(save_directory), self.model_config())
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: saving must not copy this file, as transformers does with code that came out of a folder."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, vocab_size: int, **fields: Any) -> ThroughlineConfig:
+        """The config of ``config.build(vocab_size)``."""
+        return cls(model=config.to_json(), vocab_size=vocab_size, **fields)
+
+    def model_config(self) -> ModelConfig:
+        """The model's own. Raises ValueError where the name or a field is unknown to this version."""
+        if self.model is None:
+            raise ValueError(
+                "this ThroughlineConfig names no model: make it with ThroughlineConfig.of(config, vocab_size)"
+            )
+        return model_from_json(self.model)

@@ -1,0 +1,378 @@
+"""All models as one transformers model: `save_pretrained`, `from_pretrained`, `generate` and a loss, with State as the cache.
+
+    model = ThroughlineForCausalLM(ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257))
+    model.generate(input_ids, max_new_tokens=100_000)        # the cache never grows
+    ThroughlineModel(config)(input_ids).last_hidden_state      # the same model and weights, without logits
+
+A document begins where a sequence begins; a begin-of-document id later in a sequence is read like any other, and resets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.logging import get_logger
+
+from .recur_models_compiling import compile_model, is_compiled
+from .recur_models_decoding import DecodingState, begin, compact, read, spread
+from .recur_models_hf_adapters import register_default_targets
+from .recur_models_hf_arguments import (
+    READ,
+    check_arguments,
+    check_input_ids,
+    check_positions,
+    kept_columns,
+    loss_arguments,
+)
+from .recur_models_hf_config import ThroughlineConfig
+from .recur_models_hidden import in_place_of_logits
+from .recur_models_losses import tied_output, untied_output
+from .recur_models_protocol import RecurrentModel
+
+logger = get_logger(__name__)
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+class RecurrentCache(Cache):
+    """Where each lane of a batch stands: State and the block that is being read, of one size whatever has been read."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.reading: DecodingState | None = None
+        self.seen = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that have been read, padding included."""
+        return self.seen
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.reading = None
+        self.seen = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.reading is not None:
+            self.reading = self.reading.select(indices)
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        raise ValueError(
+            "a State cannot be taken back by some tokens: this way of generating is not possible with these models"
+        )
+
+
+def by_layers(forward: Forward) -> Forward:
+    """A `forward` whose layers alone are compiled under torch.compile."""
+
+    @wraps(forward)
+    def called(self: ThroughlinePreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return self.with_compiled_layers(*args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    return cast(Forward, called)
+
+
+class ThroughlinePreTrainedModel(PreTrainedModel):
+    """Whichever model the config names, under the same names of weights for whatever it is used for."""
+
+    config_class = ThroughlineConfig
+    config: ThroughlineConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _is_stateful = True
+    _input_embed_layer = "embedding"
+
+    def __init__(self, config: ThroughlineConfig):
+        super().__init__(config)
+        self.model: RecurrentModel = config.model_config().build(config.vocab_size)
+        self.decoder = self.model.incremental_decoder()
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `build` initialises."""
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output layer; None where the embeddings make the logits."""
+        output: Any = getattr(self.model, "output", None)
+        return output
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.output = new_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
+        (`resize_token_embeddings` calls this)."""
+        assert isinstance(value, nn.Embedding)
+        self.model.embedding = value
+        self.model.vocab_size = value.num_embeddings
+        output: Any = self.get_output_embeddings()
+        if output is None:
+            return
+        with torch.no_grad():
+            for name, parameter in output.named_parameters():
+                added = value.num_embeddings - len(parameter)
+                rows = [parameter[: value.num_embeddings], *[parameter.mean(0, keepdim=True)] * added]
+                setattr(output, name, nn.Parameter(torch.cat(rows), requires_grad=parameter.requires_grad))
+        output.out_features = value.num_embeddings
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `forward` makes a RecurrentCache
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers has it, but weights that are missing, left over or of another shape are an error, not a warning."""
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            names = sorted(map(str, info[kind]))
+            if names:
+                raise ValueError(
+                    f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
+                    f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
+                )
+        model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
+        return (model, info) if output_loading_info else model
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether each layer is computed again in the backward pass; transformers sets it."""
+        return self.model.recompute != "nothing"
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        config = self.config.model_config()
+        units = [unit for unit in ("layer", "block") if unit in config.recomputes]
+        if value and not units:
+            raise ValueError(f"gradient_checkpointing is given, but a {config.name} recomputes nothing: leave it out")
+        self.model.recompute = units[0] if value else "nothing"
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Compute each layer again in the backward pass, or each block in a model whose layers read token by token.
+
+        Raises ValueError for a model that recomputes nothing, and for other arguments than the default ones.
+        """
+        given = {**(activation_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
+        for name, default in (("use_reentrant", False), ("every_n_layers", 1), ("offload", False)):
+            value = given.pop(name, default)
+            if value != default:
+                raise ValueError(f"{name} is {value}, but these models checkpoint with {default} alone: leave it out")
+        if given:
+            raise ValueError(f"{min(given)} is given, but these models checkpoint without it: leave it out")
+        super().activation_checkpointing_enable()
+
+    def compile(self, **options: Any) -> None:
+        """Have each layer compiled when it is first called: layers of one kind share their code, in every block and pass. The loops
+        around them stay as they are, because a compiler would unroll them. ``options``: those of torch.compile.
+        """
+        compile_model(self.model, "layer", **options)
+
+    @torch.compiler.disable(reason="its layers are compiled one by one: leave out fullgraph, or call model.compile()")
+    def with_compiled_layers(self, *args: Any, **kwargs: Any) -> Any:
+        """`forward` under torch.compile, which does not tell its options."""
+        if not is_compiled(self.model):
+            logger.warning_once(
+                "torch.compile(model) compiles this model's layers with torch's default options: for others, call "
+                "model.compile(...) with them, in place of torch.compile"
+            )
+            self.compile()
+        return self.forward(*args, **kwargs)
+
+    def read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: RecurrentCache | None,
+        use_cache: bool | None,
+        keep: int = 0,
+    ) -> tuple[Tensor, RecurrentCache | None]:
+        """What the model makes of each token [B, T, …], logits where nothing else is asked for; and where it stands after them.
+
+        Args:
+            input_ids: int64 [B, T].
+            attention_mask: [B, T], or [B, columns read before + T].
+            position_ids: int64 [B or 1, T]; checked, not read.
+            past_key_values: where to resume.
+            use_cache: by default where there is ``past_key_values``, else as the config says, but not in training.
+            keep: how many of the last columns suffice, 0 for all.
+
+        Raises:
+            ValueError: ``input_ids`` are none or empty, or the cache, mask or positions are others.
+        """
+        if self.config.output_attentions:
+            raise ValueError("config.output_attentions is set, but these models do not return attention's weights")
+        input_ids = check_input_ids(input_ids)
+        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}: leave it out, or give a RecurrentCache"
+            )
+        mask_BT = None
+        if attention_mask is not None:
+            lanes, length = input_ids.shape
+            if attention_mask.dim() != 2 or len(attention_mask) != lanes or attention_mask.shape[1] < length:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}: for these tokens it must be {(lanes, length)}"
+                )
+            mask_BT = attention_mask[:, -input_ids.shape[1] :].bool()
+            mask_BT = None if mask_BT.all() else mask_BT
+        seen = 0 if past_key_values is None else past_key_values.seen
+        check_positions(position_ids, input_ids, attention_mask, seen)
+        if use_cache is None:
+            use_cache = past_key_values is not None or (self.config.use_cache and not self.training)
+        if not use_cache:
+            return self._whole(input_ids, mask_BT), None
+        cache = RecurrentCache() if past_key_values is None else past_key_values
+        reading = cache.reading or begin(self.decoder, len(input_ids))
+        if len(reading.filled_B) != len(input_ids):
+            raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
+        made, cache.reading = read(self.decoder, reading, input_ids, mask_BT, keep=keep)
+        cache.seen += input_ids.shape[1]
+        return made, cache
+
+    def read_states(self, layers: bool, *arguments: Any) -> tuple[tuple[Tensor, ...], RecurrentCache | None]:
+        """`read` with these arguments: hidden states [B, T, D], the last ones as the output layer reads them; with ``layers`` what
+        enters each layer before them, the embeddings first.
+
+        Raises ValueError where the model does not give them.
+        """
+        with in_place_of_logits(layers) as found:
+            made, cache = self.read(*arguments)
+        states = made.split(found.widths, -1)
+        if layers and len(states) == 1:
+            raise ValueError(
+                f"output_hidden_states is given, but a {self.config.model_config().name} gives the last hidden state alone: leave "
+                "it out, and take the last_hidden_state of AutoModel"
+            )
+        return states, cache
+
+    def _whole(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """What the model makes of whole sequences in one pass, as in training."""
+        moved_BT, source_BT = compact(tokens_BT, mask_BT)
+        filled_BT = F.pad(moved_BT, (0, -moved_BT.shape[1] % self.model.block))
+        made_BTV, _ = self.model(filled_BT)
+        return spread(made_BTV, source_BT) if mask_BT is not None else made_BTV[:, : tokens_BT.shape[1]].contiguous()
+
+
+class ThroughlineModel(ThroughlinePreTrainedModel):
+    """A model's hidden states, as its output layer reads them: `pipelines.embed` writes the same. Its weights are all of the
+    model's, the output layer's among them."""
+
+    @by_layers
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Read sequences of any length, or resume them: ``last_hidden_state`` [B, T, D].
+
+        Arguments and errors: see `ThroughlineForCausalLM.forward`. In a padded column stands the state of the latest token before
+        it, zeros where there is none.
+        """
+        check_arguments(kwargs, READ)
+        layers = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        arguments = (input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        states, cache = self.read_states(layers, *arguments)
+        return BaseModelOutputWithPast(
+            last_hidden_state=states[-1], past_key_values=cache, hidden_states=states if layers else None
+        )
+
+
+class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
+    """A model that predicts the next token."""
+
+    def __init__(self, config: ThroughlineConfig):
+        super().__init__(config)
+        if self.generation_config is not None:
+            self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
+
+    @by_layers
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Read sequences of any length, or resume them.
+
+        Args:
+            input_ids: int64 [B, T].
+            attention_mask: [B, T], or [B, columns read before + T]: 0 where a lane has no token, on whichever side.
+            labels: int64 [B, T]; column t + 1 is what column t should predict, −100 is not scored.
+            past_key_values: where to resume; it is changed, and is also in the output.
+            use_cache: by default as the config says, but not with labels or in training.
+            logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
+            output_hidden_states: also return what enters each layer, the embeddings first, and what the output layer reads:
+                [B, T, D] each, one more than a token passes layers.
+            kwargs: those that transformers passes; see hf_arguments.py.
+
+        Raises:
+            ValueError: ``input_ids`` are none or empty, the cache or mask is another, or an argument is one that these models do
+                not have.
+            TypeError: an argument is unknown.
+        """
+        position_ids = kwargs.pop("position_ids", None)  # `generate` would count them for a signature that has them
+        loss_kwargs = loss_arguments(kwargs)
+        keep = logits_to_keep if isinstance(logits_to_keep, int) else 0
+        if keep < 0:
+            raise ValueError(f"logits_to_keep is {keep}: give 0 for all, or more")
+        if labels is not None and (keep or isinstance(logits_to_keep, Tensor)):
+            raise ValueError(
+                "logits_to_keep and labels are both given: the loss needs all logits, so leave out one of them"
+            )
+        if use_cache is None and labels is not None and past_key_values is None:
+            use_cache = False
+        arguments = (input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        states: tuple[Tensor, ...] | None = None
+        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+            states, cache = self.read_states(True, *arguments)
+            logits = kept_columns(self._logits(states[-1]), logits_to_keep)
+        else:
+            made, cache = self.read(*arguments, keep=keep)
+            logits = kept_columns(made, logits_to_keep)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
+
+    def _logits(self, hidden_BTD: Tensor) -> Tensor:
+        output = self.get_output_embeddings()
+        if output is None:
+            return tied_output(hidden_BTD, self.model.embedding.weight, None)
+        return untied_output(hidden_BTD, output, None)
+
+
+register_default_targets(ThroughlineConfig.model_type)

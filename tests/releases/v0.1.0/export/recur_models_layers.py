@@ -1,0 +1,284 @@
+"""The parts that every transformer here is made of: norm, position bias, windowed attention, MLP, initialisers.
+
+Letters: B lanes · T tokens · K blocks · W window (= block) · Z keys that a block sees (2W) · S states · D width ·
+H heads · E head size · F MLP hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .recur_models_costs import Costs, attention, product, scales
+from .recur_models_protocol import ModelConfig, check_sizes
+
+MASKED = -3e4
+"""The logit of a key that may not be seen: its weight is 0 in every dtype, and float16 still holds it (not the authors' -1e6)."""
+
+
+@dataclass(frozen=True)
+class StackConfig(ModelConfig):
+    """The sizes that every transformer here has."""
+
+    layers: int = 12
+    """Transformer layers."""
+    d_model: int = 1024
+    """Width of the residual stream."""
+    heads: int = 8
+    """Attention heads."""
+    head_dim: int = 128
+    """Size of one head."""
+    mlp_dim: int = 4096
+    """Hidden size of the MLP."""
+    window: int = 512
+    """Tokens that a token sees, and tokens in a block."""
+    dropout: float = 0.05
+    """Share of activations dropped in the token direction; none on the recurrent side."""
+    dropout_places: Literal["meliad", "usual"] = "meliad"
+    """meliad: where the authors' code drops, since the paper gives a rate and no places: the normed input of attention, the weights
+    of the window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden
+    layer and output."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    @property
+    def width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim
+
+    def costs(self, vocab_size: int) -> Costs:
+        logits = product(self.window, self.d_model, vocab_size)
+        total = sum(self.layer_costs(), start=replace(logits, block=self.window))
+        return replace(total + scales(self.d_model), embedding_parameters=logits.parameters)
+
+    @abstractmethod
+    def layer_costs(self) -> list[Costs]:
+        """Of each layer, for one block of one lane, in any order."""
+
+
+class Dropouts(NamedTuple):
+    """The rate at each place; which of them are on, `dropout_places` says."""
+
+    embedding: float = 0.0
+    normed: float = 0.0
+    """What attention's keys, values and queries are made of."""
+    weights: float = 0.0
+    """Of the window's attention; one mask for all lanes and blocks. Neither states nor a memory are read with dropout."""
+    attention: float = 0.0
+    """What attention adds to the residual stream."""
+    hidden: float = 0.0
+    mlp: float = 0.0
+    """What the MLP adds to the residual stream."""
+    final: float = 0.0
+    """What the logits are made of."""
+
+
+def dropouts(config: StackConfig) -> Dropouts:
+    """Where the token direction drops, and how much."""
+    p = config.dropout
+    if config.dropout_places == "usual":
+        return Dropouts(embedding=p, attention=p, hidden=p, mlp=p)
+    return Dropouts(normed=p, weights=p, mlp=p, final=p)
+
+
+def kept(like: Tensor, rate: float) -> Tensor | None:
+    """A mask of the shape of ``like``: 0 with probability ``rate``, else 1 / (1 − rate); None where nothing is dropped."""
+    return F.dropout(torch.ones_like(like), rate) if rate > 0 else None
+
+
+def truncated_normal_(tensor: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
+    """Variance scaling: a normal cut at ±2σ whose standard deviation after the cut is √(scale / fan_in)."""
+    std = math.sqrt(scale / fan_in) / 0.87962566103423978  # the cut normal's own standard deviation
+    return nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | None = None) -> nn.Linear:
+    """A projection with truncated-normal weights; with a bias N(0, ``bias_std``) when that is given, else without."""
+    layer = nn.Linear(fan_in, fan_out, bias=bias_std is not None)
+    truncated_normal_(layer.weight.data, fan_in, scale)
+    if bias_std is not None:
+        nn.init.normal_(layer.bias, std=bias_std)
+    return layer
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a projection is the layer that the model was built with. A wrapped one, for example by a LoRA adapter, or a quantised
+    one must be called: its weight alone is not what it computes.
+    """
+    return type(layer) is nn.Linear
+
+
+def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
+    """``layer(x)[..., part]``, for a projection without bias. A plain layer computes that part alone."""
+    if is_plain(layer):
+        return F.linear(x, layer.weight[part])  # pyrefly: ignore
+    return layer(x[None])[0, ..., part]  # a quantised layer reads no single vector
+
+
+class RMSNorm(nn.Module):
+    """Scale-only root-mean-square norm, eps 1e-6, computed in float32."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.scale.shape, self.scale.to(x.dtype), eps=1e-6)
+
+
+def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
+    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as the authors' code has it).
+
+    ``scale_H``: for queries, |scale| of their head multiplies that: the learned temperature of normalised attention.
+    """
+    factor_Hn1 = torch.rsqrt(
+        x_HnE.to(torch.promote_types(x_HnE.dtype, torch.float32)).square().sum(-1, keepdim=True) + 1e-6
+    )
+    factor_Hn1 = factor_Hn1 if scale_H is None else factor_Hn1 * scale_H.abs()[:, None, None]
+    return x_HnE * factor_Hn1.to(x_HnE.dtype)
+
+
+class PositionBias(nn.Module):
+    """T5's relative position bias, unidirectional: 32 buckets up to distance 128, one table per layer."""
+
+    BUCKETS = 32
+    MAX_DISTANCE = 128
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.table_HN = nn.Parameter(truncated_normal_(torch.empty(heads, self.BUCKETS), fan_in=self.BUCKETS))
+
+    @classmethod
+    def bucket(cls, distance: Tensor) -> Tensor:
+        """Bucket of a distance ≥ 0 (int64): exact below 16, logarithmic above."""
+        exact = cls.BUCKETS // 2
+        far = (
+            torch.log(distance.clamp(min=1).float() / exact)
+            / math.log(cls.MAX_DISTANCE / exact)
+            * (cls.BUCKETS - exact)
+        )
+        return torch.where(distance < exact, distance, (exact + far.long()).clamp(max=cls.BUCKETS - 1))
+
+    def forward(self, distance_WZ: Tensor) -> Tensor:
+        """Bias [H, W, Z] for query-to-key distances, which grow by one from row to row and fall by one from column to column.
+
+        The caller masks distances below zero.
+        """
+        if distance_WZ.is_cuda:
+            return self.by_diagonals(distance_WZ)
+        return self.table_HN[:, self.bucket(distance_WZ.clamp(min=0))]
+
+    def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
+        """The same bias; its backward pass sums along each diagonal first, instead of adding W · Z gradients to 32 numbers.
+
+        A GPU adds those one after the other, which took half of a training step (RESULTS.md).
+        """
+        rows = distance_WZ.shape[0]
+        distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])
+        bias_HD = self.table_HN[:, self.bucket(distance_D.clamp(min=0))]
+        # Rows of D + 1, read as rows of D, each begin one diagonal later than the row before.
+        repeated_HWP = F.pad(bias_HD, (0, 1))[:, None].expand(-1, rows, -1)
+        shifted_HWD = repeated_HWP.flatten(1)[:, : rows * len(distance_D)].unflatten(1, (rows, -1))
+        return shifted_HWD[..., rows - 1 :]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[…, n, H·E] → […, H, n, E]."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[…, H, n, E] → […, n, H·E]."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None = None) -> Tensor:
+    """Attention without bias, over any leading dimensions: […, H, n, E]; queries are scaled already.
+
+    ``absent_B``: lanes on which the first half of the keys (the previous block's) is masked.
+    """
+    mask = None
+    if absent_B is not None:
+        first_half = torch.arange(k_HmE.shape[-2], device=k_HmE.device) < k_HmE.shape[-2] // 2
+        mask = ~(first_half & absent_B[:, None, None, None])
+    q, k, v = (x.flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))  # no fused kernel takes more than one leading dimension
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])
+
+
+class MLP(nn.Module):
+    """ReLU, no biases."""
+
+    def __init__(self, width: int, hidden: int, rates: Dropouts):
+        super().__init__()
+        self.hidden = linear(width, hidden)
+        self.out = linear(hidden, width)
+        self.hidden_dropout = nn.Dropout(rates.hidden)
+        self.dropout = nn.Dropout(rates.mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
+
+
+class Projections(NamedTuple):
+    """Keys, values and both sets of queries of one direction, heads split: [..., H, n, E]."""
+
+    k: Tensor
+    v: Tensor
+    q_self: Tensor
+    q_cross: Tensor | None
+
+
+class Projector(nn.Module):
+    """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
+
+    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = nn.Dropout(dropout)
+        self.norm = RMSNorm(config.d_model)
+        self.kvq = linear(config.d_model, (4 if cross else 3) * config.width)
+        self.scale_H = nn.Parameter(torch.ones(config.heads))
+        self.cross_scale_H = nn.Parameter(torch.ones(config.heads)) if cross else None
+
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
+        """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
+        x = self.norm(x)
+        x = self.dropout(x if ids is None else x + ids)
+        k, v, q, *q2 = (
+            split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
+        )
+        q_cross = None if self.cross_scale_H is None else unit_norm(q2[0], self.cross_scale_H)
+        return Projections(unit_norm(k), v, unit_norm(q, self.scale_H), q_cross)
+
+
+def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
+    """A `Projector` over so many vectors."""
+    parts = 4 if cross else 3
+    return product(rows, config.d_model, parts * config.width) + scales(config.d_model, (parts - 2) * config.heads)
+
+
+def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
+    """A layer's vertical direction over one block, reading ``states`` state vectors too unless that is 0."""
+    d = config.d_model
+    W = config.window
+    return (
+        projector_costs(config, W, cross=states > 0)
+        + scales(PositionBias.BUCKETS * config.heads if position else 0)
+        + attention(config.width, pairs, computed_pairs)
+        + attention(config.width, W * states)
+        + product(W, (2 if states else 1) * config.width, d)
+        + scales(d)
+        + product(W, d, config.mlp_dim)
+        + product(W, config.mlp_dim, d)
+    )

@@ -1,0 +1,159 @@
+"""Cross-entropy in nats per token that holds a chunk of a segment's logits at a time, or on a GPU all, compiled, where these fit.
+
+    nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
+    hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # what the logits are made of
+
+The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
+logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional as F
+
+from .recur_models_hidden import in_place_of_logits, states_asked_for
+from .recur_models_layers import is_plain
+from .recur_models_protocol import IGNORED, RecurrentModel, State
+
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
+"""Logits held at a time, by the kind of device: 16 MiB in float32, which a processor's cache is near; on a GPU 2 GiB, so that each
+product fills it: eight chunks at the block-recurrent paper's 32 × 4,096 tokens."""
+WHOLE_ELEMENTS = 1 << 32
+"""Logits that compiled code holds at the most on a GPU, in the place of chunks: 8 GiB in bfloat16. It makes one pass of the softmax
+and its sum, and no float32 copy."""
+
+
+def chunked_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None = None
+) -> Tensor:
+    """Nats of each target under softmax(hidden · weightᵀ + bias): [N] float32, 0 where the target is ``IGNORED``.
+
+    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same figures); else a chunk of them. The caller
+    scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the softmax in float32.
+    """
+    if torch.is_autocast_enabled(hidden_ND.device.type):
+        dtype = torch.get_autocast_dtype(hidden_ND.device.type)
+        hidden_ND = hidden_ND.to(dtype)
+        weight_VD = weight_VD.to(dtype)
+    fits = len(hidden_ND) * len(weight_VD) <= WHOLE_ELEMENTS
+    if hidden_ND.device.type == "cuda" and torch.compiler.is_compiling() and fits:
+        return whole_cross_entropy(hidden_ND, weight_VD, targets_N, bias_V)
+    return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyrefly: ignore
+
+
+def whole_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None = None
+) -> Tensor:
+    """`chunked_cross_entropy` of all tokens at once, as a compiler likes to have it."""
+    logits_NV = (hidden_ND @ weight_VD.T).float()
+    logits_NV = logits_NV if bias_V is None else logits_NV + bias_V
+    return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+
+
+def tied_output(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
+) -> Tensor:
+    """What a model returns: nats [B, T] where there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
+    output layer of its own, which may have a bias.
+    """
+    if targets_BT is None:
+        states = states_asked_for(hidden_BTD)
+        return F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype), bias_V) if states is None else states
+    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), bias_V).view_as(targets_BT)
+
+
+def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | None) -> Tensor:
+    """The same as `tied_output`, for a model with an output layer of its own. A layer that is not plain (`layers.is_plain`) is
+    called, and then all logits exist at once.
+    """
+    if targets_BT is None:
+        states = states_asked_for(hidden_BTD)
+        return output(hidden_BTD) if states is None else states
+    if isinstance(output, nn.Linear) and is_plain(output):
+        return tied_output(hidden_BTD, output.weight, targets_BT, output.bias)
+    logits_NV = output(hidden_BTD).flatten(0, 1).float()
+    nats_N = F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
+    return nats_N.view_as(targets_BT)
+
+
+def hidden_states(
+    model: RecurrentModel, tokens_BT: Tensor, state: State | None = None, fresh_BK: Tensor | None = None
+) -> tuple[Tensor, State]:
+    """``model(tokens_BT, state, fresh_BK)`` with the last hidden states [B, T, D] in the place of the logits, as its output layer
+    reads them: logits are their product with its weights, and its bias where it has one.
+
+    Raises TypeError for a model whose logits are made neither by `tied_output` nor by `untied_output`.
+    """
+    with in_place_of_logits() as found:
+        made, after = model(tokens_BT, state, fresh_BK)
+    if not found.widths:
+        raise TypeError(f"{type(model).__name__} makes its logits itself: end its forward with losses.tied_output")
+    return made, after
+
+
+def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of each target [B, T] float32, and whether the likeliest token is another one [B, T] bool; 0 and False where the target
+    is ``IGNORED``. The softmax, in float32, runs over the labelled positions alone.
+    """
+    targets_N = targets_BT.flatten()
+    labelled_L = torch.nonzero(targets_N != IGNORED)[:, 0]
+    logits_LV = logits_BTV.flatten(0, 1)[labelled_L].float()
+    targets_L = targets_N[labelled_L]
+    nats_L = F.cross_entropy(logits_LV, targets_L, reduction="none")
+    wrong_L = logits_LV.argmax(-1) != targets_L
+    nats_N = nats_L.new_zeros(len(targets_N)).index_copy(0, labelled_L, nats_L)
+    wrong_N = torch.zeros_like(targets_N, dtype=torch.bool).index_copy(0, labelled_L, wrong_L)
+    return nats_N.view_as(targets_BT), wrong_N.view_as(targets_BT)
+
+
+def _chunks(hidden_ND: Tensor, vocab_size: int) -> list[slice]:
+    tokens = len(hidden_ND)
+    held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
+    size = max(1, held // vocab_size)
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    logits_CV = (hidden_CD @ weight_VD.T).float()
+    return logits_CV if bias_V is None else logits_CV.add_(bias_V)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None
+    ) -> Tensor:
+        nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
+        normalizer_N = torch.empty_like(nats_N)
+        for chunk in _chunks(hidden_ND, len(weight_VD)):
+            logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
+            targets_C = targets_N[chunk]
+            normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
+            picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
+            nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyrefly: ignore
+        return nats_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:  # pyrefly: ignore
+        hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
+        for chunk in _chunks(hidden_ND, len(weight_VD)):
+            logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
+            grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
+            grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))
+            grad_CV.mul_(grad_N[chunk, None])
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+            grad_CV = grad_CV.to(hidden_ND.dtype)
+            grad_hidden_ND[chunk] = grad_CV @ weight_VD
+            grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
+        grad_bias_V = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, grad_bias_V

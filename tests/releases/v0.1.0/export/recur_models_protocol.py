@@ -1,0 +1,321 @@
+"""The one protocol of every model: ``model(tokens, state, fresh, targets) -> (logits or nats, state)``.
+
+State is an argument and a result, never a buffer: a flat mapping from names such as ``layers.9.states`` to tensors whose
+first dimension is the lane. The last part of a name says what the tensor is: ``states`` (recurrent vectors), ``keys``
+and ``values`` (the previous block's), ``present`` (whether there is a previous block), ``memory_keys``, ``memory_values``
+and ``memory_count`` (a kNN memory and how much it holds). A model without memory has the empty State.
+
+    state = model.initial_state(lanes=4)
+    nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
+
+Letters: B lanes · T tokens in a segment · K blocks in a segment (K = T / block) · V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .common_checks import check_fields, kinds
+from .common_choices import Recompute
+from .common_errors import UserError
+from .recur_models_costs import Costs
+
+State = dict[str, Tensor]
+"""What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
+
+RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
+"""The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
+block's keys and values. These are what the study of section 4.6 clears."""
+
+IGNORED = -1
+"""The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(ABC):
+    """What every model's config offers; the sizes themselves are fields of each model's own config."""
+
+    name: ClassVar[str]
+    recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
+    """Kinds of activation checkpointing that are worth anything for this model."""
+    reading_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that say how a text is read and shape no weight: trained weights can be scored with other values of them."""
+    trained_reading_fields: ClassVar[tuple[str, ...]] = ()
+    """Those of them that the weights are trained for: another value is scored only where that is asked for in words."""
+    training_fields: ClassVar[tuple[str, ...]] = ("dropout", "dropout_places")
+    """Fields that training alone reads: a run that begins with trained weights may set other values of them."""
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that name a file of this machine: empty in what is given away."""
+
+    @property
+    @abstractmethod
+    def block(self) -> int:
+        """Tokens in a block: documents begin at block boundaries, and a segment is a whole number of blocks."""
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that a training segment needs so that every parameter gets a gradient."""
+        return 1
+
+    def check_new(self) -> None:  # noqa: B027
+        """Raises ValueError where no new run should begin with this config; a run that has begun is resumed without it."""
+
+    @abstractmethod
+    def build(self, vocab_size: int) -> RecurrentModel:
+        """A freshly initialised model; draws from torch's global generator. Under the device ``meta`` it has shapes alone."""
+
+    def restore(self, vocab_size: int, weights: Mapping[str, Tensor]) -> RecurrentModel:
+        """The model with these weights, on the CPU: none are initialised, and no file is read that `build` begins with."""
+        with torch.device("meta"):
+            model = self.build(vocab_size)
+        model = model.to_empty(device="cpu")
+        model.load_state_dict(weights)
+        return model
+
+    def freeze(self, model: nn.Module) -> None:
+        """Say which of the model's parameters are trained; by default all."""
+        model.requires_grad_()
+
+    @abstractmethod
+    def costs(self, vocab_size: int) -> Costs:
+        """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as JSON values, its registered name under ``name``."""
+        return {"name": self.name, **json.loads(json.dumps(dataclasses.asdict(self)))}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The config that `to_json` wrote. Raises ValueError where a field is unknown to this version."""
+        given = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "name"
+        }
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(given.keys() - known)
+        if unknown:
+            raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
+        return cls(**given)
+
+
+def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
+    """Raises UserError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
+    ``from_0`` at least 0, its other numbers finite, and its ``dropout`` is below 1.
+    """
+    integers = [field.name for field in dataclasses.fields(config) if kinds(type(config))[field.name] is int]
+    check_fields("model", config, **{name: 0 if name in from_0 else 1 for name in integers})
+    for name, value in vars(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"model.{name} is {value}: it must be a number")
+    rate = vars(config)["dropout"]
+    if not 0 <= rate < 1:
+        raise UserError(f"model.dropout is {rate}: it must be at least 0 and below 1")
+
+
+class RecurrentModel(nn.Module, ABC):
+    """A language model that carries State along its lanes."""
+
+    vocab_size: int
+    block: int
+    embedding: nn.Embedding
+    """Of the inputs: [V, D]."""
+    layers: nn.ModuleList
+    """What is compiled one by one (compiling.py)."""
+    recompute: Recompute = "nothing"
+    """Set it before a forward pass; it changes memory and time, and no figure but for what dropout draws block by block."""
+    one_graph: bool = False
+    """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
+
+    def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which makes one layer or one block, as the backward pass is to see it: kept, or made again."""
+        if self.recompute != unit or not torch.is_grad_enabled():
+            return function
+        return partial(checkpoint, function, use_reentrant=False)
+
+    @abstractmethod
+    def initial_state(self, lanes: int) -> State:
+        """The State of ``lanes`` lanes before their first document, on the model's device and in its dtype."""
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        state: State | None = None,
+        fresh_BK: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Read one segment.
+
+        ``tokens_BT``: int64 inputs. ``fresh_BK``: True where a new document begins, so that nothing earlier is seen; by
+        default only the first block when ``state`` is None. ``targets_BT``: int64, ``IGNORED`` where nothing is predicted.
+
+        Returns nats per token [B, T] in float32 (0 where ignored) when there are targets, else logits [B, T, V]; and the
+        State after the segment, still attached to the graph: the caller detaches it.
+
+        Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
+        """
+        state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        return self.read_segment(tokens_BT, state, fresh_BK, targets_BT)
+
+    @abstractmethod
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`forward`, once nothing is left to default and all has been checked."""
+
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        """Those of its recurrence's own modules; none of a model that does not tell them apart."""
+        return []
+
+    @abstractmethod
+    def incremental_decoder(self) -> IncrementalDecoder:
+        """What reads a part of a block. `decoding.RecomputeDecoder` serves every model, at W times the work of a model's own."""
+
+    @abstractmethod
+    def probes(self) -> list[Probe]:
+        """Metrics that show whether the model uses its recurrent State (health.py); empty where it has none."""
+
+
+class IncrementalDecoder(ABC):
+    """Reads parts of blocks for one kind of model. Like a State, the block that it keeps is a mapping of tensors, lane first."""
+
+    def __init__(self, model: RecurrentModel):
+        self.model = model
+
+    @abstractmethod
+    def open(self, state: State, lanes: int) -> State:
+        """An empty block, in tensors of its own, that begins at ``state``."""
+
+    @abstractmethod
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Read tokens of one block. Returns their logits [B, n, V], and the block with them (``block`` may be overwritten)."""
+
+    @abstractmethod
+    def close(self, state: State, block: State) -> State:
+        """The State after a full block that began at ``state``."""
+
+
+class Places:
+    """Where some tokens stand in their lanes' blocks, and how to put something of theirs there.
+
+    Attributes:
+        of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
+    """
+
+    def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
+        """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
+        step_n = torch.arange(int(counts_B.max()))
+        places_Bn = filled_B[:, None] + step_n
+        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
+        self.of_tokens_Bn = places_Bn.to(device)
+        self._row = row.to(device)
+        self._step = step.to(device)
+        self._place = places_Bn[row, step].to(device)
+
+    def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
+        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
+        copy the block, except where a gradient is recorded.
+        """
+        put = torch.Tensor.index_put if torch.is_grad_enabled() else torch.Tensor.index_put_
+        return put(into_BW, (self._row, self._place), values_Bn[self._row, self._step].to(into_BW.dtype))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A metric that is taken at each pass of a module. Metrics of one name are averaged over all their modules."""
+
+    name: str
+    """One of those in health.py, or the model's own."""
+    module: nn.Module
+    metric: Callable[[Tensor, Tensor], Tensor]
+    """A number, of what ``module`` was given first and what ``until`` made."""
+    until: nn.Module | None = None
+    """A module that runs after ``module``; by default the same one."""
+
+
+def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
+    """One entry of the State with ``initial_B`` (broadcast to it) on the lanes where a document begins (``fresh_B``, bool)."""
+    return torch.where(fresh_B.view(-1, *[1] * (tensor_B.dim() - 1)), initial_B, tensor_B)
+
+
+def detach(state: State) -> State:
+    """The same State, cut from the graph: backpropagation through time ends here."""
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def select_lanes(lanes: slice, state: State) -> State:
+    """The State of some lanes."""
+    return {name: tensor[lanes] for name, tensor in state.items()}
+
+
+def concat_lanes(states: Sequence[State]) -> State:
+    """One State of the lanes of several, in their order."""
+    return states[0] if len(states) == 1 else {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None, lanes_B: Tensor | None = None) -> State:
+    """``state`` with the entries of these kinds (all when None) put back to ``initial`` on these lanes (bool; all when None)."""
+    chosen = [name for name in state if kinds is None or kind_of(name) in kinds]
+    new = {name: initial[name] if lanes_B is None else reset(state[name], initial[name], lanes_B) for name in chosen}
+    return {**state, **new}
+
+
+def kind_of(name: str) -> str:
+    """``states`` of ``layers.9.states``."""
+    return name.rsplit(".", 1)[-1]
+
+
+def layer_state(index: int, state: State) -> State:
+    """A layer's own part of a State, counted from 0, under its own names: ``states`` for ``layers.9.states``."""
+    prefix = f"layers.{index}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def prefix_layer_state(index: int, state: State) -> State:
+    """A layer's own State under the names that it has in the stack's: ``layers.9.states`` for ``states``."""
+    return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
+
+
+def begin_segment(
+    model: RecurrentModel, tokens_BT: Tensor, state: State | None, fresh_BK: Tensor | None
+) -> tuple[State, Tensor]:
+    """State and fresh as `forward` reads with them: what was not given is at its default.
+
+    Raises ValueError, naming sizes and remedy, unless they and the tokens fit the model and one another.
+    """
+    lanes, length = tokens_BT.shape
+    blocks, rest = divmod(length, model.block)
+    if not length:
+        raise ValueError(f"there is nothing to read: a segment has at least one block, of {model.block} tokens")
+    if rest:
+        raise ValueError(f"a segment of {length} tokens is not a multiple of the block of {model.block}: pad or cut it")
+    if fresh_BK is None:
+        fresh_BK = torch.zeros(lanes, blocks, dtype=torch.bool, device=tokens_BT.device)
+        fresh_BK[:, 0] = state is None
+    if fresh_BK.shape != (lanes, blocks) or fresh_BK.dtype != torch.bool:
+        given = f"{tuple(fresh_BK.shape)} of {str(fresh_BK.dtype).removeprefix('torch.')}"
+        raise ValueError(
+            f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give a bool for each"
+        )
+    state = model.initial_state(lanes) if state is None else state
+    expected = model.initial_state(0)
+    if state.keys() != expected.keys():
+        odd = sorted(state.keys() ^ expected.keys())[0]
+        raise ValueError(f"the State is of another model: it differs in {odd!r}; start from model.initial_state(lanes)")
+    for name, tensor in state.items():
+        needed = (lanes, *expected[name].shape[1:])
+        if tensor.shape != needed:
+            raise ValueError(
+                f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {needed} "
+                f"for {lanes} lanes; start from model.initial_state({lanes})"
+            )
+    return state, fresh_BK

@@ -1,0 +1,400 @@
+"""Sliding window and Transformer-XL, and the stack of pre-norm layers that other models put layers of their own into.
+
+    SlideConfig(layers=13).build(vocab_size=32_001)
+    XLConfig(layers=12, window=2048).build(vocab_size=32_001)
+
+State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; under ``equations="paper"`` also
+``present`` [B], whether the lane has a previous block. Of the block that is being read token by token, a layer keeps its keys and
+values; where W tokens are there, they are the next State's. Letters: see layers.py; n tokens of one block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .recur_models_costs import Costs
+from .recur_models_gates import Equations
+from .recur_models_hidden import note
+from .recur_models_layers import (
+    MLP,
+    PositionBias,
+    Projections,
+    Projector,
+    RMSNorm,
+    StackConfig,
+    attend,
+    dropouts,
+    kept,
+    linear,
+    merge_heads,
+    token_costs,
+)
+from .recur_models_losses import tied_output
+from .recur_models_protocol import (
+    IncrementalDecoder,
+    Places,
+    Probe,
+    RecurrentModel,
+    State,
+    layer_state,
+    prefix_layer_state,
+)
+from .recur_models_stepping import append, attend_halves, bias
+from .recur_models_window import Window, window_bias, windowed_attention, with_previous
+
+
+@dataclass(frozen=True)
+class WindowedConfig(StackConfig):
+    """A stack of layers with windowed attention. Configs differ in the layers that they put into it."""
+
+    equations: Equations = "meliad"
+    """Where code and paper differ: what the authors' code computes, or what the paper writes."""
+
+    @abstractmethod
+    def build(self, vocab_size: int) -> WindowedTransformer: ...
+
+    def window_costs(self, states: int = 0, position: bool = True) -> Costs:
+        """A token layer's: W keys are seen by each token, 2W are multiplied."""
+        W = self.window
+        return token_costs(self, pairs=W * W, computed_pairs=W * 2 * W, states=states, position=position)
+
+
+@dataclass(frozen=True)
+class SlideConfig(WindowedConfig):
+    """Sliding-window transformer, differentiable across the blocks of a segment (the paper's Slide:12L and Slide:13L)."""
+
+    name: ClassVar[str] = "slide"
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        return WindowedTransformer(self, vocab_size, lambda _: Layer(self))
+
+    def layer_costs(self) -> list[Costs]:
+        return [self.window_costs()] * self.layers
+
+
+@dataclass(frozen=True)
+class XLConfig(WindowedConfig):
+    """Transformer-XL: the previous block's keys and values are read, and get no gradient (the paper's XL:512 to XL:2048).
+
+    That holds between all blocks, also those of one segment: so a segment of several windows is XL too, step by step.
+    """
+
+    name: ClassVar[str] = "xl"
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        return WindowedTransformer(self, vocab_size, lambda _: Layer(self, cache="detached"))
+
+    def layer_costs(self) -> list[Costs]:
+        return [self.window_costs()] * self.layers
+
+
+class Part(NamedTuple):
+    """What is the same in all layers when some tokens of one block are read."""
+
+    places: Places
+    bucket_BnZ: Tensor
+    """Of the distance between token and key."""
+    unseen_BnZ: Tensor
+    """The keys that a token does not see."""
+    blind_BHn1: Tensor | None
+    """The tokens that see nothing."""
+
+
+class StackLayer(nn.Module, ABC):
+    """A layer of the stack. State and block are its own part of them, under its own names."""
+
+    tokens: TokenLayer
+    one_graph = True
+
+    @abstractmethod
+    def initial_state(self, lanes: int) -> State:
+        """Its State before a document."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x_BKWD: Tensor,
+        state: State,
+        fresh_BK: Tensor,
+        no_previous_block_BK: Tensor | None,
+        window: Window,
+        shared_kv: Projections | None,
+    ) -> tuple[Tensor, State]:
+        """Tokens in blocks and State in, the same out. ``window``: of `TokenLayer.window`. ``shared_kv``: under feedback, what the
+        tokens read of the sharing_layer layer's states, which may be this layer's own ([B, H, S, E]; K is 1)."""
+
+    @abstractmethod
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        """An empty block that begins at ``state``; ``shared_kv`` as in `forward`."""
+
+    @abstractmethod
+    def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
+        """Read some tokens of one block; returns the block with them."""
+
+    @abstractmethod
+    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+        """The State after a full block. ``absent_B``: the lanes that had no block before it."""
+
+    @abstractmethod
+    def probes(self) -> list[Probe]:
+        """As `RecurrentModel.probes`."""
+
+
+def last_block(tokens: Projections) -> State:
+    """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
+    return {"keys": tokens.k[:, -1].clone(), "values": tokens.v[:, -1].clone()}
+
+
+class TokenLayer(nn.Module):
+    """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
+
+    def __init__(self, config: StackConfig, cross: bool, position: bool = True):
+        super().__init__()
+        self.config = config
+        self.rates = dropouts(config)
+        self.project = Projector(config, cross, self.rates.normed)
+        self.position_bias = PositionBias(config.heads) if position else None
+        self.out = linear((2 if cross else 1) * config.width, config.d_model)
+        self.attention_dropout = nn.Dropout(self.rates.attention)
+        self.mlp_norm = RMSNorm(config.d_model)
+        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
+
+    def initial_cache(self, lanes: int) -> State:
+        """The keys and values of no previous block: zeros."""
+        config = self.config
+        shape = (lanes, config.heads, config.window, config.head_dim)
+        like = self.project.scale_H
+        return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+
+    def window(self) -> Window:
+        """Bias and dropout of the window's attention, the same for every block."""
+        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
+        heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
+        return Window(bias_HWZ, kept(heads_HWZ, self.rates.weights) if self.training else None)
+
+    def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
+        heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
+        x_BKWD = x_BKWD + self.attention_dropout(self.out(merge_heads(heads)))
+        return x_BKWD + self.mlp(self.mlp_norm(x_BKWD))
+
+    def open(self, state: State, shared_kv: Projections | None = None) -> State:
+        """`StackLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
+        block = {kind: torch.zeros_like(state[kind]) for kind in ("keys", "values")}
+        if shared_kv is not None:
+            block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
+        return block
+
+    def step(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Projections, Tensor, State]:
+        """Tokens of the current block attend to the window: their projections, their heads [B, H, n, E], the block with them."""
+        tokens = self.project(x_BnD)
+        keys, values, after = append(part.places, tokens, block)
+        bias_BHnZ = bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
+        previous = state["keys"], state["values"]
+        return tokens, attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, part.blind_BHn1), after
+
+    def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
+        """What the layer makes of tokens that have attended to the window, and read states where it does."""
+        cross = None
+        if tokens.q_cross is not None:
+            cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])[:, None]
+        return self.combine(x_BnD[:, None], heads_BHnE[:, None], cross)[:, 0]
+
+    def probes(self) -> list[Probe]:
+        """Where states are read: of the energy that attention adds, the part that comes from them."""
+        if self.project.cross_scale_H is None:
+            return []
+        return [Probe("state_share", self.out, self._state_share)]
+
+    def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
+        """Of the heads that ``out`` is given, the first are those of self-attention, the others those that read states."""
+        parts = zip(heads.chunk(2, -1), self.out.weight.to(heads.dtype).chunk(2, 1), strict=True)
+        window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
+        return states / (states + window)
+
+
+class Layer(StackLayer):
+    """A window, and nothing else but what another layer shares_states it.
+
+    ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
+    segment through its keys and values.
+    """
+
+    def __init__(
+        self,
+        config: WindowedConfig,
+        cross: bool = False,
+        cache: Literal["differentiable", "detached"] = "differentiable",
+    ):
+        super().__init__()
+        self.tokens = TokenLayer(config, cross)
+        self.detached = cache == "detached"
+
+    def initial_state(self, lanes: int) -> State:
+        return self.tokens.initial_cache(lanes)
+
+    def forward(
+        self,
+        x_BKWD: Tensor,
+        state: State,
+        fresh_BK: Tensor,
+        no_previous_block_BK: Tensor | None,
+        window: Window,
+        shared_kv: Projections | None,
+    ) -> tuple[Tensor, State]:
+        tokens = self.tokens.project(x_BKWD)
+        kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
+        vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
+        cross = None if shared_kv is None else attend(tokens.q_cross, shared_kv.k[:, None], shared_kv.v[:, None])
+        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
+        return self.tokens.combine(x_BKWD, window_BKHWE, cross), last_block(tokens)
+
+    def open(self, state: State, shared_kv: Projections | None) -> State:
+        return self.tokens.open(state, shared_kv)
+
+    def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
+
+    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+        after = {kind: block[kind] for kind in ("keys", "values")}
+        return {kind: tensor.detach() for kind, tensor in after.items()} if self.detached else after
+
+    def probes(self) -> list[Probe]:
+        return self.tokens.probes()
+
+
+class WindowedTransformer(RecurrentModel):
+    """The stack with tied embeddings; logits are divided by √d.
+
+    ``layer``: makes the layer at a place in the stack, counted from 0. ``sharing_layer``: under feedback, the place of the layer
+    whose states all layers read (Appendix E); the stack then runs block by block.
+    """
+
+    def __init__(
+        self,
+        config: WindowedConfig,
+        vocab_size: int,
+        layer: Callable[[int], StackLayer],
+        sharing_layer: int | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.sharing_layer = sharing_layer
+        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
+        self.dropout = nn.Dropout(dropouts(config).embedding)
+        self.layers: Any = nn.ModuleList(layer(i) for i in range(config.layers))
+        self.one_graph = all(layer.one_graph for layer in self.layers)
+        self.final_norm = RMSNorm(config.d_model)
+        self.final_dropout = nn.Dropout(dropouts(config).final)
+
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        return [parameter for name, parameter in self.named_parameters() if ".states." in name]
+
+    def initial_state(self, lanes: int) -> State:
+        state: State = {}
+        for i, layer in enumerate(self.layers):
+            state |= prefix_layer_state(i, layer.initial_state(lanes))
+        if self.config.equations == "paper":
+            state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
+        return state
+
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        blocks = fresh_BK.shape[1]
+        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
+        windows = [layer.tokens.window() for layer in self.layers]
+        if self.sharing_layer is not None or self.recompute == "block":
+            outputs = []
+            for k in range(blocks):
+                run = self.recomputed("block", self.stack)
+                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1], windows)
+                outputs.append(x_B1WD)
+            x_BKWD = torch.cat(outputs, dim=1)
+        else:
+            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK, windows)
+        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), state
+
+    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
+        """All layers over some blocks."""
+        after: State = {}
+        no_previous_block_BK = None
+        if "present" in state:
+            no_previous_block_BK = fresh_BK.clone()
+            no_previous_block_BK[:, 0] |= ~state["present"]
+            after["present"] = torch.ones_like(state["present"])
+        shared_kv = self.project_states(state, fresh_BK[:, 0])
+        for i, layer in enumerate(self.layers):
+            note(i, x_BKWD)
+            run = self.recomputed("layer", layer)
+            x_BKWD, changed = run(x_BKWD, layer_state(i, state), fresh_BK, no_previous_block_BK, windows[i], shared_kv)
+            after |= prefix_layer_state(i, changed)
+        return x_BKWD, after
+
+    def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
+        """What every layer reads of the sharing_layer layer's states at the beginning of a block, if there is one."""
+        return (
+            None
+            if self.sharing_layer is None
+            else self.layers[self.sharing_layer].project_states(layer_state(self.sharing_layer, state), fresh_B)
+        )
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the logits are made of."""
+        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
+
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return WindowedIncrementalDecoder(self)
+
+    def probes(self) -> list[Probe]:
+        return [probe for layer in self.layers for probe in layer.probes()]
+
+
+class WindowedIncrementalDecoder(IncrementalDecoder):
+    """A token sees the W tokens before it, of its own block and the previous one, and the states of its block's start."""
+
+    model: WindowedTransformer
+
+    def open(self, state: State, lanes: int) -> State:
+        shared_kv = self.model.project_states(state)
+        block: State = {}
+        for i, layer in enumerate(self.model.layers):
+            block |= prefix_layer_state(i, layer.open(layer_state(i, state), shared_kv))
+        return block
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        window = self.model.block
+        place_Bn1 = places.of_tokens_Bn[..., None]
+        distance_BnZ = place_Bn1 + window - torch.arange(2 * window, device=tokens_Bn.device)
+        unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
+        blind_BHn1 = None
+        if "present" in state:
+            absent_B11 = ~state["present"][:, None, None]
+            unseen_BnZ = unseen_BnZ | (absent_B11 & (distance_BnZ > place_Bn1))
+            blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
+        part = Part(places, PositionBias.bucket(distance_BnZ.clamp(min=0)), unseen_BnZ, blind_BHn1)
+        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        after = {}
+        for i, layer in enumerate(self.model.layers):
+            note(i, x_BnD)
+            x_BnD, changed = layer.extend(x_BnD, part, layer_state(i, state), layer_state(i, block))
+            after |= prefix_layer_state(i, changed)
+        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
+
+    def close(self, state: State, block: State) -> State:
+        after: State = {}
+        absent_B = None
+        if "present" in state:
+            absent_B = ~state["present"]
+            after["present"] = torch.ones_like(state["present"])
+        for i, layer in enumerate(self.model.layers):
+            after |= prefix_layer_state(i, layer.close(layer_state(i, state), layer_state(i, block), absent_B))
+        return after

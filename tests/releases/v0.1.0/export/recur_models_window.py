@@ -1,0 +1,74 @@
+"""Sliding-window attention over blocks: W queries see exactly the W tokens before them, in one batched call.
+
+A block of W tokens attends to its own keys and the previous block's: W × 2W logits (block-recurrent paper, section 3 and
+Figure 2). Where a document begins there is no previous block: its keys and values are zeros, which stay attendable under
+the ``meliad`` equations (logit = bias · scale, value 0) and are masked under ``paper``.
+
+Letters: see layers.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .recur_models_layers import MASKED, PositionBias
+
+
+class Window(NamedTuple):
+    """What is the same for every block: of one layer, in one pass."""
+
+    bias_HWZ: Tensor
+    """Added to the logits of a block's own and its previous keys."""
+    kept_HWZ: Tensor | None
+    """What the weights are multiplied by where some are dropped."""
+
+
+def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
+    """Each block's keys (or values) behind the previous block's: [B, K, H, 2W, E]; zeros before a document's first block.
+
+    ``detached``: the previous block's get no gradient, wherever they come from.
+    """
+    previous_BKHWE = torch.cat([cache_BHWE[:, None].to(x_BKHWE.dtype), x_BKHWE[:, :-1]], dim=1)
+    previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
+    previous_BKHWE = previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0)
+    return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
+
+
+def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int) -> Tensor:
+    """bias · |scale| for query i and key j of a block (0 without a bias), MASKED outside offsets −W … −1: [H, W, 2W]."""
+    index = torch.arange(2 * window, device=scale_H.device)
+    distance_WZ = index[:window, None] + window - index[None, :]
+    visible_WZ = (distance_WZ >= 1) & (distance_WZ <= window)
+    bias_HWZ = (
+        scale_H.new_zeros(1, *distance_WZ.shape)
+        if position_bias is None
+        else position_bias(distance_WZ) * scale_H.abs()[:, None, None]
+    )
+    return bias_HWZ.masked_fill(~visible_WZ, MASKED)
+
+
+def windowed_attention(
+    q_BKHWE: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, window: Window, no_previous_block_BK: Tensor | None = None
+) -> Tensor:
+    """softmax(q·k + bias)·v for all blocks at once: [B, K, H, W, E]. Queries are scaled already.
+
+    ``no_previous_block_BK``: blocks whose previous block is masked altogether. There the first token sees nothing; the authors'
+    phantom logit of −1000 then takes all the weight, so its output is zero.
+    """
+    logits_BKHWZ = (q_BKHWE @ k_BKHZE.transpose(-1, -2)).add_(window.bias_HWZ.to(q_BKHWE.dtype))
+    if no_previous_block_BK is not None:
+        before, now = logits_BKHWZ.chunk(2, dim=-1)
+        logits_BKHWZ = torch.cat(
+            [before.masked_fill(no_previous_block_BK[:, :, None, None, None], MASKED), now], dim=-1
+        )
+    weights_BKHWZ = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype)
+    if window.kept_HWZ is not None:
+        weights_BKHWZ = weights_BKHWZ * window.kept_HWZ.to(v_BKHZE.dtype)
+    out_BKHWE = weights_BKHWZ @ v_BKHZE
+    if no_previous_block_BK is not None:
+        first_W1 = torch.arange(q_BKHWE.shape[-2], device=q_BKHWE.device)[:, None] == 0
+        out_BKHWE = out_BKHWE.masked_fill(first_W1 & no_previous_block_BK[:, :, None, None, None], 0.0)
+    return out_BKHWE
