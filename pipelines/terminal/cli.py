@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import math
 import os
@@ -50,7 +49,7 @@ from tyro._errors import (
 
 from common.credentials import without_credentials
 from common.errors import UserError, is_users, listed, nearest
-from common.renamed import renamed
+from common.renamed import nearest_option
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.output import discard
@@ -307,13 +306,8 @@ def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> s
     options = _options(read)
     if written in ("--model", "--model.name") and any(known.startswith("--model.") for known in options):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
-    # else a field's name without the group that it stands in
-    near = (
-        renamed(written, options)
-        or difflib.get_close_matches(written, options, n=1, cutoff=0.6)
-        or [option for option in options if option.rpartition(".")[2] == written.lstrip("-")]
-    )
-    return f"unknown option {written}: {f'did you mean {near[0]}?' if near else '--help lists the options'}"
+    near = nearest_option(written, options)
+    return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
 
 
 def _options(read: Callable[[Sequence[str]], object]) -> list[str]:
