@@ -4,7 +4,7 @@ ENV := .venv/.complete
 RUN := .venv/bin/python
 ROOT ?= runs
 
-.PHONY: demo test test-cluster test-documents check ui bench environment
+.PHONY: demo test test-cluster test-documents check docs ui bench environment
 environment: $(ENV)
 
 $(ENV): pyproject.toml constraints.txt
@@ -36,6 +36,11 @@ check: $(ENV)
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyrefly check
+
+# The site, readable offline: build/docs/docs/index.html. A broken link is an error.
+docs: $(ENV)
+	.venv/bin/sphinx-build -q -W --keep-going -b html -c docs . build/docs
+	@echo "open build/docs/docs/index.html"
 
 # MLflow's pages on the runs below ROOT, at the address that it prints.
 ui: $(ENV)

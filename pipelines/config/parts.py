@@ -163,7 +163,7 @@ class PlacementConfig:
     gpus: float = 1
     """GPUs of a worker, where it uses any; 0.5 lets two share one, more than 1 keeps the others from it."""
     resource: str = ""
-    """Only machines that were given this with `ray start --resources='{"NAME": 1}'`."""
+    """Only machines that were given this with `ray start --resources='{"NAME":1}'`."""
 
     def __post_init__(self) -> None:
         check_fields("placement", self)
