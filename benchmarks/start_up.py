@@ -35,6 +35,7 @@ WORDS = {
     "export": ["--help", UNKNOWN, f"{NOWHERE} out"],
     "preflight": ["--help", f"demo-rec {UNKNOWN}", "demo-re"],
     "run": ["--help", f"demo-rec {UNKNOWN}", "demo-re"],
+    "completion": ["--help", "bashh"],
     "ui": ["--help", UNKNOWN, f"--root {NOWHERE}"],
 }
 """Of each command: `--help`, and a refusal of each kind that it has."""

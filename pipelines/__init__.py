@@ -1,4 +1,6 @@
-"""The commands, a script each (`python -m pipelines.train`), and the rooms of what they share (docs/architecture.md)."""
+"""The commands, a script each (`throughline train`, `python -m pipelines.train`), and the rooms of what they share
+(docs/architecture.md).
+"""
 
 import os
 from pathlib import Path

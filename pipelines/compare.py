@@ -31,6 +31,7 @@ from pipelines.reports.index import refresh_index
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
+from pipelines.terminal.commands import program
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 
@@ -52,7 +53,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise UserError("name at least one run or sweep: python -m pipelines.compare runs/demo-rec runs/demo-slide")
+            raise UserError(f"name at least one run or sweep: {program()} runs/demo-rec runs/demo-slide")
 
 
 def root_for(asked: str, compared: Sequence[Place]) -> Place:

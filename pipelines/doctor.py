@@ -1,4 +1,4 @@
-"""Looks a run over: which checkpoints it has, whether they are whole, what each holds, and which one the run would go on from.
+"""Check a run: which checkpoints it has, whether they are whole, what each holds, and from which one it would resume.
 
     python -m pipelines.doctor runs/mine
 

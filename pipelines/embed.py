@@ -1,4 +1,4 @@
-"""Contextual embeddings of whole documents with a trained model, State carried from their first token to their last.
+"""Embed whole documents with a trained model: contextual vectors, State carried from the first token to the last.
 
     python -m pipelines.embed runs/demo-rec --output embedded/test
     python -m pipelines.embed runs/demo-rec --split validation --documents json/decoder --every 64 --output embedded/json

@@ -22,6 +22,7 @@ import tyro
 from data_prep.tokenizers import SymbolsTokenizer, chat_of
 from pipelines.inference.trained import eos_ids, find_model, tokenizer_of
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> None:
     tokenizer = tokenizer_of(checkpoint, config.store)
     if isinstance(tokenizer, SymbolsTokenizer):  # the model predicts labels and continues nothing
         return
-    command = f"python -m pipelines.generate {shlex.quote(str(config.output))}"
+    command = f"{typed('generate')} {shlex.quote(str(config.output))}"
     print(f"  continue a text    {command} --prompt Once")
     if chat_of(tokenizer):
         print(

@@ -51,6 +51,7 @@ from data_prep.tokenizers import (
 )
 from pipelines.cluster import ray_session
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.terminal.output import bar, lines
 from pipelines.terminal.tables import plain_table
 
@@ -203,8 +204,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     store = (
         "" if config.store == PrepareConfig.store else f" --data.store {shlex.quote(without_credentials(config.store))}"
     )
-    console.print(f"Next: python -m pipelines.train PRESET --data.corpus {config.corpus.name}{store}")
-    console.print(f"Look: python -m pipelines.inspect {shlex.quote(cli.shown((config.place / splits[0]).recorded))}")
+    console.print(f"Next: {typed('train')} PRESET --data.corpus {config.corpus.name}{store}")
+    console.print(f"Look: {typed('inspect')} {shlex.quote(cli.shown((config.place / splits[0]).recorded))}")
     return manifests
 
 

@@ -1,4 +1,4 @@
-"""The whole way as one command: prepare → train, or tune and train → evaluate → compare. Repeating it does what is not done yet.
+"""Run all stages as one command: prepare → train, or tune and train → evaluate → compare. Repeating it does what is not done yet.
 
     python -m pipelines.run demo-rec --also demo-slide --tokenizer bytes
     python -m pipelines.run small-rec --source my_books --corpus text --tokenizer sentencepiece:8192 --set steps=500 optim.lr=1e-3

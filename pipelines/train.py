@@ -29,6 +29,7 @@ from pipelines.config.run import TrainConfig, to_json
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
@@ -158,7 +159,7 @@ def _shown(config: TrainConfig) -> str:
 def _next(config: TrainConfig) -> str:
     return (
         f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
-        f"  evaluate  python -m pipelines.evaluate {shlex.quote(_shown(config))}\n"
+        f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
         f"  look      make ui"
     )
 

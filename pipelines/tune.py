@@ -1,4 +1,4 @@
-"""Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes the sweep.
+"""Search over the fields of a preset: trials on Ray Tune, bad ones stopped early. Repeating the command resumes the sweep.
 
     python -m pipelines.tune lr --preset demo-rec --num-workers 1
     python -m pipelines.tune lr+states+window+gate --preset small-rec --num-samples 12 --num-workers 1 --data.store runs/store

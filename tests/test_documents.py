@@ -26,6 +26,7 @@ from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
+from pipelines.terminal.commands import CONSOLE, NAMES
 from recur_models import GPT2Config, LlamaConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in DOCUMENTS}
 
-PROGRAMS = {"python", "ray", "mlflow", "torchrun", "make"}
+PROGRAMS = {CONSOLE, "python", "ray", "mlflow", "torchrun", "make"}
 """Programs whose words are checked here."""
 PLACEHOLDERS = ("…", "CORPUS", "NAME", "runs/<", "TINY")
 """What stands for something else: a line with one is no command, but the form of some."""
@@ -85,6 +86,7 @@ def read_commands() -> list[Command]:
             for words in parts:
                 while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                     words = words[1:]
+                words = words[: words.index(">")] if ">" in words else words
                 if len(words) > 1 and Path(words[0]).name in PROGRAMS:
                     found.setdefault(tuple(words), Command(f"{name}:{number}", tuple(words), is_line))
     return list(found.values())
@@ -138,6 +140,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
 
 def of_ours(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
     """The module of ours that a command runs, wherever it runs, and that module's words."""
+    if words[0] == CONSOLE and words[1] in NAMES:
+        return f"pipelines.{words[1]}", list(words[2:])
     for i, word in enumerate(words):
         if word == "-m" and words[i + 1].startswith(("pipelines.", "benchmarks.")):
             return words[i + 1], list(words[i + 2 :])

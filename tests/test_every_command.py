@@ -75,6 +75,9 @@ embed runs/mine --split test --output embedded/test
 embed runs/mine --file book.txt --every 64 --dtype float16 --output embedded/book
 continuations runs/mine --places 8 --new-tokens 80
     + --places 2 --new-tokens 5 {QUIET}
+# docs/installation.md
+completion bash
+completion zsh
 # docs/data.md
 prepare pg19 --source FOLDER --store runs/store
     + --source pg19 --tokenizer bytes --overwrite

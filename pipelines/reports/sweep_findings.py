@@ -14,6 +14,7 @@ from common.places import Place
 from pipelines.reports.sweep_report import column_of, trial_rows
 from pipelines.reports.sweep_result import SweepResult, TrialResult
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.terminal.tables import Form, table
 
 
@@ -33,8 +34,8 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         )
     print(
         f"  again   {sweep.winner['command']}\n"
-        f"  or      python -m pipelines.train {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
-        f"  test    python -m pipelines.evaluate {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}\n"
+        f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
+        f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}\n"
         f"  look    make ui"
     )
     return 0

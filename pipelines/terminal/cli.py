@@ -52,6 +52,7 @@ from common.errors import UserError, is_users, listed, nearest
 from common.renamed import nearest_option
 from common.start_up import end
 from pipelines.terminal import home, plugins
+from pipelines.terminal.commands import program
 from pipelines.terminal.output import discard
 
 T = TypeVar("T")
@@ -261,14 +262,6 @@ def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
 
 
-def program() -> str:
-    """`python -m pipelines.train`, or the script's name."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name.startswith("pipelines."):
-        return f"python -m {spec.name}"
-    return os.path.basename(sys.argv[0]) or "python"
-
-
 def duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`."""
     minutes = round(seconds / 60)
@@ -303,14 +296,14 @@ def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> s
         told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
         return told + (split if home.submitted_script() else "")
     written = option.partition("=")[0]
-    options = _options(read)
-    if written in ("--model", "--model.name") and any(known.startswith("--model.") for known in options):
+    known = options(read)
+    if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
-    near = nearest_option(written, options)
+    near = nearest_option(written, known)
     return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
 
 
-def _options(read: Callable[[Sequence[str]], object]) -> list[str]:
+def options(read: Callable[[Sequence[str]], object]) -> list[str]:
     """The options that --help lists. Each begins a line there; those of other programs, in its sentences, do not."""
     help_text = io.StringIO()
     width = os.environ.get("COLUMNS")

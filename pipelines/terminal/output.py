@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -29,6 +29,12 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
     )
+
+
+def listing(lines: Mapping[str, str], width: int = 0) -> str:
+    """Names with a line each, in two columns, as `--help` lists them; ``width``: of the names, at least."""
+    width = max([width, *map(len, lines)])
+    return "\n".join(f"  {name:{width}}  {line}".rstrip() for name, line in lines.items())
 
 
 def discard() -> None:
