@@ -67,13 +67,13 @@ def first_cause(error: BaseException, most: int = 200) -> str:
     return line if len(line) <= most else f"{line[:half]} … {line[-half:]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
+def nearest(name: str, known: Iterable[str], many: str = "--help lists them") -> str:
+    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few, else ``many``."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? ({listed(known)})" if near else listed(known)
+    return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
 
 
-def listed(known: Iterable[str]) -> str:
+def listed(known: Iterable[str], many: str = "--help lists them") -> str:
     known = list(known)
-    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
+    return f"known: {', '.join(known)}" if len(known) <= 30 else many

@@ -22,6 +22,7 @@ from data_prep.corpora import CORPORA
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.terminal.commands import CONSOLE, NAMES
+from pipelines.terminal.options import options
 from tune_spaces import SPACES
 
 FIRST = {
@@ -65,14 +66,15 @@ class CompletionConfig:
 def main(argv: list[str]) -> None:
     config = cli.parse(CompletionConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     cases = "\n".join(
-        f"        *:{name}) first={_words(FIRST.get(name, ()))} options={_words(options(name))} ;;" for name in NAMES
+        f"        *:{name}) first={_words(FIRST.get(name, ()))} options={_words(all_options(name))} ;;"
+        for name in NAMES
     )
     print(
         SCRIPT.format(console=CONSOLE, shell=config.shell, setup=SETUP[config.shell], names=_words(NAMES), cases=cases)
     )
 
 
-def options(name: str) -> list[str]:
+def all_options(name: str) -> list[str]:
     """The options of a command, each once: where its first word chooses them, those of every first word."""
     command = importlib.import_module(f"pipelines.{name}").main
     if FIRST.get(name) is PRESETS and name != "run":
@@ -82,7 +84,7 @@ def options(name: str) -> list[str]:
         first_words = [[corpus] for corpus in CORPORA]
     else:
         first_words = [[next(iter(SPACES))]] if name == "tune" else [[]]
-    found = [cli.options(lambda words, first=first: command([*first, *words])) for first in first_words]
+    found = [options(lambda words, first=first: command([*first, *words])) for first in first_words]
     return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 

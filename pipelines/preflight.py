@@ -21,6 +21,7 @@ from common.errors import UserError
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.cluster import ray_session, readiness
 from pipelines.presets import PRESETS
+from pipelines.presets.catalogue import overview, search
 from pipelines.terminal import cli
 
 HERE = "--here"
@@ -32,7 +33,11 @@ def main(argv: list[str]) -> int:
         otherwise = "the ports are free"
     else:
         config = cli.parse_preset(
-            presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]
+            presets_with(PRESETS, argv),
+            argv,
+            description=(__doc__ or "").split("\n\n")[0],
+            names=overview,
+            search=search,
         ).located()
         ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus) or 1)
         nodes = ray_session.nodes()

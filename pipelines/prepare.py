@@ -52,7 +52,7 @@ from data_prep.tokenizers import (
 from pipelines.cluster import ray_session
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
-from pipelines.terminal.output import bar, lines
+from pipelines.terminal.output import bar, described, lines
 from pipelines.terminal.tables import plain_table
 
 
@@ -119,7 +119,9 @@ def commands() -> dict[str, PrepareConfig]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse_preset(commands(), argv, "Read, tokenize and store a corpus.", noun="corpus")
+    config = cli.parse_preset(
+        commands(), argv, "Tokenize and store a corpus.", noun="corpus", names=lambda: described("corpus", CORPORA)
+    )
     prepare(config)
 
 

@@ -23,6 +23,7 @@ from common.places import Place
 from common.uris import is_uri
 from data_prep.documents import SPLITS
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.training.jobs import Job, Record, run_jobs
 from tune_spaces import combine
 
@@ -64,9 +65,10 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         from pipelines.presets import PRESETS  # imports torch, which --help does without
 
+        many = f"{typed('train')} --presets lists them"
         for name in (self.preset, *self.also):
             if name not in PRESETS:
-                raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS)}")
+                raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS, many)}")
             if (self.preset, *self.also).count(name) > 1:
                 raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
         if self.split not in SPLITS:

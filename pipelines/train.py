@@ -28,6 +28,7 @@ from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
+from pipelines.presets.catalogue import overview, search
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.tracking.client import check_tracking
@@ -70,7 +71,13 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse_preset(presets_with(PRESETS, argv), argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    config = cli.parse_preset(
+        presets_with(PRESETS, argv),
+        argv,
+        description=(__doc__ or "").split("\n\n")[0],
+        names=overview,
+        search=search,
+    ).located()
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
     run = open_run(config)

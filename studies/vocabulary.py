@@ -32,7 +32,7 @@ from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
 from pipelines.reports.files import write_csv
 from pipelines.terminal import cli
-from pipelines.terminal.output import bar, lines
+from pipelines.terminal.output import bar, described, lines
 from pipelines.terminal.tables import Form, table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
@@ -76,7 +76,13 @@ class VocabularyConfig:
 
 def main(argv: list[str]) -> None:
     corpora = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
-    config = cli.parse_preset(corpora, argv, "Compare tokenizers on one split of a corpus.", noun="corpus")
+    config = cli.parse_preset(
+        corpora,
+        argv,
+        "Compare tokenizers on one split of a corpus.",
+        noun="corpus",
+        names=lambda: described("corpus", CORPORA),
+    )
     check_tracking(config.tracking.located(), Path(Place.parse(config.root).path))
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = sources_of(config.corpus, (config.split,))[config.split]

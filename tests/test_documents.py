@@ -131,7 +131,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
         except Parsed as done:
             return done.args[0]
         except SystemExit as done:
-            assert done.code == 0 and "--help" in words, f"{module} ends with status {done.code}"
+            assert done.code == 0 and {"--help", "--presets"} & {*words}, f"{module} ends with status {done.code}"
             return None
         raise AssertionError(f"{module} has read no words")
 

@@ -75,6 +75,7 @@ embed runs/mine --split test --output embedded/test
 embed runs/mine --file book.txt --every 64 --dtype float16 --output embedded/book
 continuations runs/mine --places 8 --new-tokens 80
     + --places 2 --new-tokens 5 {QUIET}
+train --presets pg19 scale rec
 # docs/installation.md
 completion bash
 completion zsh

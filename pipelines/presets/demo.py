@@ -101,3 +101,12 @@ DEMO_PRESETS = {
     "small-llama-rec": replace(SMALL_GPT2, model=LlamaRecConfig(kv_heads=2, **DECODER_SIZE)),
     "small-llama": replace(SMALL_GPT2, model=LlamaConfig(kv_heads=2, **DECODER_SIZE)),
 }
+
+DEMO_GROUPS = {
+    "Start here (minutes on a CPU)": {"demo-*": ""},
+    "Your own text (5 to 6 million parameters), one for each model": {"small-*": ""},
+    "Studies of what recurrence is for": {
+        "study-*": "the demo's models and a Transformer-XL, trained for longer",
+        "recall-*": "a name is asked for ten windows after it stood",
+    },
+}

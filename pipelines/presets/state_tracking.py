@@ -86,3 +86,13 @@ def tiny(task: str, model: ModelSettings) -> TrainConfig:
 
 
 STATE_TRACKING_PRESETS = {f"tiny-{task}-{name}": tiny(task, model) for task in TASKS for name, model in MODELS.items()}
+STATE_TRACKING_GROUPS = {
+    "Tasks that need a state (benchmarks/state_tracking.py), for each model with 50,000 parameters": {
+        "tiny-walk-*": "where an agent is after each action on a grid",
+        "tiny-algorithm-*": "which values a program prints",
+        "tiny-mqar-*": "which value belongs to a key that comes back",
+        "tiny-permutation-*": "products of permutations, in the group S3",
+        "tiny-permutation-a5-*": "products in A5, which is not solvable",
+        "tiny-permutation-s5-*": "products in S5, which is not solvable",
+    }
+}

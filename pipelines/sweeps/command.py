@@ -20,7 +20,7 @@ from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
-from pipelines.presets import PRESETS
+from pipelines.presets import PRESETS, catalogue
 from pipelines.sweeps.values import check_values, splits
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
@@ -177,6 +177,10 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
         print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
         print("  FIELD=a,b,c         any field of the preset\n  FIELD=low..high     on a logarithmic scale\n")
         print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
+        print(f"{cli.program()} --presets WORD... lists the presets that match all words.")
+        sys.exit(0)
+    if argv and argv[0] == "--presets":
+        print(catalogue.search(argv[1:]))
         sys.exit(0)
     if not argv or argv[0].startswith("-"):
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
@@ -186,7 +190,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     preset = named.parse_known_args(argv)[0].preset
     preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
-        raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS)}")
+        raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
     unit = "byte" if "data.store" in space or "rec-table-5" in space.split("+") else "token"
     search = "grid" if space.startswith("rec-table") else "random"
     run = replace(PRESETS[preset], run="")
@@ -233,7 +237,9 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
         )
     for value in getattr(domains.get("preset"), "categories", ()):
         if value not in PRESETS:
-            raise UserError(f"unknown preset {value!r} in the space {config.space}: {nearest(str(value), PRESETS)}")
+            raise UserError(
+                f"unknown preset {value!r} in the space {config.space}: {nearest(str(value), PRESETS, '--presets lists them')}"
+            )
     for name in fields(domains):
         if name == "model.name":
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")

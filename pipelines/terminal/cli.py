@@ -49,11 +49,11 @@ from tyro._errors import (
 
 from common.credentials import without_credentials
 from common.errors import UserError, is_users, listed, nearest
-from common.renamed import nearest_option
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program
-from pipelines.terminal.output import discard
+from pipelines.terminal.options import unknown
+from pipelines.terminal.output import discard, listing
 
 T = TypeVar("T")
 
@@ -220,9 +220,9 @@ def check_values(config: object, group: str = "") -> None:
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
     """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
     if isinstance(event, UnrecognizedArgs):
-        raise UserError(_unknown(event.tokens, read))
+        raise UserError(unknown(event.tokens, read))
     if isinstance(event, MissingArgs) and event.unrecognized_tokens:  # a misspelt option is missing, too
-        raise UserError(_unknown(event.unrecognized_tokens, read))
+        raise UserError(unknown(event.unrecognized_tokens, read))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UserError(event.message)
@@ -240,24 +240,42 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
     raise UserError(f"{told}; --help lists the options")
 
 
-def parse_preset(presets: Mapping[str, T], argv: Sequence[str], description: str, *, noun: str = "preset") -> T:
+def parse_preset(
+    presets: Mapping[str, T],
+    argv: Sequence[str],
+    description: str,
+    *,
+    noun: str = "preset",
+    names: Callable[[], str] | None = None,
+    search: Callable[[Sequence[str]], str] | None = None,
+) -> T:
     """Read `PRESET [--dotted.field value]...`: the named value, with some of its fields replaced.
+
+    Args:
+        noun: what the names are of; also of the option `--presets` that searches them.
+        names: how `--help` lists them; by default their names alone.
+        search: the list for `--presets WORD...`, given the words.
 
     Raises:
         UserError: no preset, an unknown one (naming the nearest), or what `parse` raises.
-        SystemExit: after `--help`; before a preset it lists them, after one it lists the fields.
+        SystemExit: after `--help`; before a preset it lists them, after one it lists the fields. After `--presets`.
     """
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
-        names = "\n".join(f"  {preset}" for preset in presets)
+        known = names() if names else f"{noun}:\n{listing(dict.fromkeys(presets, ''))}"
         placeholder = noun.upper()
-        print(f"usage: {program()} {placeholder} [options]\n\n{description}\n\n{noun}:\n{names}\n")
+        print(f"usage: {program()} {placeholder} [options]\n\n{description}\n\n{known}\n")
         print(f"{program()} {placeholder} --help lists the options.")
+        if search:
+            print(f"{program()} --{noun}s WORD... lists the {noun}s that match all words.")
+        sys.exit(0)
+    if search and name == f"--{noun}s":
+        print(search(argv[1:]))
         sys.exit(0)
     if not name or name.startswith("-"):
         raise UserError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
     if name not in presets:
-        raise UserError(f"unknown {noun} {name!r}: {nearest(name, presets)}")
+        raise UserError(f"unknown {noun} {name!r}: {nearest(name, presets, f'--{noun}s lists them')}")
     default = presets[name]
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
 
@@ -283,37 +301,3 @@ def file_name(text: str) -> str:
     name = text.replace("/", "-")
     data = name.encode()
     return name if len(data) <= 150 else f"{data[:130].decode(errors='ignore')}-{xxhash.xxh3_64_hexdigest(data)}"
-
-
-def _unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> str:
-    """The sentence for words that tyro did not know."""
-    option = next((word for word in words if word.startswith("-")), None)
-    if option is None:
-        split = (
-            "; `ray submit` cuts values at spaces and drops quotes: give such a value with `ray job submit --working-dir . -- "
-            f"python -m pipelines.{Path(sys.argv[0]).stem} …`"
-        )
-        told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
-        return told + (split if home.submitted_script() else "")
-    written = option.partition("=")[0]
-    known = options(read)
-    if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
-        return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
-    near = nearest_option(written, known)
-    return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
-
-
-def options(read: Callable[[Sequence[str]], object]) -> list[str]:
-    """The options that --help lists. Each begins a line there; those of other programs, in its sentences, do not."""
-    help_text = io.StringIO()
-    width = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"  # in a wide terminal tyro sets options side by side
-    try:
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):
-            read(["--help"])
-    finally:
-        os.environ.pop("COLUMNS")
-        if width is not None:
-            os.environ["COLUMNS"] = width
-    lines = re.findall(r"(?m)^(?:│ | {0,2})(--[\w.-]*\w(?:, --[\w.-]*\w)*)", help_text.getvalue())
-    return [option for line in lines for option in line.split(", ")]

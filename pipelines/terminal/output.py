@@ -9,6 +9,7 @@ with bar("verifying", size, DownloadColumn(), console=out) as update:
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,17 @@ def listing(lines: Mapping[str, str], width: int = 0) -> str:
     """Names with a line each, in two columns, as `--help` lists them; ``width``: of the names, at least."""
     width = max([width, *map(len, lines)])
     return "\n".join(f"  {name:{width}}  {line}".rstrip() for name, line in lines.items())
+
+
+def described(noun: str, classes: Mapping[str, type]) -> str:
+    """A listing of classes, by the first lines of their docstrings."""
+    return f"{noun}:\n{listing({name: first_line(each) for name, each in classes.items()})}"
+
+
+def first_line(documented: type) -> str:
+    """The first line of a class's docstring, without its full stop and without what stands in brackets at its end."""
+    line = (documented.__doc__ or "").strip().partition("\n")[0]
+    return re.sub(r"( \(.*\))?\.?$", "", line)
 
 
 def discard() -> None:

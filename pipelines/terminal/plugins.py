@@ -11,6 +11,7 @@ them before anything else, and so does every worker. Such a module puts what it 
     tune_spaces.SPACES["width"] = Space(...)                    # (tune_spaces/spaces.py)
     pipelines.tracking.metrics.METRICS[metric.name] = metric    # (pipelines/tracking/metrics.py)
     pipelines.presets.PRESETS["gru-small"] = TrainConfig(...)   # a run (pipelines/presets/)
+    pipelines.presets.GROUPS["Mine"] = {"gru-*": ""}            # how --help shows it; else under “Others”
 
 A checkpoint names its model and not the module, for a file that is read must not choose what is run: whoever evaluates it names the
 module again. A transformers program imports the module itself, before it opens an exported folder.

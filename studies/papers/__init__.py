@@ -1,12 +1,12 @@
 """The papers, a module for each: its rows, and the tables, presets and search spaces that are made from them.
 
-A plug-in (pipelines/terminal/plugins.py): importing it adds its presets and spaces to those of the engine.
+A plug-in (pipelines/terminal/plugins.py): importing it adds its presets, with their groups, and its spaces to those of the engine.
 """
 
 from dataclasses import replace
 
-from pipelines.presets import PRESETS
-from studies.papers import block_recurrent, gpt2, staircase
+from pipelines.presets import GROUPS, PRESETS
+from studies.papers import block_recurrent, gpt2, groups, staircase
 from tune_spaces import SPACES
 
 PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "staircase": staircase.TABLES}
@@ -15,3 +15,4 @@ PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "stair
 for paper in (block_recurrent, staircase, gpt2):
     PRESETS.update({name: replace(config, run=name) for name, config in paper.PRESETS.items()})
     SPACES.update(paper.SPACES)
+GROUPS.update(groups.GROUPS)

@@ -1,9 +1,6 @@
 """Tables 1 to 5, section 4.3 and Figures 3 to 7 of "Block-Recurrent Transformers" (Hutchins et al. 2022).
 
-    pg19-…      Table 1, Table 3 (…-window-256, …-states-1024), section 4.3 (…-layers-4-10) and Table 4 (scale-650M-rec,
-                scale-650M-xl)
-    arxiv-…     Table 1's arXiv column          github-…     Table 1's GitHub column
-    tiny-pg19-…     the pg19 rows at a size that a CPU trains in minutes
+groups.py says which presets belong to which table.
 
 All rows read 131,072 tokens in a step, whatever their segment: as many lanes as that takes (section 4.1); GitHub four times
 as many. The vocabulary is that of the store: Table 1 has T5's of 32k for PG-19 and LaMDA's of 32k for the others, Table 4 a

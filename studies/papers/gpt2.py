@@ -1,9 +1,6 @@
 """Tables 1 to 4 and Figures 4 and 5 of "Adding Recurrence to Pretrained Transformers" (Yoshida et al. 2020).
 
-    wikitext-gpt2-overlap-…, wikitext-gpt2-rec-overlap-…      Table 1
-    pg19-gpt2-overlap-…, pg19-gpt2-rec-overlap-…              Table 2
-    pg19-llama-overlap-50, pg19-llama-rec-overlap-50          the same of a Llama: ours
-    tiny-wikitext-…, tiny-pg19-…        the same rows at a size that a CPU trains, from weights of no training
+groups.py says which presets belong to which table.
 
 The paper fine-tunes the published GPT-2 small: `--model.pretrained FOLDER` names its weights, and the store is prepared with its
 tokenizer, of WikiText-103 in its raw form (`--form raw`). A new run of these rows is refused without that option;

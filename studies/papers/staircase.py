@@ -1,8 +1,6 @@
 """Tables 1 to 3 and Figures 2 and 3 of "Staircase Attention for Recurrent Processing of Sequences" (Ju et al. 2021).
 
-    algorithm-…   walk-…   enwik8-…     Table 1 and Figure 2, on three of its tasks
-    reddit-…                            Tables 2 and 3
-    tiny-enwik8-…                       enwik8, and Reddit's rows on its bytes, at a size that a CPU trains, with slide and rec
+groups.py says which presets belong to which table.
 
 Within a task all have the same data, optimizer and steps, and parameters within 3 %, except those named as larger (…-2x) or smaller
 (…-small), and Reddit's feedback transformer, whose keys are shared. `staircase` has 2 passes; `staircase-4` and

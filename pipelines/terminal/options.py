@@ -1,0 +1,48 @@
+"""The options of a command, as its `--help` lists them, and the sentence for one that it does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.renamed import nearest_option
+from pipelines.terminal import home
+
+
+def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> str:
+    """The sentence for words that tyro did not know."""
+    option = next((word for word in words if word.startswith("-")), None)
+    if option is None:
+        split = (
+            "; `ray submit` cuts values at spaces and drops quotes: give such a value with `ray job submit --working-dir . -- "
+            f"python -m pipelines.{Path(sys.argv[0]).stem} …`"
+        )
+        told = f"unexpected argument {words[0]!r}: options begin with --, and --help lists them"
+        return told + (split if home.submitted_script() else "")
+    written = option.partition("=")[0]
+    known = options(read)
+    if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
+        return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
+    near = nearest_option(written, known)
+    return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
+
+
+def options(read: Callable[[Sequence[str]], object]) -> list[str]:
+    """The options that --help lists. Each begins a line there; those of other programs, in its sentences, do not."""
+    help_text = io.StringIO()
+    width = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"  # in a wide terminal tyro sets options side by side
+    try:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(help_text):
+            read(["--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if width is not None:
+            os.environ["COLUMNS"] = width
+    lines = re.findall(r"(?m)^(?:│ | {0,2})(--[\w.-]*\w(?:, --[\w.-]*\w)*)", help_text.getvalue())
+    return [option for line in lines for option in line.split(", ")]
