@@ -38,6 +38,7 @@ from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
 from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
@@ -189,7 +190,7 @@ def main(argv: list[str]) -> None:
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or make ui")
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {typed('ui')}")
     refresh_index(target.folder)
 
 

@@ -167,7 +167,7 @@ def _next(config: TrainConfig) -> str:
     return (
         f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
-        f"  look      make ui"
+        f"  look      {typed('ui')}"
     )
 
 

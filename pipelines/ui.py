@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(UiConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     if not (config.root / "mlflow.db").exists():
         raise FileNotFoundError(
-            f"{config.root} holds no mlflow.db: train something first (make demo), or name the --root of your runs"
+            f"{config.root} holds no mlflow.db: train something first, or name the --root of your runs"
         )
     check_tracking(TrackingConfig(), config.root)
     at = f"http://127.0.0.1:{config.port}"

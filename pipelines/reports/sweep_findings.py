@@ -36,7 +36,7 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         f"  again   {sweep.winner['command']}\n"
         f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
         f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}\n"
-        f"  look    make ui"
+        f"  look    {typed('ui')}"
     )
     return 0
 
