@@ -1,5 +1,5 @@
-"""Settings of the site that `make docs` builds with Sphinx. Its source is the repository's root, so that links between documents hold
-on the site and in the repository alike.
+"""Settings of the site that `make docs` builds with Sphinx. Its source is the repository's root, so that links between documents
+hold on the site and in the repository alike.
 """
 
 from __future__ import annotations

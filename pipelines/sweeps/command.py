@@ -92,15 +92,8 @@ class SweepConfig:
             if getattr(self, name) not in known and ":" not in getattr(self, name):
                 raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
         least = {"num_samples": 1, "grid_points": 1, "reduction": 2}
-        for name in (
-            *least,
-            "rung_tokens",
-            "max_concurrent_trials",
-            "time_budget_s",
-            "token_budget",
-            "max_trials",
-            "num_cpus",
-        ):
+        budgets = ("rung_tokens", "max_concurrent_trials", "time_budget_s", "token_budget", "max_trials", "num_cpus")
+        for name in (*least, *budgets):
             if getattr(self, name) < least.get(name, 0):
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
 

@@ -90,7 +90,7 @@ def test_bash_completes_commands_presets_and_options(
         ("completion ''", "bash zsh"),
         ("tune rec-table-3", "rec-table-3-window rec-table-3-states"),
         ("tune lr --train.sch", ""),
-        ("tune lr --sch", "--scheduler --schedule.name --schedule.warmup --schedule.final"),
+        ("tune lr --sch", "--scheduler --schedule.name --schedule.warmup-steps --schedule.min-lr-ratio"),
         ("doctor runs/mine --st", "--store"),
         ("doctor runs/mine runs/", ""),  # files, which bash completes by itself
     ):
