@@ -39,6 +39,7 @@ class Cut:
         return self.corpus.sources(split)
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield the corpus's documents, each cut to its first tokens where the split has a limit."""
         limit = self.corpus.first_tokens(sources[0].split) if sources else 0
         for item in self.corpus.read(sources):
             if limit and isinstance(item, Document) and isinstance(item.text, str):

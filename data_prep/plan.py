@@ -284,6 +284,7 @@ class SplitPlan:
         return int(self.scan.documents.group.bytes[run.start : run.stop].sum())
 
     def part(self, index: int) -> PartPlan:
+        """Everything a task needs to write one part, with the fingerprint of its inputs."""
         run = self.parts[index]
         documents, some = self.scan.documents, slice(run.start, run.stop)
         content = xxhash.xxh3_128(documents.group.bytes[some].tobytes() + documents.group.xxh3[some].tobytes())

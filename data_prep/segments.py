@@ -118,6 +118,8 @@ def rows_of(segment_length: int) -> str:
 
 
 def arrow_schema(dtype: np.dtype, segment_length: int, labelled: bool = False) -> pa.Schema:
+    """Columns of a segment file: rows of ``segment_length`` tokens with their document and offset; for 1, the ids alone."""
+
     def segments(name: str, dtype: np.dtype) -> pa.Field:
         item = pa.field("item", pa.from_numpy_dtype(dtype), nullable=False)
         return pa.field(name, pa.list_(item, segment_length), nullable=False)

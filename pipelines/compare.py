@@ -84,6 +84,7 @@ def root_of_place(place: Place) -> Place:
 
 
 def main(argv: list[str]) -> None:
+    """Compare runs, sweeps and runs of MLflow: print a table, draw the curves. Raises UserError for bad input."""
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     config = replace(config, tracking=config.tracking.located())
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)

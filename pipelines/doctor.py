@@ -37,6 +37,7 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 
 
 def main(argv: list[str]) -> int:
+    """Verify all checkpoints of a run. Returns 2 where one is damaged, or belongs to another store or code."""
     config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     run = RunFolder.parse(config.run)
     if not run.place.exists():

@@ -74,6 +74,7 @@ def open_split(checkpoint: Snapshot, config: EmbedConfig) -> SegmentStore:
 
 
 def main(argv: list[str]) -> None:
+    """Embed documents, resuming where an earlier start was killed. Raises UserError for bad input."""
     config = cli.parse(EmbedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     output = Place.parse(config.output)
     text = read_text(config.file) if config.file else ""

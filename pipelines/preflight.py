@@ -28,6 +28,7 @@ HERE = "--here"
 
 
 def main(argv: list[str]) -> int:
+    """Check all machines of the cluster for a run. Returns 2 where something would keep it from training."""
     if HERE in argv or not argv:
         complaints = taken_ports(socket.gethostname(), ports_of(argv))
         otherwise = "the ports are free"

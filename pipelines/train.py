@@ -71,6 +71,7 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 
 
 def main(argv: list[str]) -> int:
+    """Train the run of a command line, or resume it. Raises UserError for bad input."""
     config = cli.parse_preset(
         presets_with(PRESETS, argv),
         argv,

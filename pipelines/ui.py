@@ -29,6 +29,7 @@ class UiConfig:
 
 
 def main(argv: list[str]) -> None:
+    """Serve MLflow's pages on the runs below a folder until Ctrl-C."""
     config = cli.parse(UiConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     if not (config.root / "mlflow.db").exists():
         raise FileNotFoundError(

@@ -27,6 +27,7 @@ class VerifyConfig:
 
 
 def main(argv: list[str]) -> int:
+    """Verify every byte of stores. Returns 2 where something is wrong."""
     config = cli.parse(VerifyConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     folders = find_splits(config.store)
     sizes = {folder: split_bytes(folder) for folder in folders}

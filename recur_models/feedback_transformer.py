@@ -90,6 +90,7 @@ class FeedbackTransformer(CoreModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Reads token by token, since each token attends to memories made of all layers of earlier ones."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
         span = self.config.span
         document_BK = documents(state["states_count"], span, fresh_BK)
@@ -210,6 +211,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         return block | {"memories": state["states"].new_zeros(lanes, config.window, config.d_model)}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens one by one, and writes their memories, keys and values into the block."""
         model = self.model
         config = self.model.config
         after = dict(block)

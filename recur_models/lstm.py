@@ -110,6 +110,7 @@ class LSTM(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Reads block by block: State is reset where a document begins."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
         outputs = []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
@@ -156,6 +157,7 @@ class LSTMIncrementalDecoder(IncrementalDecoder):
         return {name: tensor.new_zeros(shape) for name, tensor in state.items()}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens one by one, and keeps the State after each."""
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         outputs = []
         made: dict[str, list[Tensor]] = {name: [] for name in state}

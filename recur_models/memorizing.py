@@ -98,6 +98,7 @@ class MemorizingLayer(StackLayer):
         self.gate_H = nn.Parameter(torch.zeros(config.heads))
 
     def initial_state(self, lanes: int) -> State:
+        """The empty window, and an empty memory [B, H, M, E] with its count."""
         like = self.gate_H
         shape = (lanes, self.config.heads, self.config.memory, self.config.head_dim)
         return {
@@ -116,6 +117,7 @@ class MemorizingLayer(StackLayer):
         window: Window,
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
+        """Local and remembered attention, joined by a gate for each head (Memorizing Transformers, section 3)."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)

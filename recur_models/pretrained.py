@@ -100,6 +100,7 @@ class Decoder(RecurrentModel):
         return [] if self.recurrence is None else list(self.recurrence.parameters())
 
     def initial_state(self, lanes: int) -> State:
+        """The overlap's tokens and h_prev, with counts of 0 where there are none yet."""
         like = self.embedding.weight
         config = self.config
         state = {}
@@ -115,6 +116,7 @@ class Decoder(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Reads all windows at once without recurrence, and one after the other with it."""
         overlap = self.config.overlap
         W = self.block
         K = fresh_BK.shape[1]
@@ -241,6 +243,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         return state["tokens_count"] if "tokens_count" in state else like.new_zeros(lanes, dtype=torch.int64)
 
     def open(self, state: State, lanes: int) -> State:
+        """Reads the overlap's tokens, whose keys and values the block's tokens see."""
         model = self.model
         overlap = self.model.config.overlap
         W = self.model.block
@@ -269,6 +272,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens of the block. Keeps their keys, their values and the sums of layers that h_prev is made of."""
         model = self.model
         overlap = model.config.overlap
         after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
@@ -291,6 +295,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         return model.made(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
+        """The overlap's tokens of the next block, and h_prev made of this block's window (equation 1)."""
         model = self.model
         overlap = self.model.config.overlap
         lanes = len(block["tokens"])

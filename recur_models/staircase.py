@@ -140,6 +140,7 @@ class Staircase(CoreModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Adds one chunk at each step, then drains the chunks that have passes left (section 3.1)."""
         new_BKCD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (-1, self.block))
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
@@ -239,6 +240,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
     model: Staircase
 
     def open(self, state: State, lanes: int) -> State:
+        """Passes over the State's chunks, whose keys and values the new chunk sees."""
         model = self.model
         config = self.model.config
         x_BSCD = state["states"]
@@ -270,6 +272,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Takes tokens of the new chunk through all passes, keeping keys and values of each."""
         model = self.model
         config = self.model.config
         after = dict(block)

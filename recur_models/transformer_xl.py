@@ -98,6 +98,7 @@ class TransformerXL(CoreModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Reads the segment at once, or block by block under recomputation."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
         if self.recompute != "block":
             x_BTD, state = self.read(x_BTD, state, fresh_BK)
@@ -157,6 +158,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
     model: TransformerXL
 
     def open(self, state: State, lanes: int) -> State:
+        """Keys and values of the tokens in sight, for each layer."""
         config = self.model.config
         block = {}
         for i, layer in enumerate(self.model.stack):
@@ -169,6 +171,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens of the block, which see `span` tokens before them."""
         model = self.model
         config = self.model.config
         after = dict(block)

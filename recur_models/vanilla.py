@@ -72,6 +72,7 @@ class VanillaLayer(nn.Module):
         self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
 
     def forward(self, x_BKWD: Tensor) -> Tensor:
+        """Causal attention within each block [B, K, W, D], then the MLP."""
         tokens = self.project(x_BKWD)
         index = torch.arange(x_BKWD.shape[2], device=x_BKWD.device)
         distance_WW = index[:, None] - index[None, :]
@@ -111,6 +112,7 @@ class VanillaTransformer(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
+        """Reads all blocks at once: none sees another."""
         blocks = fresh_BK.shape[1]
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         if self.recompute == "block":
@@ -152,6 +154,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
         }
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens of the block, which see its earlier ones."""
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
         bucket_BnW = PositionBias.bucket(distance_BnW.clamp(min=0))
         unseen_BnW = distance_BnW < 0

@@ -122,6 +122,7 @@ class PaperConfig:
             raise UserError(f"--options {given}: {corpus} has no option {name!r}: {nearest(name, known)}")
 
     def plan(self) -> Plan:
+        """What the command trains and scores: the table's rows with the options given. Raises UserError."""
         sources = dict(pair.split("=", 1) for pair in self.source)
         values = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
         stores = self.store.absolute() if self.store else None
@@ -218,6 +219,7 @@ def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """Make a table of a paper, training what is missing. Raises UserError for bad input."""
     config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     plan = config.plan()
     at_once = config.at_once if config.scale == "tiny" else 1

@@ -75,6 +75,7 @@ class VocabularyConfig:
 
 
 def main(argv: list[str]) -> None:
+    """Compare tokenizers on a split. Raises UserError for bad input."""
     corpora = {name: VocabularyConfig(corpus()) for name, corpus in CORPORA.items()}
     config = cli.parse_preset(
         corpora,

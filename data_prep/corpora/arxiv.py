@@ -88,6 +88,7 @@ class Arxiv:
         return [source for source in self._sources() if source.split == split]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each paper's TeX as one document, or why there is none. Raises CorpusError for an archive that cannot be read."""
         root = self._root()
         with ExitStack() as stack:
             opened: Place | None = None

@@ -53,6 +53,8 @@ Opener = Callable[[], AbstractContextManager[tuple[Any, int]]]
 
 
 def slice_of(file: pa.NativeFile, offset: int, size: int) -> Opener:
+    """Open the ``size`` bytes of a file that begin at ``offset``. Raises EOFError where the file ends before."""
+
     @contextmanager
     def open_slice() -> Iterator[tuple[Any, int]]:
         if offset + size > file.size():

@@ -54,6 +54,7 @@ class Enwik8:
         return {"pieces": self.pieces} if self.pieces > 1 else {}
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each piece of the split's share of the file."""
         if not self.source:
             raise CorpusError(f"corpus {self.name} needs a file: give --source FILE, plain or packed")
         file = Place.parse(self.source)
@@ -78,6 +79,7 @@ class Enwik8:
         ]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+        """Yield each piece as a document of bytes."""
         for source in sorted(sources, key=lambda source: int(source.place.partition(" ")[0])):
             start, stop = map(int, source.place.split())
             with self._open() as stream:

@@ -75,6 +75,7 @@ class GitHub:
         return True
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each repository, with the size of the files that are read."""
         root = folder_of(self.name, self.source)
         repositories = sorted(listed.name for listed in root.list() if listed.is_dir and not is_hidden(listed.name))
         if not repositories:
@@ -88,6 +89,7 @@ class GitHub:
         return sources
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each repository as one document, its files in order of their paths."""
         root = folder_of(self.name, self.source)
         for source in sources:
             left_out = LeftOut()

@@ -51,6 +51,7 @@ class Hub:
         return self.split_by == "hash" or not any(map(split_named, self._load()))
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each row of the data set. Raises CorpusError where it cannot be loaded."""
         found = []
         for name, rows in self._load().items():
             refuse_lines(self._texts(rows, 0, 3), f"data set {self.source}")
@@ -65,6 +66,7 @@ class Hub:
         return found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each row's text as a document."""
         splits = self._load() if sources else {}
         for source in sources:
             name, _, number = source.place.rpartition("\t")

@@ -91,6 +91,7 @@ class JsonLines:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
 
     def sources(self, split: str) -> Sequence[Source]:
+        """One source for each document: a line, or the lines of a thread."""
         found: list[Source] = []
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
@@ -110,6 +111,7 @@ class JsonLines:
         return NumberedSources.join(split, numbered, found) if numbered else found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield the documents of these lines. Raises CorpusError, naming file and line, for a line that is no such document."""
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
             opened = ""

@@ -79,6 +79,7 @@ class Mqar(Task):
         return self.length_in(self.curriculum, self.pairs, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
+        """Draw one document: the pairs first, then each key once more, whose value is the target."""
         pairs = self.pairs_of(split, index)
         half = self.vocabulary // 2
         context = 2 * pairs

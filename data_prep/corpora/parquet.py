@@ -64,6 +64,7 @@ class Parquet:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
 
     def sources(self, split: str) -> Sequence[Source]:
+        """One source for each row."""
         found: list[Source] = []
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
@@ -78,6 +79,7 @@ class Parquet:
         return NumberedSources.join(split, numbered) if numbered else found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each row's text as a document. Raises CorpusError where a file or column cannot be read."""
         files = {file.name: file.place for file in self._files()} if sources else {}
         with ExitStack() as stack:
             opened = ""

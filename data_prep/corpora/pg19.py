@@ -53,6 +53,7 @@ class Pg19:
         return self.validation_tokens if split == "validation" else 0
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each book of the split, in the order of their numbers."""
         root = folder_of(self.name, self.source)
         if not split_folders(root):
             raise CorpusError(
@@ -74,6 +75,7 @@ class Pg19:
         return [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each book, titled by the release's metadata."""
         folder = self._folder(sources[0].split) if sources else None
         for source in sources:
             if folder is None:

@@ -46,6 +46,7 @@ class PythonSource:
         return True
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each module of this Python's standard library."""
         if not self.root.is_dir():
             raise CorpusError(f"{self.root} is not a folder: give --source the folder of a Python standard library")
         sizes: dict[str, int] = {}

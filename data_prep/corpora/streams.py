@@ -200,6 +200,7 @@ class Forward:
         return self._position - before
 
     def seek(self, position: int) -> None:
+        """Move forward to ``position``. Raises tarfile.ReadError for a position that was passed."""
         if position < self._position:
             raise tarfile.ReadError("a member that lies before its header")
         if self.size is not None:

@@ -51,6 +51,7 @@ class Text:
         return not split_folders(folder_of(self.name, self.source))
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each file of the split's folder, or by hash where there are no such folders."""
         root = folder_of(self.name, self.source)
         folders = split_folders(root)
         found = files_in(root, recursive=True, follow=True)
@@ -79,6 +80,7 @@ class Text:
         return sources
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each file's text as a document."""
         root = folder_of(self.name, self.source)
         for source in sources:
             skipped = skipped_of(source)

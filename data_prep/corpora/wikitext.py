@@ -77,6 +77,7 @@ class WikiText:
         return {}
 
     def sources(self, split: str) -> list[Source]:
+        """One source for each article of the split's file."""
         members = self._members().get(split)
         if members is None:
             return []
@@ -95,6 +96,7 @@ class WikiText:
         return articles
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+        """Yield each article as a document, titled by its heading."""
         members = self._members().get(sources[0].split) if sources else None
         if members is None:
             return

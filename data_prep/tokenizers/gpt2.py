@@ -191,6 +191,7 @@ class GPT2Tokenizer:
         return tiktoken.Encoding(self.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
+        """Ids [n] of a text. Names of special tokens are ordinary text."""
         with encoding_errors(self.name):
             if len(text) <= CUTS.characters:  # most of the time of a short one would be spent on the loop
                 return self._ids(self._encoding, text)
@@ -204,6 +205,7 @@ class GPT2Tokenizer:
             return ids.take()
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of several texts, in their order."""
         joined = SEPARATOR.join(texts)
         if joined.count(SEPARATOR) >= len(texts):
             return encode_each(self, texts)

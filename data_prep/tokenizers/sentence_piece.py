@@ -84,6 +84,7 @@ class SentencePieceTokenizer:
         self.cuts = find_cuts(proto)
 
     def encode(self, text: str) -> np.ndarray:
+        """Ids [n] of a text. A long one is encoded in pieces, cut where that gives the same ids."""
         with encoding_errors(self.name):
             if self.cuts is None or len(text) <= self.cuts.characters:
                 return self._processor.encode_as_numpy(text).astype(token_dtype(self.vocab_size))

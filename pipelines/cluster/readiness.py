@@ -118,6 +118,7 @@ def different(nodes: Sequence[Node], answers: Sequence[T]) -> tuple[T, list[tupl
 
 
 def differing_versions(nodes: Sequence[Node], found: Sequence[Facts]) -> list[str]:
+    """A sentence for each machine whose Python, library or code differs from most others'."""
     complaints = []
     for name in found[0].versions:
         remedy = "set the machine up again (clusters/setup_node.sh)"
@@ -129,6 +130,7 @@ def differing_versions(nodes: Sequence[Node], found: Sequence[Facts]) -> list[st
 
 
 def differing_clocks(nodes: Sequence[Node]) -> list[str]:
+    """A sentence for each machine whose clock is off by more than `CLOCK_SECONDS`."""
     complaints = []
     for node in nodes:
         before = time.time()
@@ -166,6 +168,7 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
 
 
 def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
+    """A sentence for each machine that cannot read the store, or reads another one."""
     manifest = Place.parse(config.data.store) / config.data.corpus / "train" / "manifest.json"
     answers = on_each(nodes, tried, manifest.xxh3)
     usual = next((answer for answer in answers if answer[0]), None)
@@ -243,6 +246,7 @@ def asked(config: TrainConfig, use_gpu: bool) -> str:
 
 
 def facts(libraries: Sequence[str]) -> Facts:
+    """Versions, free memory and disk, and the smallest GPU of the machine that runs this."""
     versions = {"Python": platform.python_version()}
     for library in libraries:
         try:

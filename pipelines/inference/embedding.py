@@ -142,6 +142,7 @@ class Embeddings:
 
     @cached_property
     def schema(self) -> pa.Schema:
+        """Columns of the Arrow files: document, offset of the token, embedding [width]."""
         item = pa.field("item", pa.float32() if self.dtype == "float32" else pa.float16(), nullable=False)
         return pa.schema(
             [

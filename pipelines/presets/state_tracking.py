@@ -26,6 +26,7 @@ CORE: dict[str, Any] = {"d_model": 64, "heads": 4, "head_dim": 16}
 
 
 def windowed(d_model: int, layers: int, mlp_dim: int) -> dict[str, Any]:
+    """Sizes that the models with a sliding window share on the tasks."""
     return {
         "d_model": d_model,
         "heads": 4,

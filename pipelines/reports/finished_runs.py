@@ -148,6 +148,7 @@ def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:
 
 
 def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
+    """A run that MLflow keeps, or the best trial (every trial) of a sweep. Raises UserError where none has the metric."""
     keys = (TOKEN, BYTE, TRAIN, WORTH, CLEARED, ERROR, TRAIN_ERROR, TOKENS, *(metric.name for metric in further()))
     run = read_run(config, root, run_id, keys)
     if not run.children:
@@ -163,6 +164,7 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
 
 
 def run_of_mlflow(run: StoredRun) -> FinishedRun:
+    """A run of `pipelines.train` from its parameters and metrics in MLflow. Raises UserError for another one's."""
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")

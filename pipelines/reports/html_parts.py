@@ -39,6 +39,7 @@ TEXTS = ("word", "text", "where", "name", "document", "report", "kind", "made", 
 
 
 def sorting_table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:
+    """A table of HTML whose headings sort it when they are clicked."""
     heads = "".join(
         f'<th scope="col"{LEFT * (heading in TEXTS)}><button type="button">{html.escape(heading)}</button></th>'
         for heading in headings

@@ -158,6 +158,7 @@ class Watch(NotKept, tune.Callback):
         return any(trial.status == "RUNNING" for trial in self.trials)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Ask now and then whether to stop, print what changed, and keep the budget."""
         self.trials[:] = trials
         now = time.monotonic()
         if now - self._looked > LOOK_SECONDS:
@@ -170,6 +171,7 @@ class Watch(NotKept, tune.Callback):
             self._record.budget.keep()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Record that a trial begins, and what a population changed of its values."""
         ours = self._sweep.trials[str(trial)]
         if ours.over:
             return

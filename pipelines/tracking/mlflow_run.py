@@ -149,6 +149,7 @@ class MlflowRun:
         shutil.rmtree(folder, ignore_errors=True)
 
     def end(self, status: Status) -> None:
+        """End the run in MLflow with this status, and delete what an abandoned request made twice."""
         self.models.look_again()
         if not self.attached:
             # A request that was given up may have been done late.

@@ -185,6 +185,7 @@ class Results:
         return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
 
     def markdown(self) -> str:
+        """The table, its command and its sentences, ready to be pasted."""
         headings, rows = self.grid()
         rule = ["---", *["---:"] * (len(headings) - 1)]
         lines = [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
@@ -196,6 +197,7 @@ class Results:
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> dict[str, Any]:
+        """All values of the table, by seed, beside the paper's."""
         rows = [
             {
                 "label": row.label,
