@@ -177,7 +177,7 @@ class RecurrentLayer(StackLayer):
         window: Window,
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
-        """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone (section 3.1)."""
+        """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)

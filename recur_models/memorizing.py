@@ -117,7 +117,7 @@ class MemorizingLayer(StackLayer):
         window: Window,
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
-        """Local and remembered attention, joined by a gate for each head (Memorizing Transformers, section 3)."""
+        """Local and remembered attention, joined by a gate for each head."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)

@@ -140,7 +140,7 @@ class Staircase(CoreModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Adds one chunk at each step, then drains the chunks that have passes left (section 3.1)."""
+        """Adds one chunk at each step, then drains the chunks that have passes left."""
         new_BKCD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (-1, self.block))
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
