@@ -28,8 +28,8 @@ test: $(ENV)
 test-cluster: $(ENV)
 	THROUGHLINE_TEST_CLUSTER=1 $(RUN) -m pytest -q -m cluster tests/cluster
 
-# Every command of the documents, on small data.
-test-documents: $(ENV)
+# The site, and every command of the documents on small data.
+test-documents: docs
 	THROUGHLINE_TEST_DOCUMENTS=1 $(RUN) -m pytest -q -m documents tests/test_every_command.py
 
 check: $(ENV)

@@ -321,3 +321,13 @@ def test_a_chain_of_commands_runs(
         said = capsys.readouterr()
         assert not status, f"{line.strip()}: {said.out}{said.err}"
     assert (tmp_path / "exported/mine/model.safetensors").exists() and (tmp_path / "runs/again/checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start-notebook.md"])
+def test_the_first_python_of_a_page_runs(name: str) -> None:
+    """It carries State over two segments, as its comments say."""
+    [block, *_] = re.findall(r"^```python\n(.*?)^```", TEXTS[name], re.MULTILINE | re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(block, made)
+    assert made["nats"].shape == (1, 512)
+    assert not any(tensor.requires_grad for tensor in made["state"].values())
