@@ -19,7 +19,7 @@ MOST_LINES = {"pipelines": 330}
 """Of a module; 400 in the other packages."""
 HIDDEN = re.compile(r"\._|\.(_internal|impl|execution)(\.|$)")
 """What Ray's modules keep to themselves."""
-OURS = {*PACKAGES, "benchmarks", "tests"}
+OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
 
 
 @cache
@@ -204,6 +204,9 @@ def test_nobody_imports_an_entry_script() -> None:
     for package in PACKAGES:
         for name, path in modules(package):
             assert not (imported(path) & scripts) - {name}, name
+    for package in (*PACKAGES, "benchmarks"):
+        for name, path in modules(package):
+            assert "examples" not in top(imported(path)), name
 
 
 def test_every_package_is_in_the_wheel_and_has_a_purpose() -> None:
