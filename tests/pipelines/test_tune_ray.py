@@ -149,7 +149,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
 def test_the_notebook_runs_cell_by_cell(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cells = json.loads((Path(__file__).parents[2] / "docs" / "sweep.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads((Path(__file__).parents[2] / "examples" / "sweep.ipynb").read_text("utf-8"))["cells"]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "store").symlink_to(store)
     monkeypatch.chdir(tmp_path)
