@@ -1,0 +1,117 @@
+"""The examples, small: each does what it says, and is short. The notebook on sweeps is run by tests/pipelines/test_tune_ray.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+from pipelines.presets import PRESETS
+from recur_models import MODELS
+from tests.small_runs import SMALLEST
+from tests.test_layout import modules
+
+FOLDER = Path(__file__).parents[1] / "examples"
+RUN = shlex.split("""
+    --data.lanes 4 --data.segment-length 32 --steps 20 --schedule.warmup-steps 4 --validate-every 10 --validate-tokens 200
+    --checkpoint.every 10 --tracking.backend none --use-gpu no
+""")
+"""A training of seconds, of any model."""
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """Other tests' models and presets are without the example's."""
+    known: list[dict[str, Any]] = [MODELS, PRESETS]  # pyrefly: ignore
+    before = [dict(table) for table in known]
+    yield
+    for table, old in zip(known, before, strict=True):
+        table.clear()
+        table.update(old)
+
+
+def test_each_example_is_short_and_says_how_it_is_run() -> None:
+    paths = [path for _, path in modules("examples") if path.name != "__init__.py"]
+    assert len(paths) >= 6
+    for path in paths:
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) < 60, path.name
+        assert "__main__" not in text or f"    python -m examples.{path.stem}" in text, path.name
+
+
+@pytest.mark.slow
+def test_carried_state_answers_and_reset_state_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import state_loop
+
+    state_loop.main(["--steps", "90"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    guess, carried, reset = map(float, re.findall(r"\d\.\d{3}", last))
+    assert carried < guess / 2 < guess < reset
+
+
+@pytest.mark.slow
+def test_the_notebook_shows_the_loss_rise_where_the_states_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib.use("Agg")
+    monkeypatch.chdir(FOLDER)
+    known: dict[str, Any] = {}
+    for cell in json.loads((FOLDER / "state.ipynb").read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            exec("".join(cell["source"]).replace("range(150)", "range(90)"), known)
+    assert known["cleared"][:3] == known["carried"][:3]
+    assert max(known["carried"][3:]) < 1 < min(known["cleared"][3:])
+
+
+@pytest.mark.slow
+def test_own_books_are_trained_on_and_searched(
+    text_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from examples import own_books, search_books
+
+    root = tmp_path / "runs"
+    own_books.main([str(text_folder), "--root", str(root), *SMALLEST[1:]])
+    assert "its recurrent states costs" in capsys.readouterr().out
+    report = json.loads((root / "reports" / text_folder.name / "report.json").read_text("utf-8"))
+    assert report and (root / "reports" / "index.html").exists()
+
+    passage = (text_folder / "train" / "doc3.txt").read_bytes()[:64].decode()
+    search_books.main([str(root / text_folder.name), passage, "--split", "train"])
+    found = re.findall(r"^(\S+), token ([\d,]+), cosine (-?\d\.\d{3})$", capsys.readouterr().out, re.MULTILINE)
+    assert len(found) == 3 and ("train/doc3.txt", "0", "1.000") in found
+    assert [float(cosine) for *_, cosine in found] == sorted((float(cosine) for *_, cosine in found), reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tables")
+def test_a_model_of_ones_own_is_trained(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import add_model
+
+    where = ["--root", str(tmp_path / "runs"), "--data.store", str(store), "--data.corpus", "text"]
+    assert add_model.main([*where, *RUN, "--model.width", "16"]) == 0
+    assert "two segments give the logits of one pass" in capsys.readouterr().out
+    lines = (tmp_path / "runs" / "gru" / "metrics.jsonl").read_text().splitlines()
+    bits = [json.loads(line)["metrics"].get("validation/bits_per_token") for line in lines]
+    first, last = [value for value in bits if value]
+    assert last < first
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_prints_its_trials_best_first(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import sweep
+
+    words = [*SMALLEST[1:], "--steps", "10", "--num-workers", "1", "--num-cpus", "2", "--root", str(tmp_path / "runs")]
+    assert sweep.main([*words, "--data.store", str(store), "--data.corpus", "text"]) == 0
+    table = capsys.readouterr().out.rpartition("bits/token")[2]
+    rows = [line.split() for line in table.splitlines()[1:5]]
+    assert {(lr, states) for _, lr, states, _ in rows} == {(lr, s) for lr in ("0.002", "0.008") for s in ("8", "32")}
+    assert [bits for bits, *_ in rows] == sorted(bits for bits, *_ in rows)
+    best = json.loads((tmp_path / "runs" / "sweep" / "best.json").read_text())
+    assert best["trial"] == rows[0][3]
