@@ -16,7 +16,7 @@ SWEEP = (
     "optim.lr=2e-3,8e-3+model.states=8,32 --preset demo-rec --run sweep --search grid --scheduler none --baseline no"
 )
 # Each trial is a short training run with one worker. Ray Tune runs as many at once as there are CPUs for.
-TRIAL = "--num-workers 1 --steps 200 --validate-every 50 --schedule.warmup-steps 20"
+TRIAL = "--num-workers 1 --steps 100 --validate-every 50 --schedule.warmup-steps 20"
 
 
 def main(words: list[str]) -> int:
