@@ -53,9 +53,9 @@ class TargetsConfig:
     segment_length: int = 0
     """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
     clear_every: int = 0
-    """StateMode it, in these figures, at each multiple of so many blocks of a document instead."""
+    """Clear it, in these figures, at each multiple of so many blocks of a document instead."""
     clear_at: int = 0
-    """StateMode it once in a document instead, before this token: a multiple of the block."""
+    """Clear it once in a document instead, before this token: a multiple of the block."""
     window: tuple[int, ...] = ()
     """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
     overlap: tuple[int, ...] = ()
