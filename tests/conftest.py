@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -67,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if group:
             sweeps = group == "ray_session" and any(word in item.path.stem for word in ("tune", "sweep", "notebook"))
             item.add_marker(pytest.mark.xdist_group(f"{group}, sweeps" if sweeps else group))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off the millions of objects that the imports made, which stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
