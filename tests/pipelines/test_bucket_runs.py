@@ -31,6 +31,7 @@ from pipelines.generate import main as generate
 from pipelines.inference.trained import find_checkpoint
 from pipelines.presets import PRESETS
 from pipelines.run import PipelineConfig, stages
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
 from pipelines.training.stopping import STOPPED_STATUS
 from pipelines.training.watchdog import Heartbeat
@@ -330,7 +331,11 @@ def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_ray_workers_train_into_a_bucket(
-    words: list[str], bucket: Bucket, machine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+    words: list[str],
+    bucket: Bucket,
+    machine: Callable[[str], None],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The command, asked to stop by a signal on the way."""
     machine("driver")
@@ -348,7 +353,11 @@ def test_ray_workers_train_into_a_bucket(
     found, complaints = run.newest()
     assert found and found.step >= 3 and found.meta["world"] == 2 and not complaints
     assert f"step {found.step}/4000" in said, said  # what rank 0 has published was shown
-    assert not [file.name for file in run.place.list(recursive=True) if ".ray/" in file.name]
+    assert f"stopped after step {found.step} of 4,000, which is saved" in said, said
+    files = [file.name for file in run.place.list(recursive=True)]
+    assert "stop" not in files and not [name for name in files if ".ray/" in name]
+    saved = local_copy(run, tmp_path / "copy", found.step)
+    assert read_records(saved / "metrics.jsonl")[-1].step == found.step
 
 
 def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
