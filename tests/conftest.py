@@ -21,7 +21,7 @@ from tests.interpreter import sitecustomize
 from tests.nothing_ran import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks of pytest
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
-from tests.small_runs import bucket, server, short_documents, store, train, train_model  # noqa: F401, fixtures
+from tests.small_runs import bucket, prepared, server, short_documents, store, train, train_model  # noqa: F401, fixtures
 
 # What it says holds for this process by the import, for those that tests start by their path.
 INTERPRETER = str(Path(sitecustomize.__file__).parent)

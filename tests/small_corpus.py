@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
 
+@functools.cache
 def words(name: str, count: int) -> str:
     """Text that differs from name to name, with lines, indents, non-ASCII letters and odd line ends."""
     text = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from benchmarks import killing
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
-from tests.small_corpus import words
+from tests.small_corpus import contents, words
 
 TINY = shlex.split("""
     small-rec --model.layers 2 --model.recurrent-layers 2 --model.d-model 16 --model.heads 2 --model.head-dim 8
@@ -40,11 +41,28 @@ def short_documents(text_folder: Path) -> None:
     (text_folder / "test" / "doc0.txt").write_bytes(words("test0", 20).encode())
 
 
+@pytest.fixture(scope="session")
+def prepared() -> dict[str, Path]:
+    """The stores that tests have prepared, by the contents of their text folders."""
+    return {}
+
+
 @pytest.fixture
-def store(make_config: Callable[..., PrepareConfig]) -> Path:
-    """A prepared store of `text_folder`, in bytes."""
+def store(
+    make_config: Callable[..., PrepareConfig],
+    text_folder: Path,
+    prepared: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A prepared store of `text_folder`, in bytes. Each test has its own, a copy of the one that was prepared first."""
     config = make_config()
-    prepare(config)
+    key = str(contents(text_folder))
+    if key not in prepared:
+        prepare(config)
+        prepared[key] = tmp_path_factory.mktemp("prepared") / "store"
+        shutil.copytree(config.store, prepared[key])
+    else:
+        shutil.copytree(prepared[key], config.store)
     return Path(config.store)
 
 
