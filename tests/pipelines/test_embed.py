@@ -22,9 +22,9 @@ from pipelines.inference.embedding import Means, Texts
 from pipelines.training import reading
 from pipelines.training.reading import read_segments
 from recur_models import RecurrentModel
-from tests.recur_models.conftest import small_configs
+from tests.recur_models.conftest import pairwise_configs
 
-CONFIGS = small_configs()
+CONFIGS = pairwise_configs()
 Rows = dict[str, dict[int, np.ndarray]]
 
 
