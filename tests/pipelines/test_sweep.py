@@ -154,14 +154,28 @@ def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_killed_twice_it_ends_as_if_nothing_had_happened(here: Make) -> None:
+def test_killed_twice_and_files_damaged_it_ends_as_if_nothing_had_happened(
+    here: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     calm = here(*ASHA, name="calm").run()
     for metrics in (4, 7):
         with pytest.raises(Killed):
             here(*ASHA, name="killed").run(kill_after=metrics)
     killed = here(*ASHA, name="killed")
+    first, second, *_ = (killed.sweep.place(trial) / "trial.json" for trial in killed.sweep.trials.values())
+    first.write_text(first.read_text()[:40])
+    second.unlink()
+    known = results(killed.sweep)
+    capsys.readouterr()
+    killed = here(*ASHA, name="killed")
     grid = killed.done().results
-    assert ends(killed.sweep) == ends(calm) and results(killed.sweep) == results(calm)
+    assert f"{first} is damaged: it is made again of results.jsonl" in capsys.readouterr().err
+    assert results(killed.sweep)[: len(known)] == known
+    assert ends(killed.sweep) == ends(calm) == ends(here(*ASHA, name="calm").sweep)
+    assert ends(killed.sweep) == ends(here(*ASHA, name="killed").sweep)
+    assert results(killed.sweep) == results(calm)
+    counted = [(name, step) for name, step, *_ in results(killed.sweep)]
+    assert len(counted) == len(set(counted))
     for trial in calm.trials.values():
         name = f"step-{trial.steps:08d}"
         ours, theirs = (contents(sweep.place(trial) / "checkpoints" / name) for sweep in (killed.sweep, calm))
@@ -305,26 +319,6 @@ def test_a_stopper_that_ends_the_sweep_stops_each_at_its_next_metric_but_for_the
     words = ("optim.lr=1e-3,3e-3", "--search", "grid", "--scheduler", "none", "--stop", f"{__name__}:Second")
     sweep = here(*words).run()
     assert [trial.status for trial in sweep.trials.values()] == ["finished", "stopped", "pending"]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-def test_a_trial_whose_file_is_damaged_is_known_from_the_log(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Killed):
-        here(*GRID).run(kill_after=3)
-    made = here(*GRID)
-    first, second, _ = (made.sweep.place(trial) / "trial.json" for trial in made.sweep.trials.values())
-    first.write_text(first.read_text()[:40])
-    second.unlink()
-    known = results(made.sweep)
-    sweep = here(*GRID).run()
-    assert f"{first} is damaged: it is made again of results.jsonl" in capsys.readouterr().err
-    assert results(sweep)[: len(known)] == known
-    assert ends(sweep) == ends(here(*GRID).sweep)
-    assert [(trial.status, trial.steps) for trial in sweep.trials.values()] == [("finished", 20)] * 3
-    counted = [(name, step) for name, step, *_ in results(sweep)]
-    assert sorted(counted) == [(name, step) for name in sweep.trials for step in (10, 20)]
 
 
 def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) -> None:
