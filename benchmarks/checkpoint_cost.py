@@ -13,13 +13,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.contenders import model_configs
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.checkpoints.run_folder import RunFolder
@@ -47,6 +48,8 @@ class BenchConfig:
     restore_preset: str = "pg19-rec-fixed-skip"
     """Preset of which a checkpoint is made and restored; empty leaves this part out."""
     restore_vocab: int = 32_000
+    record: bool = False
+    """Record the cost and the restore in results/reliability/."""
 
 
 class Training:
@@ -75,15 +78,36 @@ class Training:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    if config.record:
+        results.check_writable()
     print(machine.describe())
     with tempfile.TemporaryDirectory() as folder:
         if config.every:
-            cost(config, Path(folder) / "cost")
+            measured = cost(config, Path(folder) / "cost")
+            if config.record:
+                record_seconds("Cost of a checkpoint", measured, argv)
         if config.restore_preset:
-            restore(config, Path(folder) / "restore")
+            measured = restore(config, Path(folder) / "restore")
+            if config.record:
+                record_seconds("Restore of a checkpoint", measured, argv)
 
 
-def cost(config: BenchConfig, root: Path) -> None:
+def record_seconds(
+    name: str, measured: Mapping[str, float], argv: Sequence[str], folder: Path = results.FOLDER
+) -> None:
+    """Record what `cost` or `restore` measured in ``folder``/reliability."""
+    results.record(
+        "reliability",
+        name,
+        columns=tuple(measured),
+        rows=[tuple(round(value, 5) for value in measured.values())],
+        command=results.command_of("benchmarks.checkpoint_cost", argv),
+        folder=folder,
+    )
+
+
+def cost(config: BenchConfig, root: Path) -> dict[str, float]:
+    """Train and save, and return what a checkpoint costs, by metric."""
     model = model_configs("medium")["rec:fixed:skip"]
     preset = replace(PRESETS["small-rec"], model=model)
     training = Training(model.build(config.vocab), preset, config.lanes, config.segment_length, root)
@@ -116,9 +140,18 @@ def cost(config: BenchConfig, root: Path) -> None:
         f"{extra / (config.every * usual):.2%} of the time; the copy alone takes {statistics.median(copies) * 1e3:.0f} ms",
         flush=True,
     )
+    return {
+        "share of the time": extra / (config.every * usual),
+        "s a checkpoint": extra,
+        "s a step": usual,
+        "s for the copy alone": statistics.median(copies),
+        "MB": size,
+        "million parameters": parameters,
+    }
 
 
-def restore(config: BenchConfig, root: Path) -> None:
+def restore(config: BenchConfig, root: Path) -> dict[str, float]:
+    """Save and restore a checkpoint, and return the seconds, by metric."""
     preset = PRESETS[config.restore_preset]
     model = preset.model.build(config.restore_vocab)
     training = Training(model, preset, 2, 2 * model.block, root)
@@ -143,6 +176,13 @@ def restore(config: BenchConfig, root: Path) -> None:
         "for comparing every byte with its checksum",
         flush=True,
     )
+    return {
+        "s to restore": restored,
+        "s for comparing every byte": opened,
+        "s for the copy": copied,
+        "s until it is on the disk": written,
+        "MB": size,
+    }
 
 
 if __name__ == "__main__":

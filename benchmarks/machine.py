@@ -10,15 +10,20 @@ import torch
 from common.errors import UserError
 
 
-def describe() -> str:
-    """One line: processor, cores, threads, versions."""
+def processors() -> str:
+    """Number and name of the processors, as in "2 × AMD EPYC"."""
     processor = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             processor = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), processor)
     except OSError:
         pass
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} × {processor}"
+    return f"{os.cpu_count()} × {processor}"
+
+
+def describe() -> str:
+    """One line: processor, cores, threads, versions."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processors()
     return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
 
 

@@ -15,9 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import results
 from data_prep.store import SegmentStore
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -36,6 +38,8 @@ class BenchConfig:
     """Steps of each run; those before the second point of the curve do not count."""
     pairs: int = 4
     """Times that both are run."""
+    record: bool = False
+    """Record the ratios in results/speed/."""
 
 
 BARE = """
@@ -72,12 +76,13 @@ print((time.perf_counter() - began) / (config.steps - 20))
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    if config.record:
+        results.check_writable()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [config.preset, "--data.store", str(Path(config.store).absolute()), "--steps", str(config.steps)]
     data = cli.parse_preset(PRESETS, words, "").data
-    SegmentStore.open(
-        data.store, data.corpus, "train"
-    )  # a store that is missing is told of in a sentence, before any process
+    store = SegmentStore.open(data.store, data.corpus, "train")  # refuses a missing store before any process starts
+    fingerprint = store.manifest.fingerprint
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -95,8 +100,25 @@ def main(argv: list[str]) -> None:
                 f"pair {pair + 1}: Ray Train {piped * 1e3:.1f} ms, bare {bare * 1e3:.1f} ms, ratio {ratios[-1]:.3f}",
                 flush=True,
             )
-    print(
-        f"median ratio {statistics.median(ratios):.3f} of {len(ratios)} pairs ({min(ratios):.3f} to {max(ratios):.3f})"
+    median = statistics.median(ratios)
+    print(f"median ratio {median:.3f} of {len(ratios)} pairs ({min(ratios):.3f} to {max(ratios):.3f})")
+    if config.record:
+        record_ratios(ratios, argv, fingerprint)
+
+
+def record_ratios(
+    ratios: Sequence[float], argv: Sequence[str], fingerprint: str, folder: Path = results.FOLDER
+) -> None:
+    """Record the ratio of each pair, and their median, in ``folder``/speed."""
+    results.record(
+        "speed",
+        "Cost of the pipeline",
+        metric="step time under Ray Train with tracking / bare loop",
+        values={f"pair {number}": round(ratio, 4) for number, ratio in enumerate(ratios, 1)},
+        value=round(statistics.median(ratios), 4),
+        command=results.command_of("benchmarks.pipeline_cost", argv),
+        fingerprint=fingerprint,
+        folder=folder,
     )
 
 

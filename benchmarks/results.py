@@ -1,0 +1,302 @@
+"""Measurements as data: `results/<study>/results.json` keeps them, and a page beside it is rendered from it.
+
+    python -m benchmarks.results                renders results/<study>/index.md for every study
+    python -m benchmarks.results --check        ends with status 2 if a page is not what its JSON gives
+    python -m benchmarks.pipeline_cost --record the same benchmark, whose result is recorded as well
+
+A study's JSON has a `title`, a `text` (paragraphs below the title) and a list `records`. A record has these fields; empty ones
+are left out:
+
+    name         heading of the record on the page
+    text         paragraphs before the result
+    metric, unit     name and unit of the result, where it is no table
+    value        the result, a number
+    values       results by seed or by round: {"0": 2.0487, "1": 2.0307}
+    columns, rows    a table: its headings, and a list of cells (numbers or Markdown) for each row
+    notes        paragraphs after the result
+    command      the command that measured it
+    commit       short hash of the code that was measured
+    fingerprint  of the store that was read
+    machine      processors or accelerator, "2 × AMD EPYC"
+    date         of the measurement, or of its first report; YYYY-MM-DD
+
+A benchmark calls `record`, which replaces the record of the same name, command, commit and machine. Others stay, so that no
+measurement is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks import machine
+from common.errors import UserError
+from common.files import write_atomically
+from common.lock import file_lock
+from pipelines.terminal import cli
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results"
+JSON = "results.json"
+PAGE = "index.md"
+NONE = "–"
+"""Stands in an empty cell."""
+
+Number = int | float
+Cell = int | float | str
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is rendered."""
+
+    folder: str = str(FOLDER)
+    """Folder of the studies."""
+    check: bool = False
+    """Write nothing, and fail if a page is missing or out of date."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result, or a table of them, with what is needed to measure it again. The module's docstring describes the fields."""
+
+    name: str
+    text: Sequence[str] = ()
+    metric: str = ""
+    unit: str = ""
+    value: Number | None = None
+    values: Mapping[str, Number] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]] = ()
+    notes: Sequence[str] = ()
+    command: str = ""
+    commit: str = ""
+    fingerprint: str = ""
+    machine: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a record needs a name")
+        if not all(self.columns):
+            raise ValueError(f"{self.name}: every column needs a heading")
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"{self.name}: every row needs {len(self.columns)} cells, as many as there are columns")
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What two measurements of the same thing have in common."""
+        return self.name, self.command, self.commit, self.machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The content of one results.json."""
+
+    title: str
+    text: Sequence[str] = ()
+    records: Sequence[Record] = ()
+
+
+def record(
+    study: str,
+    name: str,
+    *,
+    command: str,
+    metric: str = "",
+    unit: str = "",
+    value: Number | None = None,
+    values: Mapping[str, Number] | None = None,
+    columns: Sequence[str] = (),
+    rows: Sequence[Sequence[Cell]] = (),
+    text: Sequence[str] = (),
+    fingerprint: str = "",
+    folder: Path = FOLDER,
+) -> None:
+    """Record a result in ``folder``/``study``, which is made if need be, and render its page. Commit, machine and date are those of
+    now. Both files are written whole or not at all.
+
+    Raises UserError if the folder cannot be written or its JSON is no study.
+    """
+    new = Record(
+        name=name,
+        text=text,
+        metric=metric,
+        unit=unit,
+        value=value,
+        values=values or {},
+        columns=columns,
+        rows=rows,
+        command=command,
+        commit=commit(),
+        fingerprint=fingerprint,
+        machine=machine.processors(),
+        date=time.strftime("%Y-%m-%d"),
+    )
+    place = folder / study
+    with writing(place), file_lock(place, "another benchmark", patience=60.0):
+        path = place / JSON
+        old = read(path) if path.exists() else Study(title=study.replace("_", " ").capitalize())
+        records = [each for each in old.records if each.key != new.key]
+        same_name = [at for at, each in enumerate(records) if each.name == name]
+        at = same_name[-1] + 1 if same_name else len(records)
+        records.insert(at, new)
+        updated = Study(title=old.title, text=old.text, records=records)
+        write_atomically(path, dump(updated).encode())
+        write_atomically(place / PAGE, render(updated).encode())
+
+
+def check_writable(folder: Path = FOLDER) -> None:
+    """Raises UserError, before anything is measured, if nothing can be recorded in ``folder``."""
+    if folder.is_dir() and not os.access(folder, os.W_OK):
+        raise not_writable(folder, "no write access")
+
+
+def not_writable(folder: Path, reason: str | None) -> UserError:
+    return UserError(f"{folder} cannot be written ({reason}): give write access to it, or leave --record out")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """An OSError within becomes a UserError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise not_writable(folder, error.strerror) from error
+
+
+def read(path: Path) -> Study:
+    """The study of a results.json. Raises UserError if the file is no study."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        records = [Record(**each) for each in content.pop("records", [])]
+        return Study(**content, records=records)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no study ({error}): correct it, or restore it with git") from error
+
+
+def dump(study: Study) -> str:
+    """JSON in which a table's row is one line and empty fields are left out."""
+    records = [
+        {key: value for key, value in asdict(each).items() if value not in ("", None, [], (), {})}
+        for each in study.records
+    ]
+    lines = ["{", f' "title": {_json(study.title)},', f' "text": {_list(study.text, 1)},', ' "records": [']
+    for at, each in enumerate(records):
+        fields = [
+            f'   "{key}": {_list(value, 3) if isinstance(value, (list, tuple)) else _json(value)}'
+            for key, value in each.items()
+        ]
+        lines += ["  {", ",\n".join(fields), "  }" + ("," if at < len(records) - 1 else "")]
+    return "\n".join([*lines, " ]", "}"]) + "\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _list(items: Sequence[object], indent: int) -> str:
+    if not items:
+        return "[]"
+    space = " " * indent
+    return "[\n" + ",\n".join(f"{space} {_json(item)}" for item in items) + f"\n{space}]"
+
+
+def render(study: Study) -> str:
+    """The page of a study, in Markdown."""
+    blocks = [f"# {study.title}", _paragraphs(study.text)]
+    heading = ""
+    for each in study.records:
+        if each.name != heading:
+            blocks.append(f"## {each.name}")
+        heading = each.name
+        blocks += [_paragraphs(each.text), _result(each), _source(each), _paragraphs(each.notes)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    """Paragraphs with a blank line between two, and none between two items of a list."""
+    joined = ""
+    for before, text in zip(["", *texts], texts, strict=False):
+        gap = "\n" if before.startswith("- ") and text.startswith("- ") else "\n\n"
+        joined += (gap if joined else "") + text
+    return joined
+
+
+def _result(each: Record) -> str:
+    """The table of a record; of one with a value, a table of one row or of one row per seed."""
+    if each.columns:
+        return _table(each.columns, each.rows)
+    unit = f"{each.metric}, {each.unit}" if each.unit else each.metric
+    if each.values:
+        overall = [("all", each.value)] if each.value is not None else []
+        return _table(("seed or round", unit), [*each.values.items(), *overall])
+    return _table((unit,), [(each.value,)]) if each.value is not None else ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    cells = [[str(cell) or NONE for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
+
+
+def _source(each: Record) -> str:
+    """Where a result comes from: its command, and a line with commit, fingerprint, machine and date."""
+    code = "\n".join(f"    {line}" for line in each.command.splitlines())
+    parts = [
+        f"Commit {each.commit}" if each.commit else "",
+        f"fingerprint {each.fingerprint}" if each.fingerprint else "",
+        each.machine,
+        each.date,
+    ]
+    line = ", ".join(part for part in parts if part)
+    return "\n\n".join(block for block in (code, f"{line[0].upper()}{line[1:]}." if line else "") if block)
+
+
+def command_of(module: str, argv: Sequence[str]) -> str:
+    """The command line that measures again what ``module`` was started for, without `--record`."""
+    return shlex.join(["python", "-m", module, *(word for word in argv if word not in ("--record", "--no-record"))])
+
+
+def commit() -> str:
+    """Short hash of the tree's commit; empty outside of a clone."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    try:
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    folder = Path(config.folder)
+    studies = sorted(folder.glob(f"*/{JSON}"))
+    if not studies:
+        raise UserError(f"{folder} has no study (a folder with {JSON}): name the folder with --folder")
+    stale = []
+    for path in studies:
+        page = path.with_name(PAGE)
+        text = render(read(path))
+        if page.exists() and page.read_text("utf-8") == text:
+            continue
+        stale.append(os.path.relpath(page))
+        if not config.check:
+            with writing(path.parent):
+                write_atomically(page, text.encode())
+    if config.check and stale:
+        raise UserError(f"out of date: {', '.join(stale)}; run python -m benchmarks.results")
+    print(
+        f"{len(studies)} studies, {len(stale)} pages rendered"
+        if not config.check
+        else f"{len(studies)} studies are current"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,77 @@
+"""Measurements are recorded with their source, none is lost, and the pages in the tree are those of their JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import checkpoint_cost, pipeline_cost, results
+from common.errors import UserError
+
+
+def read(folder: Path, study: str) -> Any:
+    return json.loads((folder / study / results.JSON).read_text("utf-8"))["records"]
+
+
+def test_a_value_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Path) -> None:
+    pipeline_cost.record_ratios([1.1, 0.9, 1.0], ["--pairs", "3", "--record"], "f1e793b3047c", folder=tmp_path)
+    (only,) = read(tmp_path, "speed")
+    assert only["values"] == {"pair 1": 1.1, "pair 2": 0.9, "pair 3": 1.0}
+    assert only["value"] == 1.0
+    assert only["command"] == "python -m benchmarks.pipeline_cost --pairs 3"
+    assert only["fingerprint"] == "f1e793b3047c"
+    assert re.fullmatch(r"\d+ × \S.*", only["machine"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", only["date"])
+    page = (tmp_path / "speed" / results.PAGE).read_text("utf-8")
+    assert "## Cost of the pipeline" in page
+    assert "| pair 2 | 0.9 |" in page
+    assert "    python -m benchmarks.pipeline_cost --pairs 3\n" in page
+    assert [path.name for path in sorted((tmp_path / "speed").iterdir())] == [results.PAGE, results.JSON]
+
+
+def test_a_table_is_recorded_and_repeating_its_command_replaces_it(tmp_path: Path) -> None:
+    for seconds in (0.25, 0.5):
+        checkpoint_cost.record_seconds("Restore", {"s to restore": seconds}, [], folder=tmp_path)
+    checkpoint_cost.record_seconds("Restore", {"s to restore": 0.75}, ["--restore-vocab", "300"], folder=tmp_path)
+    assert [each["rows"] for each in read(tmp_path, "reliability")] == [[[0.5]], [[0.75]]]
+    page = (tmp_path / "reliability" / results.PAGE).read_text("utf-8")
+    assert page.count("## Restore") == 1
+    assert "| s to restore |\n| --- |\n| 0.5 |" in page
+
+
+@pytest.mark.parametrize("study", [{"title": "A", "records": [{"name": "B", "rowz": []}]}, {"records": []}, []])
+def test_a_file_that_is_no_study_is_named_and_kept(tmp_path: Path, study: object) -> None:
+    path = tmp_path / "speed" / results.JSON
+    path.parent.mkdir()
+    path.write_text(json.dumps(study))
+    with pytest.raises(UserError, match=r"speed/results\.json is no study"):
+        results.record("speed", "B", command="true", value=1, folder=tmp_path)
+    assert json.loads(path.read_text()) == study
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/speed cannot be written"):
+        results.record("speed", "B", command="true", value=1, folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("wrong", [{"columns": ("a", "")}, {"columns": ("a", "b"), "rows": [("1",)]}])
+def test_a_table_needs_a_heading_and_a_cell_for_every_column(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="B: every"):
+        results.Record(name="B", **wrong)
+
+
+def test_a_page_that_is_out_of_date_is_found_and_rendered(tmp_path: Path) -> None:
+    results.record("speed", "B", metric="time", unit="s", value=1, command="true", folder=tmp_path)
+    page = tmp_path / "speed" / results.PAGE
+    current = page.read_text("utf-8")
+    page.write_text("changed by hand")
+    with pytest.raises(UserError, match=r"out of date: .*speed/index\.md"):
+        results.main(["--folder", str(tmp_path), "--check"])
+    results.main(["--folder", str(tmp_path)])
+    assert page.read_text("utf-8") == current
+    results.main(["--folder", str(tmp_path), "--check"])
