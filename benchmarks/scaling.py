@@ -28,7 +28,7 @@ from pipelines.terminal import cli
 Part = Literal["prepare", "workers", "gpus", "lanes"]
 
 # PG-19's train split as released: books and words (Rae et al. 2020, table 1). Tokens and bytes for each word, and the spread of the
-# lengths, are those of the release's books that RESULTS.md measured with the authors' 32k pieces (85 books of the split).
+# lengths, are those of the release's books in results/data, with the authors' 32k pieces (85 books of the split).
 BOOKS, WORDS = 28_602, 1_973_136_207
 TOKENS_PER_WORD, BYTES_PER_WORD = 5_115_530 / 3_558_566, 20_797_542 / 3_558_566
 LOG_SIGMA = 1.12
@@ -57,7 +57,7 @@ class BenchConfig:
     vocab: int = 32_001
     """Ids of the vocabulary."""
     megabytes_per_second: float = 3.6
-    """Text that one CPU prepares in a second: half of what RESULTS.md measured with two, SentencePiece BPE of 32,000 pieces."""
+    """Text that one CPU prepares in a second: half of the rate of two in results/data, SentencePiece BPE of 32,000 pieces."""
     part_megabytes: float = 16.777
     """Text in a part."""
     network_gigabytes: float = 12.5

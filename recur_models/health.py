@@ -32,7 +32,7 @@ LEAST_WORTH = 0.0003
 """Bits per token by which clearing the State must change the figure of a validation, up or down; below it, the State is ignored."""
 PATIENCE = 2
 """Validations in a row that must say so: a State that is used at the end is often worth nothing, or less, early on. Both from the
-table in RESULTS.md, "The warning against truth" (`benchmarks.ignored_states`)."""
+table in results/state_worth, "When the warning about an unused State is right" (`benchmarks.ignored_states`)."""
 LEAST_SHARE = 0.001
 """Below this share of the attention's output, the states are ignored. A backstop where nothing is validated: a larger share proves
 nothing, for the run that did not use its State had 0.12 to 0.70, and those that did 0.12 to 0.62; and where h_prev is one key

@@ -182,7 +182,7 @@ class PositionBias(nn.Module):
     def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
         """The same bias; its backward pass sums along each diagonal first, instead of adding W · Z gradients to 32 numbers.
 
-        A GPU adds those one after the other, which took half of a training step (RESULTS.md).
+        A GPU adds those one after the other, which took half of a training step (results/speed).
         """
         rows = distance_WZ.shape[0]
         distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])

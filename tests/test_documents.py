@@ -218,7 +218,8 @@ def anchors(text: str) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    for name, text in [*TEXTS.items(), ("RESULTS.md", (ROOT / "RESULTS.md").read_text("utf-8"))]:
+    results = [ROOT / "RESULTS.md", *sorted((ROOT / "results").rglob("*.md"))]
+    for name, text in [*TEXTS.items(), *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in results)]:
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             path, _, anchor = target.partition("#")
             file = (ROOT / name).parent / path if path else ROOT / name

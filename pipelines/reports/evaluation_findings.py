@@ -40,7 +40,7 @@ def remark_on(carried: Score, cleared: Score) -> str:
     margin = f" ± {digits(found.margin * bits)}" if found else ""
     return (
         f"clearing its recurrent states changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): it does not use them "
-        "yet. Minutes of training are few; RESULTS.md shows a longer run"
+        "yet. Minutes of training are few; results/state_worth has longer runs"
     )
 
 

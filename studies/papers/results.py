@@ -1,7 +1,7 @@
 """A table's figures, the paper's beside ours: what rows are put in which order, as text, as files and as a picture.
 
     results = Results("block-recurrent table-1", table, "tiny", seeds=(0, 1), cells={("Slide:13L", "arXiv"): (2.31, 2.33)})
-    results.markdown()                       # as it stands in RESULTS.md
+    results.markdown()                       # as it stands in results/block_recurrent
     results.write(folder)                    # table.md, table.json, table.png
 
 Figures are means over seeds and bars standard deviations; in columns of the best seed they are its figure, and the range of all.

@@ -75,3 +75,8 @@ def test_a_page_that_is_out_of_date_is_found_and_rendered(tmp_path: Path) -> Non
     results.main(["--folder", str(tmp_path)])
     assert page.read_text("utf-8") == current
     results.main(["--folder", str(tmp_path), "--check"])
+
+
+def test_the_pages_in_the_tree_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    results.main(["--check"])
+    assert "current" in capsys.readouterr().out

@@ -181,7 +181,7 @@ def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_p
 
 
 def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> None:
-    """Two of the kills of benchmarks/kills.py, whose figures are in RESULTS.md."""
+    """Two of the kills of benchmarks/kills.py, whose results are in results/reliability."""
     kills.random.seed(5)
     tracked = [*MODELS["rec lstm:dual"], *TINY, "--data.store", str(made), "--root", str(tmp_path / "root")]
     tracked += ["--checkpoint.every", "6"]  # each costs MLflow a tenth of a second
