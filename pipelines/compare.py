@@ -43,7 +43,7 @@ class CompareConfig:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders or URIs of runs or sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
-    """Of a sweep: its best trial, or all that have a figure; auto takes all where nothing else is compared."""
+    """Trials of a sweep to compare: the best one, or all with a result. auto: all if the sweep is compared with nothing else."""
     root: str = ""
     """Folder or URI of all runs; by default that of the first run or sweep, and `runs` where only ids are named or nothing can be
     written there. A folder has the mlflow.db that ids are looked up in unless --tracking.uri names a server."""

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     if newest:
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
         if not unsafe:
-            print(f"{cli.shown(run.place.shown)} would go on from step {newest.step:,}")
+            print(f"{cli.shown(run.place.shown)} would resume from step {newest.step:,}")
     else:
         complaints += [f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"]
     for complaint in complaints:

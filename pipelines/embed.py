@@ -5,7 +5,7 @@
     python -m pipelines.embed exported/demo-rec --file story.txt --dtype float16 --output embedded/story
 
 A token's embedding is the model's last hidden state after it was read, as its output layer reads it. The result is a folder of
-Arrow files with the columns document, offset and embedding. A command that was killed goes on when it is repeated.
+Arrow files with the columns document, offset and embedding. Repeat the command after a crash: it resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EmbedConfig:
     output: str
     """Folder or URI to write to: a new one, or that of the same command before it was stopped."""
     checkpoint: Literal["best", "newest"] = "best"
-    """Of a run: the best of those that were validated, or the newest."""
+    """Which checkpoint of a run: the best of those that were validated, or the newest."""
     split: str = "test"
     """Split of the store."""
     documents: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class EmbedConfig:
     every: int = 1
     """One vector for every so many tokens of a document: their mean."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Of the embeddings in the files. They are computed in float32."""
+    """Type of the embeddings in the files. They are computed in float32."""
     lanes: int = 0
     """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the embeddings."""
     segment_length: int = 0

@@ -10,10 +10,10 @@ Bits per token, bits per byte and word-level perplexity; the same with the recur
 each segment, every so many blocks (`--clear-every`) or at one place (`--clear-at`); and the cumulative cross-entropy over position
 (block-recurrent paper, Figure 6). With several checkpoints, one table.
 
-Several processes share the documents (`--num-workers`). A command that was killed goes on where it was when it is repeated.
+Several processes share the documents (`--num-workers`). Repeat the command after a crash: it resumes.
 
-The figures go into the run's own metrics.jsonl and MLflow run. A checkpoint that lies elsewhere than in a run, an exported folder,
-and a run that cannot be written to, stay as they are: the report is in `runs/reports` of the working directory then.
+The metrics go into the run's own metrics.jsonl and MLflow run. A lone checkpoint, an exported folder and a read-only run stay as
+they are: their report is in `runs/reports` of the working directory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared"
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
 CHUNK_TOKENS = 65_536
-"""Of a document whose ids are in memory together."""
+"""Tokens of a document whose ids are in memory together."""
 PARTIAL = ".partial"
 """Folder, in that of the report, of what has been read of an evaluation that is not finished."""
 

@@ -59,7 +59,7 @@ class GenerateConfig:
     top_p: float = 1.0
     """Choose among the likeliest tokens that together have this probability."""
     seed: int | None = None
-    """Of the random choices; by default another one each time, which is printed."""
+    """Seed of the random choices; by default a new one each time, which is printed."""
     store: str = ""
     """Store that the run was trained on, for its tokenizer; by default where the run had it."""
 

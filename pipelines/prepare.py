@@ -4,8 +4,8 @@
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer FOLDER/pg19.model
     python -m pipelines.prepare text --source FOLDER
 
-Every document is checked before a byte is written. Parts are written in parallel by Ray tasks and committed one by one: the
-same command goes on where it was killed, and the bytes are the same whatever the number of workers.
+Every document is checked before a byte is written. Parts are written in parallel by Ray tasks and committed one by one: a
+rerun of the command resumes after a kill, and the bytes are the same whatever the number of workers.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class PipelineConfig:
     split: str = "test"
     """What is evaluated."""
     name: str = ""
-    """Of this pipeline, and put before the names of its runs; by default they have the presets' own."""
+    """Name of this pipeline, put before the names of its runs; by default they have the presets' own."""
     retries: int = 1
     """Times that a failed stage is tried again."""
 

@@ -8,7 +8,7 @@
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
 Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by a signal or a file
-`stop` in the run's folder) and saved: the same command goes on.
+`stop` in the run's folder) and saved: rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
     use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= launched.local_size
     if config.use_gpu == "yes" and not use_gpu:
         raise UserError(
-            "use_gpu is yes, and there is no GPU that torch can use for each process: choose --use-gpu auto, or mend CUDA"
+            "use_gpu is yes, and torch cannot use a GPU for each process: choose --use-gpu auto, or fix the CUDA installation"
         )
     if launched.size > config.data.lanes:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Checkpoints: one folder per step with everything that a run needs to go on bit for bit; safetensors and JSON, no pickle.
+"""Checkpoints: one folder per step with everything that a run needs to resume bit for bit; safetensors and JSON, no pickle.
 
     <run>/checkpoints/step-00000200/
         model.safetensors           weights                                              (rank 0)

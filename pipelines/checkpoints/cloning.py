@@ -1,4 +1,4 @@
-"""A run goes on from another one's checkpoint (of a sweep's population).
+"""Lets a trial of a population continue from another trial's checkpoint.
 
     clone_checkpoint(source.checkpoints, target.checkpoints, step=60)
 

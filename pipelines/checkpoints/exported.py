@@ -173,7 +173,7 @@ class Exported:
         return {name.removeprefix(PREFIX): tensor.float() for name, tensor in tensors.items()}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all weights, of which none is read."""
+        """The shape of each weight, from the files' headers alone."""
         shapes = {}
         for file in self.files:
             try:

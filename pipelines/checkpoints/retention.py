@@ -20,10 +20,10 @@ Found = TypeVar("Found", bound=Snapshot)
 
 
 def prune(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
-    """Remove what need not be kept, now that the checkpoint of the name ``newest`` is complete.
+    """Remove the checkpoints that need not be kept, now that the one named ``newest`` is complete.
 
-    Those of later steps were passed over as damaged when the run fell back: they neither count nor go. One that is not whole
-    takes the place of none that is. Of one step a bucket may hold several, of several starts: the newest start's is kept.
+    Later checkpoints were found damaged when the run fell back: they are neither counted nor removed. Incomplete checkpoints do not
+    count. A bucket may hold several checkpoints of one step, from several starts: the newest start's is kept.
     """
     whole: dict[int, Checkpoint] = {}
     for checkpoint in sorted(run.complete_checkpoints(), key=lambda found: found.folder.name != newest):

@@ -38,7 +38,7 @@ from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, 
 from pipelines.config.run import TrainConfig
 
 RECORDS = ("metrics.jsonl", "mlflow_run.json")
-"""What rank 0 needs to go on with the curve, besides a checkpoint."""
+"""The files that rank 0 needs, besides a checkpoint, to continue the curve."""
 PUBLISH_SECONDS = 10.0
 """How often a growing file is published again."""
 UNUSED_SECONDS = 3600.0
@@ -64,7 +64,7 @@ class RunFolder:
 
     @staticmethod
     def of(config: TrainConfig) -> RunFolder:
-        """Of a run that this process trains."""
+        """The folder of a run that this process trains."""
         return RunFolder(Place.parse(config.root) / config.run, trains=True)
 
     @property
@@ -178,7 +178,7 @@ class RunFolder:
         return found
 
     def beyond(self, step: int) -> dict[str, int]:
-        """Checkpoints of later steps, by their names, and when they were written: damaged ones, where a run goes on from here."""
+        """Checkpoints of later steps by name, and when they were written. A run that resumes at ``step`` found them damaged."""
         return {name: self._written(name) for name in self.checkpoint_names() if step_of(name) > step}
 
     def newest_step(self, passed_over: Mapping[str, int] | None = None) -> int:

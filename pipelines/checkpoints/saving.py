@@ -47,7 +47,7 @@ class SaveError(Exception):
 
 
 class Unwritable(SaveError, UserError):
-    """It cannot be written before a person has made room, or mended what is in the way."""
+    """A checkpoint that cannot be written until a person makes room or removes the obstacle."""
 
 
 class Processes(Protocol):

@@ -101,7 +101,9 @@ def check_machines(config: TrainConfig) -> None:
     machines = ray_session.machines()
     if not ray_session.cluster_address():
         if config.use_gpu == "yes" and not any(there.get("GPU") for there in machines):
-            raise UserError("use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or mend CUDA")
+            raise UserError(
+                "use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or fix the CUDA installation"
+            )
     elif machines[1:] and (complaints := readiness.check(config, ray_session.nodes(), room=False)):
         raise UserError("; and ".join(complaints))
 
@@ -177,7 +179,7 @@ def worker() -> Callable[[dict[str, Any]], None]:
         config: TrainConfig = arguments["config"]
         run = RunFolder.of(config)
         world = World.current(get_device())
-        run.fetch(f"logs/worker-{world.rank}.log")  # to go on with it
+        run.fetch(f"logs/worker-{world.rank}.log")  # to append to it
         asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
         if world.rank == 0:
             arguments["begun"].write_atomically(b"")

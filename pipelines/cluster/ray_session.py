@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 2.0
 SILENT_SECONDS = 10.0
-"""How long Ray's head may be silent: one that is started again by whoever watches over it goes on."""
+"""How long Ray's head may be silent: a supervisor may restart it in this time."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else a train worker's lines appear twice
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # how often the controller looks at its workers: 2 s by default
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more, whose word nobody here waits for: a lost machine is gone on from
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more that nothing here needs: a run resumes after a lost machine
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "OMP_WAIT_POLICY": "passive",  # threads that spin starve each other on a shared CPU
     "KMP_BLOCKTIME": "0",
@@ -172,7 +172,7 @@ def surroundings(address: str) -> dict[str, Any]:
 
 
 def cpus() -> int:
-    """Of the session, with all machines of a cluster; before it is started, of this machine."""
+    """CPUs of all machines of the Ray session; before it is started, of this machine."""
     if "ray" in sys.modules:
         import ray
 

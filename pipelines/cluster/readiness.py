@@ -203,7 +203,7 @@ def too_small(
     complaints = []
     root = Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
-    kept = max(kept - len(RunFolder.of(config).checkpoint_names()), 1)  # a run that goes on has some
+    kept = max(kept - len(RunFolder.of(config).checkpoint_names()), 1)  # a run that resumes has some
     if root.is_local:
         free = nodes[0].begin(free_bytes, root.path)()
         if free < kept * checkpoint:
@@ -279,7 +279,7 @@ def smallest_gpu() -> int:
 
 
 def free_bytes(path: str) -> int:
-    """Of the disk on which a folder is, or would be."""
+    """Free bytes on the disk that holds a folder, or would hold it."""
     return shutil.disk_usage(next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())).free
 
 

@@ -92,10 +92,10 @@ class CheckpointConfig:
     keep_best: int = 1
     """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
     best_by: str = "validation/bits_per_token"
-    """The figure of a validation by which one is the best, the lower the better; the same for all of a run. Of trials it is the
-    sweep's."""
+    """Validation metric that ranks checkpoints, the lower the better. It cannot change within a run; trials use their sweep's
+    metric."""
     on_failure: Literal["stop", "warn"] = "stop"
-    """When a checkpoint cannot be written (a full disk): stop the run, or say so and go on to the next one."""
+    """When a checkpoint cannot be written (a full disk): stop the run, or warn and continue."""
 
     def __post_init__(self) -> None:
         check_fields("checkpoint", self, every=1, keep=1, keep_every=0, keep_best=0)
@@ -115,7 +115,7 @@ class TrackingConfig:
     parent: str = ""
     """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
     on_failure: Literal["continue", "stop"] = "continue"
-    """When MLflow does not answer: go on and send later, or stop the run."""
+    """When MLflow does not answer: continue and send later, or stop the run."""
     patience: float = 60.0
     """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
     models: Literal["best", "figures", "none"] = "best"

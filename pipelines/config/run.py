@@ -80,8 +80,8 @@ class TrainConfig:
     seed: int = 0
     """Seeds the weights, dropout and the order of documents."""
     num_workers: int | str = 2
-    """Ray Train workers; 1:4 takes as many as the cluster has room for, again at each start, so that a run goes on with fewer
-    when a machine dies. 0 runs in this process, without Ray (under torchrun: in its processes)."""
+    """Ray Train workers. 1:4 takes as many as the cluster has room for at each start, so that a run continues with fewer when a
+    machine dies. 0 runs in this process, without Ray (under torchrun: in its processes)."""
     use_gpu: Literal["auto", "yes", "no"] = "auto"
     """Whether workers train on GPUs; auto: where the cluster has one for each."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)

@@ -64,7 +64,7 @@ class Texts:
     before: int
     """Tokens before a document's own: 1, begin-of-document; 0 of a labelled store, whose models read none."""
     fingerprint: str
-    """Of the split or the text that they are from."""
+    """Fingerprint of the split or the text that they are from."""
     labelled: bool = True
     """Inputs are the tokens themselves, not those before them."""
 

@@ -31,7 +31,7 @@ UNREGISTERED = "the best checkpoint is not registered in MLflow"
 
 @as_a_warning(UNREGISTERED, SafetensorError)
 def register_best(config: TrainConfig, tracker: Tracker) -> None:
-    """The run's best checkpoint, of those that were validated at their own step. Of trials, the sweep registers one."""
+    """Register the run's best checkpoint among those validated at their own step. A trial's is left to its sweep."""
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
     run = RunFolder.of(config)

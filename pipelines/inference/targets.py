@@ -210,8 +210,10 @@ def writable(file: Path | Place) -> bool:
 
 
 def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
-    """Where the run of a checkpoint was itself tracked, unless the command line says where, and the folder of all runs, which has
-    MLflow's file. Of a lone checkpoint, and a run that cannot be written to, that is the working directory's.
+    """Where to track, and the folder of all runs, which has MLflow's file.
+
+    The command line decides first, then the config of the checkpoint's run. A lone checkpoint and a read-only run use the working
+    directory's folder.
     """
     trained = checkpoint.meta["config"]["tracking"]
     where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}

@@ -51,11 +51,11 @@ class Continued:
     ids: list[int]
     """The likeliest token each time."""
     bits_per_token: float
-    """Of the text's own continuation; its first token is given, which the context's window predicts."""
+    """Bits per token of the text's own continuation, without its first token, which the context's window predicts."""
 
 
 def without_window(model: RecurrentModel, state: State) -> State:
-    """What a State says of more than the window: recurrent vectors and a memory, and of the tokens in sight nothing."""
+    """The State without the tokens in sight: recurrent vectors and memory stay, the window's keys and values are cleared."""
     others = {kind_of(name) for name in state} - set(RECURRENT)
     return clear(state, model.initial_state(1), tuple(others))
 

@@ -145,7 +145,7 @@ def seeds_of(comparison: Comparison) -> Table | None:
 
 
 class Curve(NamedTuple):
-    """What is drawn: a run or, of several seeds of one thing, the first; points, and how far a band goes on each side of them."""
+    """A curve to draw: its run (the first one of several seeds), its points, and the half width of the band around them."""
 
     run: FinishedRun
     points: list[Point]

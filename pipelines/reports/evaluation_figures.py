@@ -1,7 +1,7 @@
 """The pictures of an evaluation.
 
-`cumulative.png` is Figure 6 of the block-recurrent paper: what carrying the State is worth, as a document goes on; `worth.png` has
-the differences alone. Of labelled splits there is `errors.png` too: the error rate, as a document goes on.
+`cumulative.png` is Figure 6 of the block-recurrent paper: the gain from carrying State over the position in a document; `worth.png`
+has the differences alone. A labelled split has `errors.png` too: the error rate over the position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
 POINTS = 3000
-"""Of a curve that are drawn, about: a long document has more than a picture has room for."""
+"""Points of a curve that are drawn, about: a long document has more than a picture has room for."""
 
 
 def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
@@ -38,7 +38,7 @@ def of_one_text(evaluations: Sequence[Evaluation]) -> bool:
 
 def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
-    tokens in the bucket [P] (of its tokens, the mean). Of a labelled split: labels alone, NaN before the first of them.
+    tokens in the bucket [P] (of its tokens, the mean). In a labelled split labels alone count: NaN before the first of them.
     """
     tokens = np.asarray(score.bucket_tokens, dtype=np.float64)
     nats = np.cumsum(score.bucket_nats)
@@ -100,7 +100,7 @@ class Worth(NamedTuple):
     ends_P: np.ndarray
     """Positions in the document, in tokens."""
     lines: list[tuple[str, str, str, np.ndarray]]
-    """Of whom, what is cleared, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
+    """Model, what is cleared, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
 
 
 def worth_of(evaluations: Sequence[Evaluation]) -> Worth:

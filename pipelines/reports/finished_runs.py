@@ -48,7 +48,7 @@ class FinishedRun:
     model: str
     parameters: int | None
     flops_per_token: float | None
-    """Of training. None where the vocabulary is not known."""
+    """FLOPs per token in training; None if the vocabulary is not known."""
     tokenizer: str
     """Its fingerprint; empty where it is not known."""
     text: str
@@ -56,7 +56,7 @@ class FinishedRun:
     records: tuple[Record, ...]
     """By step."""
     forward_flops_per_token: float | None = None
-    """Of the forward pass alone."""
+    """FLOPs per token of the forward pass alone."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` of the model, of those that it has."""
     seed: int | None = None

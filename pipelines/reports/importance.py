@@ -3,8 +3,8 @@
     shares, trials, tokens = importances(read_sweep(Path("runs/sweep")))
     share, chance = shares["optim.lr"]
 
-Of 24 trials of four fields that do nothing, Optuna's importance (fANOVA, PED-ANOVA) gives the first field 57 to 60 % on average; of
-these fields, one in 23 passes what chance explains here.
+With 24 trials over four fields that do nothing, Optuna's importance (fANOVA, PED-ANOVA) gives the first field 57 to 60 % on
+average. Here one in 23 of such fields passes the share that chance explains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from pipelines.reports.sweep_result import SweepResult
 
 SHUFFLES = 2000
-"""Of the trials' order, to see what chance explains."""
+"""Random orders of the trials, to see what chance explains."""
 
 
 def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float] | None:

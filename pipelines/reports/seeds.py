@@ -56,10 +56,11 @@ def _common(names: list[str]) -> str:
 
 
 def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each group the mean of these figures and, as `…_deviation`, their standard deviation; None where one has no figure.
+    """The mean over each group of seeds and, as `…_deviation`, the standard deviation; None if one item lacks the value.
 
     Args:
-        rows: of the items, in their order.
+        rows: one for each item, in their order.
+        keys: the columns to average.
     """
     made = []
     for name, places in groups(items).items():

@@ -248,7 +248,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.grid(alpha=0.25)
     handles = [_key("x", "stopped early", STATUS_COLOURS["stopped"], markeredgewidth=2)]
     if any(trial.exploited for trial in trials):
-        handles.append(_key("v", "goes on from a copy of a better one", COLOURS[3]))
+        handles.append(_key("v", "continues from a copy of a better one", COLOURS[3]))
     axes.legend(handles=handles, fontsize=9, framealpha=0.9)
     _colour_bar(figure, axes, shade, f"best {sweep.unit}")
     return save_figure(figure, path)
@@ -290,7 +290,7 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
         Patch(color=STATUS_COLOURS[status], label=f"{status}: {number}") for status, number in counts.items() if number
     ]
     if any(trial.exploited for trial in sweep.trials):
-        handles.append(_key("v", "goes on from a copy", COLOURS[3]))
+        handles.append(_key("v", "continues from a copy", COLOURS[3]))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=6, frameon=False)
     axes.set_title(f"{sweep.name}: when trials ran; beside each, what it read and its best {sweep.unit}", fontsize=11)
     axes.grid(axis="x", alpha=0.25)

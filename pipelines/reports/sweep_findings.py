@@ -30,7 +30,7 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
     print(against_baseline(sweep, best))
     if best.exploited:
         print(
-            "it went on from other trials on its way (exploited, in best.json): the command below has its last values alone"
+            "it continued from copies of other trials (exploited, in best.json): the command below has its last values alone"
         )
     print(
         f"  again   {sweep.winner['command']}\n"

@@ -77,12 +77,12 @@ class TrialResult:
 
     @property
     def flops_per_token(self) -> float | None:
-        """Of training; None before its first figure, and of a sweep that did not write them."""
+        """FLOPs per token in training; None before its first result, or if the sweep did not write them."""
         return self.flops / self.tokens if self.flops and self.tokens else None
 
     @property
     def copied(self) -> list[Point]:
-        """The points from which it went on as a copy of a better trial."""
+        """The points from which it continued as a copy of a better trial."""
         steps = {each.get("step") for each in self.exploited}
         return [point for point in self.points if point.step in steps]
 
@@ -173,7 +173,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
 
 
 def longest_gap(times: list[float]) -> float:
-    """Seconds between two figures of a run beyond which it did not run in between: it was interrupted, and went on later."""
+    """Seconds between two records beyond which a run did not run in between: it was interrupted, and resumed later."""
     gaps = sorted(after - before for before, after in pairwise(times))
     return max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
 

@@ -24,7 +24,7 @@ from data_prep.tokenizers import Tokenizer, TokenizerError
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """How a token reads that is a part of a letter's bytes."""
 BYTES = 4
-"""Of a character, at most, and so of the tokens that have a part of it."""
+"""Bytes of a character, at most, and so the tokens that may share one."""
 WORD = re.compile(r"\w+")
 AROUND = 80
 """Characters of text on each side of a word that is shown."""

@@ -18,7 +18,7 @@ TALKERS = ("ray.tune.schedulers", "ray.tune.search", "optuna", "hpbandster")
 
 
 def run_sweep(words: Sequence[str]) -> Done:
-    """Begin a sweep or go on with it, by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
+    """Begin or resume a sweep by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
     from pipelines.sweeps.command import read_and_check
 
     levels = {logger: logger.level for logger in map(logging.getLogger, TALKERS)}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
-"""Of fields that take an import path too."""
+"""Names of the fields that take an import path too."""
 PERTURBABLE = ("optim.lr", "optim.max_grad_norm", "schedule.min_lr_ratio")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
 
@@ -55,15 +55,15 @@ class SweepConfig:
     grid_points: int = 3
     """Values that a grid takes of a range."""
     scheduler: str = "asha"
-    """Which trials are stopped early: asha those not among the best of a rung; median those worse than the others' median; none;
-    pbt none, but at every validation the worst quarter goes on from copies of the best quarter's checkpoints, with other rates.
+    """Which trials stop early. asha: those not among the best of a rung. median: those worse than the others' median. none: no
+    trial. pbt: no trial, but at each validation the worst quarter continues from the best quarter's checkpoints with other rates.
     Or another scheduler of Ray Tune's by its import path (docs/sweeps.md); its time is in tokens, HyperBand's in rungs:
     'ray.tune.schedulers:HyperBandScheduler', 'ray.tune.schedulers:ASHAScheduler(brackets=2)', 'ray.tune.schedulers.pb2:PB2'."""
     stop: str = "none"
-    """Which trials are stopped besides: none; plateau those whose last four figures have a standard deviation of at most 0.01; or
-    a stopper of Ray Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
+    """Which other trials stop. none: no others. plateau: those whose last four results have a standard deviation of at most 0.01.
+    Or a stopper of Ray Tune's by its import path: 'ray.tune.stopper:TrialPlateauStopper(std=0.001, num_results=6)'."""
     reduction: int = 3
-    """asha: one in so many goes on from a rung to the next."""
+    """asha: one trial in this many continues from a rung to the next."""
     rung_tokens: int = 0
     """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
     equalize: Literal["tokens", "flops", "steps"] = "tokens"
@@ -99,7 +99,7 @@ class SweepConfig:
 
     @property
     def populates(self) -> bool:
-        """Whether trials go on from each other. Raises ValueError for a scheduler that is none."""
+        """Whether trials continue from each other's checkpoints. Raises ValueError for an unknown scheduler."""
         from tune_spaces.stopping import changes_values  # imports Ray Tune: seconds, as below
 
         return changes_values(self.scheduler)
@@ -252,7 +252,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             )
         if config.suggested:
             raise UserError(
-                f"{config.scheduler} chooses by itself as it goes on: with --search {config.search} use --scheduler asha"
+                f"{config.scheduler} chooses values itself as trials run: with --search {config.search} use --scheduler asha"
             )
         if every >= run.steps:
             raise UserError(
@@ -290,8 +290,8 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     for named in (config.scheduler, config.search, config.stop):
         if ":" in named and not is_exact(named):
             print(
-                f"note: {named} may decide by more than results, as by the clock: after a kill it is told all of these again, and "
-                "goes on as before only if it decides by them alone"
+                f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
+                "resumes exactly only if it decides from them alone"
             )
     if "data.store" not in fields(domains):
         stores = [SegmentStore.open(run.data.store, run.data.corpus, split) for split in splits(run)]

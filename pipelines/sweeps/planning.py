@@ -1,5 +1,5 @@
-"""The trials of a new sweep, as far as they are known before it begins: the preset itself, and what a grid or the draws come to;
-and those that a searcher suggests as it goes on.
+"""The trials of a sweep. Before it begins: the preset itself, and those of a grid or of random draws. As it runs: those that a
+searcher suggests.
 
 again = open_or_plan(sweep, domains)    # nothing is written yet
 """

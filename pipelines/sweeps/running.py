@@ -50,7 +50,7 @@ class Done:
 
 
 def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
-    """Begin a sweep, or go on with it: what was read of these ``words``. Raises UserError."""
+    """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would
     check_tracking(config.train.tracking, Path(config.train.root).absolute())
@@ -132,5 +132,5 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         if sweep.config.suggested:  # those that the searcher has not drawn
             left += max(0, sweep.config.num_samples - len(sweep.trials))
         if left:
-            print(f"{spent}: {left} trials are not done; the same command with a larger budget goes on with them")
+            print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
     return print_findings(read_sweep(sweep.folder), sweep.run.place)

@@ -1,4 +1,4 @@
-"""What a sweep is, and its folder, which is the whole of its memory: a sweep goes on from these files, however it ended.
+"""A sweep and its folder. The folder is the sweep's whole memory: a sweep resumes from these files, however it ended.
 
     <root>/<sweep>/
         sweep.json          what is varied, how, and the command; another sweep is refused
@@ -37,7 +37,7 @@ from pipelines.tracking.metrics_file import opened_at_end
 from tune_spaces.drawing import Draw
 
 SCHEMA = 1
-"""Of sweep.json; raised by any change that an older tune would not understand."""
+"""Version of sweep.json; raised by any change that an older tune would not understand."""
 CHANGEABLE = ("train", "max_concurrent_trials", "workers", "time_budget_s", "token_budget", "max_trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
@@ -86,7 +86,7 @@ class Sweep:
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
 
     def flops_per_token(self, run: TrainConfig) -> float:
-        """Of training, needed."""
+        """FLOPs per token that training needs."""
         where = (run.data.store, run.data.corpus)
         if where not in self._vocab_sizes:
             split = "validation" if run.validate_every else "train"
@@ -96,8 +96,9 @@ class Sweep:
     # Files
 
     def open_folder(self) -> bool:
-        """Go on in the sweep's folder. Whether its trials are known: of a sweep that was begun. Raises UserError when it is
-        another's.
+        """Open the sweep's folder. Returns whether the sweep has begun, so that its trials are known.
+
+        Raises UserError if the folder is another sweep's.
         """
         path = self.folder / "sweep.json"
         fetch_sweep(self.run, "results.jsonl", "budget.json", "registered.json")

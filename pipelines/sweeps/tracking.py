@@ -72,7 +72,7 @@ class SweepTracking:
                 self._pool.submit(self._tell, trial)
 
     def _has(self, trial: Trial) -> bool:
-        """Whether the sweep's run has all of a trial below it, or nothing can be said of it yet."""
+        """Whether nothing of a trial is left to record: all of it is below the sweep's run, or the trial is not over."""
         return not trial.over or (trial.recorded != "" and trial.recorded == self._recorded())
 
     def _recorded(self) -> str:

@@ -8,8 +8,8 @@ waits where a figure is due until the next `step()`, or until it is to save and 
 Tune's hold a pointer to them.
 
 Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB, in place
-of 17 and 2.9 GB, and the first trial begins after half the time. Where a rank dies, its actor goes with it, as among those that
-have joined none can be replaced; the trial goes on from its newest checkpoint on new ones, and the others keep theirs.
+of 17 and 2.9 GB, and the first trial begins after half the time. If a rank dies, its actor ends too, since processes
+that have joined cannot be replaced. The trial resumes on new ones from its newest checkpoint; other trials keep theirs.
 """
 
 from __future__ import annotations

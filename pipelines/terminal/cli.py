@@ -7,8 +7,8 @@
     if __name__ == "__main__":
         cli.run(main)
 
-Of a user's errors (UserError, and a file that is not there or may not be read), `run` prints `error: <sentence>` on stderr and
-exits with status 2, so messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
+For a user's error (UserError, or a file that is missing or may not be read), `run` prints `error: <sentence>` on stderr and exits
+with status 2, so messages must name the value or the file, and the remedy. THROUGHLINE_DEBUG=1 shows the traceback instead.
 Any other error shows its traceback and exits with 1.
 
 Relative paths begin in the working directory; on the nodes of a cluster in THROUGHLINE_HOME, the folder that all of them share.
@@ -101,7 +101,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         with contextlib.suppress(OSError):  # a full disk
             print(without_credentials(told), file=sys.stderr)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; rerun the command to resume from here", file=sys.stderr)
         status = 130
     if not status:
         refused = _refused_output()

@@ -26,7 +26,7 @@ PARTS = 20
 """Groups that documents are then cut into, at least."""
 MOST_GROUPS = 1000
 LEAST_GROUPS = 5
-"""Of fewer nothing is said."""
+"""Groups below which no interval is given."""
 TAIL = 0.025
 """Beyond each end of an interval."""
 

@@ -51,7 +51,7 @@ def load_mlflow() -> None:
 
 
 TRANSIENT = (401, 408, 409, 429)
-"""Refusals that may be none the next time: the password is mended, the server less busy."""
+"""Refusals that may pass: somebody corrects the password, or the server is less busy."""
 PACKAGES = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 """Packages of the databases' drivers, where they are called otherwise."""
 SQLITE = b"SQLite format 3\0"
@@ -168,9 +168,10 @@ def _damage(error: BaseException) -> str:
 
 
 def make_database(path: Path) -> None:
-    """Make MLflow's tables in a file of another name, and give it its name when all are there: making them takes seconds, and
-    MLflow never recovers from a kill in the middle of it. Of two processes that do this at once, the first wins; where there are no
-    hard links, almost always.
+    """Make MLflow's tables in a temporary file, and rename it when all are there.
+
+    It takes seconds, and MLflow never recovers from a kill in the middle. If two processes do this at once, the first wins; on a
+    disk without hard links, almost always.
     """
     if path.exists():
         return

@@ -7,7 +7,7 @@ own here before MLflow is asked, and then in MLflow (tags `throughline.start` an
 
 - The file says that the run was in another place, and there it still is: with the same key, and without this start. A folder that
   was moved is there no more; the same folder, seen by another path or URI, has this start there too.
-- MLflow's run was continued by a start that the file does not know: a folder that cannot be seen from here has gone on with it.
+- A start that the file does not know has continued MLflow's run: it ran in a folder that cannot be seen from here.
 
 A copy becomes a run of its own, whose tags `origin` and `origin.run_id` name the other one; its curve begins with that of its own
 metrics.jsonl, so it is whole.

@@ -112,7 +112,7 @@ def about(name: str) -> str:
 
 
 def training_figures(sums: Sequence[float], tokens: int) -> dict[str, float]:
-    """Of nats summed over so many tokens; of a labelled store from nats, errors and labels, and none where no label was read."""
+    """Training metrics from nats summed over ``tokens``. A labelled store sums nats, errors and labels; {} if no label was read."""
     nats, *of_labels = sums
     errors, targets = of_labels or (None, tokens)
     if not targets:

@@ -77,7 +77,7 @@ class MlflowRun:
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
-    """What MLflow has, by metric and step. Of validation metrics the point, which the model of a checkpoint gets too."""
+    """Points that MLflow has, by metric and step. Validation metrics keep the point, as a checkpoint's model gets it too."""
 
     def open(self) -> None:
         """Find the run, or make it."""

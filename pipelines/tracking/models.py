@@ -129,7 +129,7 @@ class LoggedModels:
             self._known()
 
     def _known(self) -> dict[int, Any]:
-        """The models by their step. Of two of one step that stays which the run lists, else the older one."""
+        """The models by their step. If two have the same step, the one that the run lists stays, else the older one."""
         if self._by_step is None:
             run = self.client.get_run(self.run_id)
             self._experiment = run.info.experiment_id

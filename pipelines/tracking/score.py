@@ -99,7 +99,7 @@ class Evaluation:
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
     """`window` and `overlap` of the model, of those that it has."""
     characters: int = 0
-    """Of the documents' text; 0 where the tokenizer does not keep them all, and as `Score.bytes`."""
+    """Characters of the documents' text; 0 if the tokenizer is lossy. Documents read in part count as in `Score.bytes`."""
     seed: int | None = None
     """Seed of the training; None where a report does not name it."""
     config_hash: str = ""

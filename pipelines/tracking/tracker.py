@@ -168,7 +168,7 @@ class Tracker:
         return int(saved.get("registered", -1)) if saved.get("uri") == self._where else -1
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record figures of a step. Of a figure that was logged twice for one step, MLflow gets the first.
+        """Record metrics of a step. If a metric is logged twice for one step, MLflow gets the first value.
 
         Raises TrackingError when MLflow has been silent for longer than the config's patience and `on_failure` is "stop".
         """
@@ -267,7 +267,7 @@ class Tracker:
             self._due = time.monotonic() + SEND_SECONDS
             try:
                 self.upload_missing()
-            except Exception as error:  # whatever it is, the run must go on; the line that it causes tells
+            except Exception as error:  # whatever it is, the run continues, and a line reports it
                 self._silent(error)
                 self._first_try.set()
                 self._abandoned.wait(pause)
@@ -300,7 +300,9 @@ class Tracker:
                 if self._says == REFUSES
                 else "sent when it answers"
             )
-            self._say(f"{self._says} ({cause}): the run goes on, its figures are kept in {self._file.path} and {later}")
+            self._say(
+                f"{self._says} ({cause}): the run continues, its metrics are kept in {self._file.path} and {later}"
+            )
 
     def _answered(self) -> None:
         if self._silent_since is None or self._run is None:
@@ -322,6 +324,6 @@ class Tracker:
 
     def _stop(self, cause: str) -> TrackingError:
         return TrackingError(
-            f"MLflow at {self._where} does not take the run's figures ({cause}): start it or correct --tracking.uri, "
-            "or go on without it by --tracking.on-failure continue"
+            f"MLflow at {self._where} does not take the run's metrics ({cause}): start it or correct --tracking.uri, "
+            "or continue without it by --tracking.on-failure continue"
         )

@@ -60,7 +60,7 @@ class Job:
         return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
 
     def fingerprint(self) -> str:
-        """Of its words and of what is now at its places; empty where what it writes is not all there, or not known."""
+        """A hash of its words and of the contents of its places; "" if an output is missing or unknown."""
         marks = [mark(Place.parse(place)) for place in (*self.reads, *self.writes)]
         if not self.writes or not all(marks[len(self.reads) :]):
             return ""

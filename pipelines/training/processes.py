@@ -78,8 +78,8 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
 def _error(told: tuple[bool, str] | None, status: int) -> Exception:
     if told is None:
         return UserError(
-            f"one of the processes was ended from outside (status {status}), perhaps for want of memory: the same command goes on; "
-            "with a smaller --num-workers it begins again, in less memory"
+            f"one of the processes was ended from outside (status {status}), perhaps for lack of memory: rerun the command to "
+            "resume; with a smaller --num-workers it begins again, in less memory"
         )
     return UserError(told[1]) if told[0] else RuntimeError(told[1])
 

@@ -98,7 +98,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
             finishing = stop.is_set()
             try:
                 show(update, finishing)
-            except BrokenPipeError:  # the training goes on
+            except BrokenPipeError:  # the training continues
                 discard()
             stop.wait(POLL_SECONDS if run.is_local else BUCKET_SECONDS)
 

@@ -195,7 +195,7 @@ class DocumentPass:
 
     @property
     def tokens(self) -> int:
-        """Of all shards."""
+        """Tokens of all shards."""
         return sum(int(shard.lengths.sum()) for shard in self.shards)
 
     def read(self, workers: int, progress: Callable[[int], None]) -> None:

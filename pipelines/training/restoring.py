@@ -1,5 +1,5 @@
-"""What a run that goes on takes from its checkpoint beside the weights: the optimizer's moments, the lanes' State, the digests of
-what they have read, and the generators.
+"""Restores the rest of a checkpoint when a run resumes: the optimizer's moments, the lanes' State, the digests of the tokens that
+they have read, and the generators.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str,
 
 
 def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
-    """Whether each lane goes on where it stood in its document. A change that --allow-change let through may have put it elsewhere,
-    and then it may have read as much as before by chance.
+    """Whether each lane continues at its place in its document.
+
+    A change that --allow-change permitted may have moved it, even if by chance it has read as much as before.
     """
     before = resume.meta["config"]
     ordered = (before["seed"], before["data"]["order"], resume.meta["store"])

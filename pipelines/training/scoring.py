@@ -47,7 +47,7 @@ from recur_models import RECURRENT, ModelConfig, RecurrentModel
 from recur_models.protocol import kind_of
 
 LAYOUT = 3
-"""Of documents on lanes and of what is saved: a pass that was begun under another one is begun anew."""
+"""Version of the documents' layout on lanes and of the saved sums: a pass begun under another version starts again."""
 MOST_POSITIONS = 65_536
 """Buckets of the longest document, at most, so that memory does not grow with it. They take 0.3 kB each."""
 

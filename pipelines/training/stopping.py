@@ -9,7 +9,7 @@ SIGUSR2 (what Slurm sends ahead of a time limit with `--signal=USR1@90`).
 
     touch runs/mine/stop                        # the same from anywhere: another machine, a script
 
-The command then ends with exit status 75, "try again later": the same command goes on at the next step.
+The command then ends with exit status 75, "try again later". Rerun it to resume at the next step.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ loop moves. Where it has stood still for half of the time, the thread writes the
 of it, it reads the files of all ranks, says in one sentence who stands where, writes the stacks of its own threads, and ends the
 processes on this machine that give no sign of life, and its own. Whoever started them starts them again from the newest checkpoint.
 
-`faulthandler.dump_traceback_later(exit=True)`, armed at each beat, cannot do it alone: it ends a process that was suspended
-(Ctrl-Z) at the moment it goes on, cannot tell which rank is to blame, and takes 260 µs a beat. It ends one whose watch hangs too.
+`faulthandler.dump_traceback_later(exit=True)`, armed at each beat, cannot do it alone: it ends a suspended process (Ctrl-Z)
+the moment it resumes, cannot tell which rank is to blame, and takes 260 µs a beat. It ends one whose watch hangs too.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
         try:
             validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
         except MissingSplit:
-            warnings.append(f"{shown} has no validation split: the run goes on without validation")
+            warnings.append(f"{shown} has no validation split: the run continues without validation")
     for store in filter(None, (train_store, validation_store)):
         if not store.lengths.any():
             raise UserError(f"{store.folder} has no document with any token: prepare it again with another tokenizer")
@@ -68,7 +68,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
             resume = place.open_checkpoint(name)
         except CheckpointError as error:
             raise CheckpointError(
-                f"rank 0 goes on from {name}, but {error}: is {place.place} shared by all workers?"
+                f"rank 0 resumes from {name}, but {error}: is {place.place} shared by all workers?"
             ) from None
     initial = None
     if resume is None:

@@ -65,7 +65,7 @@ def words(made: Path, bucket: Bucket) -> list[str]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Go on as on another machine."""
+    """Continue as on another machine."""
     return lambda name: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
 
 
@@ -108,7 +108,7 @@ def test_a_run_in_a_bucket_is_the_run_in_a_folder(
     machine("a third")
     assert doctor([bucket("runs/mine")]) == 0
     told = capfd.readouterr().out
-    assert "would go on from step 12" in told and "newest" in told
+    assert "would resume from step 12" in told and "newest" in told
     evaluate([bucket("runs/mine"), "--tracking.backend", "none"])
     names = {file.name for file in Place.parse(bucket("runs/reports/mine")).list()}
     assert {"report.json", "table.csv", "cumulative.png"} <= names
@@ -234,7 +234,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
     assert find_checkpoint(bucket("runs/mine")).folder.name == before
     assert "passed over a checkpoint" in capfd.readouterr().err
     assert doctor([bucket("runs/mine")]) == 2
-    train(words)  # goes on at the one before, and takes the damaged one's place
+    train(words)  # resumes at the one before, and takes the damaged one's place
     assert run.newest()[1] == [] and run.newest_step() == 12
     with pytest.raises(CheckpointError, match=r"s3://books/.*/nothing does not exist"):
         find_checkpoint(bucket("runs/nothing"))
@@ -244,7 +244,7 @@ def test_what_was_not_uploaded_whole_is_no_checkpoint(
     words: list[str], calm: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     machine: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """The bucket fails in the middle of the second checkpoint; another machine goes on at the first."""
+    """The bucket fails in the middle of the second checkpoint; another machine resumes at the first."""
     uploads = 0
 
     def failing(path: Path, place: Place) -> None:

@@ -69,7 +69,7 @@ class Swept:
     done: Any
     printed: str
     uri: Callable[[str], str]
-    """Of something in its folder of the bucket."""
+    """URI of a file in its folder of the bucket."""
     errors: list[str]
     """What Ray has logged as an error in the driver."""
 

@@ -166,7 +166,7 @@ def chat_folder(folder: Path, tokenizer: RustTokenizer, **config: Any) -> Path:
 
 @pytest.mark.parametrize("kind", ["unigram", "words", "merges"])
 def test_a_chat_gets_the_ids_of_special_tokens_that_documents_never_get(kind: str, tmp_path: Path) -> None:
-    """Of tokenizers whose model finds the names of special tokens in ordinary text."""
+    """The model of these tokenizers finds the names of special tokens in ordinary text."""
     folder = chat_folder(
         tmp_path / "theirs", with_special_tokens(kind), eos_token={"content": "</s>"}, pad_token="<no>"
     )

@@ -133,7 +133,7 @@ class Export:
     prompt: str = field(default="", metadata={cli.TEXT: True})
     """A text."""
     folder: Path = Path("runs")
-    """Of all runs."""
+    """Folder of all runs."""
 
 
 @pytest.mark.parametrize("control", ["\n", "\r", "\t", "\x1b", "\x7f", "\u2028", "\u202e"])

@@ -28,7 +28,7 @@ def test_a_run_that_is_well(train: Train, capsys: pytest.CaptureFixture[str]) ->
     assert all(line.split()[1] == "whole" for line in lines[1:4])
     assert lines[1].split()[2:6] == ["20", "2,554", "1", "4"] and "newest" in lines[1]
     assert "at 10" in lines[2]  # step 15's newest validation
-    assert lines[4].endswith("would go on from step 20")
+    assert lines[4].endswith("would resume from step 20")
     assert contents(folder) == before
 
 
@@ -56,7 +56,7 @@ def test_two_of_one_step_are_told_apart(train: Train, capsys: pytest.CaptureFixt
     def rows() -> dict[str, list[str]]:
         capsys.readouterr()
         status, out = main([str(newest.parents[1])]), capsys.readouterr().out
-        assert "would go on from step 10" in out
+        assert "would resume from step 10" in out
         return {name: told for line in out.splitlines() for name, *told in [line.split()]} | {"status": [str(status)]}
 
     told = rows()
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_named(train: Train, capsys: pytest.CaptureFixtu
     row = next(line for line in out.splitlines() if line.startswith("step-00000020"))
     assert row.split()[1] == "damaged" and ".step-00000025.00000000.tmp  unfinished" in out
     assert "wrong: " in out and str(newest) in out
-    assert ("would go on from step 15" in out) == (how != "pickle")  # which `train` refuses to pass over
+    assert ("would resume from step 15" in out) == (how != "pickle")  # which `train` refuses to pass over
 
 
 def test_one_that_fits_neither_store_nor_code(

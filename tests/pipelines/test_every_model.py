@@ -1,4 +1,4 @@
-"""What holds for every model alike: it goes on bit for bit, learns in bfloat16, is exported, generates, is evaluated and swept."""
+"""Every model resumes bit for bit, learns in bfloat16, is exported, generates, is evaluated and swept."""
 
 from __future__ import annotations
 

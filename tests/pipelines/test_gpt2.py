@@ -1,4 +1,4 @@
-"""Fine-tuning weights from a folder: the run goes on bit for bit, and is exported, when the folder is gone. And scoring over other
+"""Fine-tuning weights from a folder: the run resumes bit for bit, and is exported, when the folder is gone. And scoring with other
 windows than those of training."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_a_run_goes_on_when_its_pretrained_weights_are_gone(pretrained: Path, st
     expected = weights(last)
     shutil.rmtree(last)
     shutil.rmtree(pretrained)
-    with pytest.raises(UserError, match=r"no folder of this machine.* goes on without it from its config.json"):
+    with pytest.raises(UserError, match=r"neither a folder here.* resumes without it from its config.json"):
         main(words)
     main([str(run / "config.json")])
     assert weights(last) == expected

@@ -37,7 +37,7 @@ def test_relative_paths_begin_in_the_shared_folder(tmp_path: Path, monkeypatch: 
         ValueError, match="not-mounted, where relative paths begin: No such file or directory; mount it"
     ):
         home.enter()
-    home.follow()  # a worker goes on
+    home.follow()  # a worker continues
 
 
 def test_a_user_without_a_home_folder_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

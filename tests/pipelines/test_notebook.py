@@ -80,7 +80,7 @@ def download(uri: str, model: str, folder: Path) -> Path:
 
 @torch.no_grad()
 def bits_per_token(folder: Path, texts: list[str]) -> float:
-    """Of the exported model on whole texts, each in one pass."""
+    """Bits per token of the exported model on whole texts, each in one pass."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     nats, tokens = 0.0, 0
@@ -112,7 +112,7 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
         train(*words, "--tracking.parent", parent_id, "--optim.lr", lr, name=f"sweep/trials/{number}")
         for number, lr in enumerate(("1e-3", "1e-2"))
     ]
-    forget(trials[0], 20)  # and goes on from step 15
+    forget(trials[0], 20)  # and resumes from step 15
     train(*words, "--tracking.parent", parent_id, "--optim.lr", "1e-3", name="sweep/trials/0")
     alone = train(*words, name="alone")
     forget(alone, 20)

@@ -1,4 +1,4 @@
-"""Where workers stand: what Ray is asked for, and that it may change when a run goes on."""
+"""Placement of workers: the resources asked of Ray, and that they may change when a run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in several real processes: asked to stop, killed, hung, and gone on with another number of them."""
+"""Training in several real processes: asked to stop, killed, hung, and resumed with another number of them."""
 
 from __future__ import annotations
 

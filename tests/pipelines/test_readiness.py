@@ -147,7 +147,7 @@ def test_a_disk_that_is_too_small(config: TrainConfig, machines, tmp_path: Path)
     small = own_mounts("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path / "runs"))
     said = wrong(config, machines(small))
     assert f"{tmp_path}/runs has 2.1 MB free, and 5 checkpoints of" in said and "--checkpoint.keep" in said
-    for step in (100, 200, 300):  # what a run that goes on has already needs no room
+    for step in (100, 200, 300):  # a resumed run's own checkpoints need no more room
         (RunFolder.of(config).folder / f"checkpoints/step-{step:08}").mkdir(parents=True)
     assert f"{tmp_path}/runs has 2.1 MB free, and 2 checkpoints of" in wrong(config, machines())
 

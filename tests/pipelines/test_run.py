@@ -49,7 +49,7 @@ def test_done_stages_are_skipped_and_changed_ones_done_again(
     assert said.count("done before, and nothing has changed since") == 3 and "python -m" not in said
 
     newest = max((tmp_path / "runs/small-rec/checkpoints").iterdir())
-    (newest / "checkpoint.json").unlink()  # damaged: training goes on at an older one, and makes it anew
+    (newest / "checkpoint.json").unlink()  # damaged: training resumes at an older one, and makes it anew
     assert main(words(text_folder, tmp_path)) == 0
     said = capfd.readouterr().out
     assert "[1/3] prepare: done before" in said and "[2/3] train small-rec: python -m" in said

@@ -168,7 +168,7 @@ def test_one_save_at_a_time_and_memory_is_used_again(tmp_path: Path) -> None:
 
 
 class TestFailure:
-    """What cannot be written is told of, and leaves the others as they were."""
+    """A failed save is reported, and leaves the other checkpoints as they were."""
 
     def test_stop_raises_in_the_loop(self, tmp_path: Path) -> None:
         trained = Trained(tmp_path)
@@ -401,7 +401,7 @@ def test_weights_that_are_no_numbers_are_not_saved(train: Train) -> None:
 
 
 def test_the_checkpoint_knows_its_run_in_mlflow(train: Train, tmp_path: Path) -> None:
-    """A folder that was copied without mlflow_run.json goes on in the same run; another run that begins from it does not."""
+    """A folder that was copied without mlflow_run.json continues the same run; another run that begins from it does not."""
     words = ("--tracking.backend", "mlflow", "--tracking.system-metrics", "off")
     folder = train(*words, "--steps", "5")  # too short for MLflow to have answered before its checkpoint
     train(*words, "--steps", "10", "--allow-change", "steps")

@@ -1,4 +1,4 @@
-"""Whole splits in several processes: the same sums whoever reads what, what was killed goes on, and damage is found."""
+"""Whole splits in several processes: sums do not depend on who reads what, killed readings resume, and damage is found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEGMENT = 32
 
 @pytest.fixture
 def scored(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Scoring:
-    """Of five documents, two of which end in their first segment."""
+    """Scoring of five documents, two of which end in their first segment."""
     for number, size in enumerate((40, 2, 80, 3), 1):
         (text_folder / "validation" / f"doc{number}.txt").write_text(words(f"more{number}", size))
     (text_folder / "test" / "doc0.txt").write_text(words("short", 30))
@@ -221,7 +221,7 @@ def test_processes_share_the_work_and_an_error_in_one_is_told(scored: Scoring, t
     assert str(os.getpid()) not in {path.read_text() for path in folder.iterdir()}
     with pytest.raises(UserError, match="the third piece is damaged: make it again"):
         over_processes(Counting(folder, "refused").open, 5, 2, told.append)
-    with pytest.raises(UserError, match=r"ended from outside \(status -9\).*the same command goes on"):
+    with pytest.raises(UserError, match=r"ended from outside \(status -9\).*rerun the command to resume"):
         over_processes(Counting(folder, "killed").open, 5, 2, told.append)
     scored = replace(scored, shards=3)
     assert scores(scored, 3) == scores(replace(scored, folder=tmp_path / "alone"))

@@ -186,8 +186,8 @@ def test_a_silent_server_loses_nothing(
     run_id = tracker.run_id
     assert run_id
     wait_until(lambda: 81 in server.steps(run_id, "a"))
-    # MLflow's own monitor ends when the server is silent; ours goes on. It sends its first point at once, and the others
-    # when ten times as long has passed as sending took: of a busy server only the first can be waited for.
+    # MLflow's own monitor ends when the server is silent; ours continues. It sends its first point at once, and the others
+    # when ten times as long has passed as sending took: on a busy server only the first can be waited for.
     memory = "system/system_memory_usage_percentage"
     wait_until(lambda: any(point["timestamp"] > heard for point in server.points(run_id, memory)))
     tracker.finish()
@@ -204,7 +204,7 @@ def test_stop_ends_a_run_whose_server_falls_silent(server: Server, config: Track
     server.signal(signal.SIGSTOP)
     try:
         began = time.monotonic()
-        with pytest.raises(TrackingError, match="does not take the run's figures"):
+        with pytest.raises(TrackingError, match="does not take the run's metrics"):
             for step in range(1000):
                 tracker.log({"a": 1.0}, step)
                 assert time.monotonic() < began + 15
@@ -233,7 +233,7 @@ def test_no_server_continue_and_later_all_is_sent(
         tracker.log({"a": float(step)}, step)
     tracker.finish()
     warnings = capfd.readouterr().err.splitlines()
-    assert len(warnings) == 2 and "the run goes on" in warnings[0]
+    assert len(warnings) == 2 and "the run continues" in warnings[0]
     assert "30 records were not sent" in warnings[1] and "repeating the command" in warnings[1]
 
     tracker = start(config, tmp_path, resume_step=30)

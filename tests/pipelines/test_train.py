@@ -506,7 +506,7 @@ class TestRefusals:
             (("--hang-seconds", "-1"), "hang_seconds is -1.0: it must be at least 0"),
             (("--run", ""), "run is '': it must be the name of a folder below --root"),
             (("--run", "../x"), "run is '../x'"),
-            (("--use-gpu", "yes"), "use_gpu is yes, and there is no GPU that torch can use"),
+            (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a sign that would cut it short"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a sign that would cut it short"),
             (("--optim.lr", "inf"), "optim.lr is inf: it must be finite"),
@@ -674,7 +674,7 @@ def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_sho
     newest = [record.metrics["validation/worth_of_states_bits"] for record in records[-2:]]
     assert (
         Checkpoint.open(run / "checkpoints/step-00000014").meta["worths"] == newest
-    )  # which a resumed run goes on with
+    )  # which a resumed run continues with
 
 
 def test_a_model_that_ignores_its_state_is_told_of(

@@ -83,7 +83,7 @@ def test_a_killed_worker_a_killed_controller_and_a_stop_cost_no_step(
     Meanwhile(folder, lambda workers: workers[0].kill(), step=5)
     Meanwhile(folder, lambda _: of_ray("TrainController")[0].kill(), step=10, attempt=1)
     Meanwhile(folder, ask_and_kill, step=15, attempt=2)
-    # Of the session's four CPUs: with what the dead controller had reserved there would be no room to begin again.
+    # The session has four CPUs: with the dead controller's reservation there would be no room to begin again.
     mine = ["--run", "killed", "--num-workers", "2", "--placement.cpus", "2", "--steps", "80"]
     assert main([*words, *mine]) == 75
     streams = capsys.readouterr()
