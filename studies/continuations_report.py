@@ -1,4 +1,4 @@
-"""Passages, how their text goes on, and what a model writes there: on a terminal, as Markdown and as JSON. No torch, no mlflow.
+"""Passages, their text's own continuation and a model's: on a terminal, as Markdown and as JSON. No torch, no mlflow.
 
 paths = write_continuations(passages, "mine, step 2,000, on text/test", Path("runs/reports/continuations-mine"))
 Console(markup=False).print(continuations_table(passages))
@@ -31,7 +31,7 @@ class Passage:
     context: str
     """What was read before it."""
     true: str
-    """How the document goes on."""
+    """The document's own continuation."""
     seen: str
     """What the model writes with the context's recurrent State and an empty window."""
     unseen: str

@@ -34,13 +34,13 @@ class TokenComparison:
     """What is compared with first, and what is looked at last; between them what the study of distances has besides."""
     split: str
     titles: Sequence[str]
-    """Of the documents."""
+    """The documents' titles."""
     lengths: Sequence[int]
     """Their tokens."""
     tokens: Callable[[int], np.ndarray]
     """Ids [T] of a document."""
     nats: Callable[[int], Sequence[np.ndarray]]
-    """Of each pass, float32 [T]."""
+    """Losses of each pass over a document, float32 [T]."""
     write: Callable[[Sequence[int]], str]
     words: Words
     window: int
@@ -106,7 +106,7 @@ class TokenComparison:
 
     @cached_property
     def ranked(self) -> list[Words]:
-        """Of each document what the largest gains are chosen from: its words, or their tokens."""
+        """For each document its words, or their tokens: the candidates for the largest gains."""
         bounds = np.searchsorted(self.words.document_N, np.arange(len(self.titles) + 1))
         documents = [self.words.at(np.arange(start, stop)) for start, stop in pairwise(bounds)]
         if self.by == "word":
@@ -200,4 +200,4 @@ class TokenComparison:
         kind = "are names" if self.by == "word" else "are of names"
         shares = f"{facts['names_among_top']:.0%} {kind}, of all {self.by}s {facts['names_among_all']:.0%}."
         each = f", at most {self.of_each} of each document" if self.of_each else ""
-        return f"Of the {counted(facts['top'], self.by)} that {better} predicts better by most{each}, {shares}"
+        return f"Among the {counted(facts['top'], self.by)} that {better} predicts better by most{each}, {shares}"

@@ -7,7 +7,7 @@
 
 Memory does not grow with a document: tokens are kept where they stand in the split, in a file that is mapped. The Arrow file gets
 its name once all is in it, and beside it stands its checksum. What is damaged, or was made of something else, counts as not there.
-What was not finished stays in a folder that is called by its key, and the next one goes on with it.
+Unfinished work stays in a folder named by its key, and the next command resumes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from data_prep.store import SegmentStore
 WORKING = ".token-losses-"
 """How the name begins of a folder in which a file is made."""
 ROWS = 65_536
-"""Of a record batch, at most; each is of one document."""
+"""Rows of a record batch, at most; each batch is of one document."""
 SCHEMA = pa.schema(
     [("document", pa.int32()), ("offset", pa.int64()), ("token", pa.int32()), ("nats", pa.float32())],
 )
@@ -61,7 +61,7 @@ class TokenLosses:
     @contextmanager
     def make(cls, path: Path, store: SegmentStore, key: Mapping[str, Any]) -> Iterator[Path]:
         """A file, float32 [tokens of the split], that gets the nats of each; the Arrow file is written where the block ends without
-        an error. What else is needed to go on may stand beside it.
+        an error. Other files that a resume needs may stand beside it.
 
         Args:
             key: what it is made of, in JSON's values: of another key it is made anew.

@@ -56,7 +56,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Of one table, at one scale."""
+    """Our results for one table, at one scale."""
 
     name: str
     table: Table
@@ -70,13 +70,13 @@ class Results:
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What else the JSON says."""
     best: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-    """Of the columns that are of the best seed: that seed's, by row and column."""
+    """The best seed's values by row and column, for the columns that show the best seed."""
 
     def ours(self, row: Row, column: Column) -> tuple[float, ...]:
         return self.cells.get((row.label, column.name), ())
 
     def figure(self, row: Row, column: Column) -> float:
-        """Of those that we have: the best seed's, or the mean."""
+        """The best seed's value in a column of best seeds; else the mean over our seeds."""
         best = self.best.get((row.label, column.name))
         return mean(self.ours(row, column)) if best is None else best
 
@@ -88,7 +88,7 @@ class Results:
         return (stdev(ours),) * 2 if len(ours) > 1 else (0.0, 0.0)
 
     def ordering(self, column: Column) -> Ordering:
-        """Of the rows that both have a figure for."""
+        """How the rows that both have results for are ordered."""
         found = Ordering([], [], [])
         known = [row for row in self.table.rows if column.name in row.paper and self.ours(row, column)]
         for pair in combinations(known, 2):

@@ -6,7 +6,7 @@ Within a task all have the same data, optimizer and steps, and parameters within
 (…-small), and Reddit's feedback transformer, whose keys are shared. `staircase` has 2 passes; `staircase-4` and
 `staircase-8` have more, of shorter chunks in the same step.
 
-The appendix with the settings is not in the text that we have. Of Algorithm they are known: 4 layers, d 256, 4 heads, MLP 1,024,
+The appendix with the settings is not in the text that we have. Those of Algorithm are known: 4 layers, d 256, 4 heads, MLP 1,024,
 dropout 0.2, Adam at 1e-4 after 1,000 steps, clip 0.1, C 64 of a step of 128, spans of 100; its Transformer-XL has 8 layers
 (`algorithm-xl-2x`). Reddit's sizes follow from Table 2, all of whose counts they give: 8 layers of d 1,024 and 8,000 symbols.
 What is ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
@@ -294,7 +294,7 @@ def row_of_figure_2(label: str, steps: int) -> Row:
     return Row(label, {"Reddit": figures[2]}, on_tasks(name, TASKS, steps), label.partition(",")[0], steps)
 
 
-CURVES = "Of the other tasks than Reddit the paper has curves alone, without figures."
+CURVES = "For tasks other than Reddit the paper has curves alone, without numbers."
 
 VALIDATION, TEST, TIME = "validation ppl", "test ppl", "batch time, ms"
 FORWARD_ROWS: dict[str, tuple[str, tuple[float, float]]] = {

@@ -83,7 +83,7 @@ class Data:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of `pipelines.prepare`, without the places."""
+        """The words of `pipelines.prepare`, without the places."""
         return (self.corpus, *(("--tokenizer", self.tokenizer) if self.tokenizer else ()), *self.options)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Column:
     """Which of a row's runs it is measured on; empty: the first that there is."""
     split: str = "test"
     form: str = ".3f"
-    """Of the figures, the paper's and ours."""
+    """Format of the values, the paper's and ours."""
     best: bool = False
     """Whether the paper has that of the seed which is the best on validation, in place of a mean: so have we then."""
 
@@ -132,7 +132,7 @@ class Row:
     runs: Mapping[str, Mapping[str, Run]] = field(default_factory=dict[str, Mapping[str, Run]])
     """By scale, then by the name that columns have in `of`. Empty: a row of somebody else's figures."""
     series: str = ""
-    """Of the picture: rows of one series are joined."""
+    """Line of the picture: rows of one series are joined."""
     x: float | None = None
     """The picture's x, by the paper's counting, where that is no column."""
 

@@ -44,22 +44,22 @@ from studies.papers.tables import Data, Run
 ASSUMED_RATE = 1.25e14
 """FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""
 MEASURED_FLOPS = 5e11
-"""Of one step, at most, that is timed on this machine."""
+"""FLOPs of a step that is timed on this machine, at most."""
 FILES = ("metadata", "ids")
 """Options of a corpus that name a file, and so belong to one machine: no store is named after them."""
 TIMED_STEPS = 7
-"""Of which a table has the median."""
+"""Steps that are timed; a table has their median."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one training."""
+    """The cost of one training."""
 
     parameters: int
     tokens: int
     flops: float
     bytes: int
-    """Of weights, gradients and the optimizer's two moments, in float32."""
+    """Memory of weights, gradients and the optimizer's two moments, in float32."""
     seconds: float
 
 
@@ -247,8 +247,10 @@ class Training:
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
-    """Of forward and backward pass on tokens of no meaning and a quarter of the lanes, in this process: a thread's processor time,
-    which other work on the machine changes little. The median of so many ``steps``, behind a first one, which is slower.
+    """Seconds of a forward and backward pass on random tokens and a quarter of the lanes, in this process.
+
+    It is a thread's processor time, which other work on the machine changes little: the median of ``steps``, after a first one,
+    which is slower.
     """
     import torch
 

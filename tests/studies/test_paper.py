@@ -104,7 +104,7 @@ def test_the_other_figures_are_the_papers() -> None:
 
 
 def results(cells: dict[str, tuple[float, ...]]) -> Results:
-    """Of rows that the paper has at 1, 2, 3 and 3."""
+    """Our results for rows that the paper has at 1, 2, 3 and 3."""
     rows = tuple(Row(label, {"bits": value}) for label, value in zip("abcd", (1.0, 2.0, 3.0, 3.0), strict=True))
     table = Table("A table", (Column("bits", "bits_per_token"),), rows)
     return Results("mine", table, "tiny", (0, 1), {(label, "bits"): values for label, values in cells.items()})

@@ -339,7 +339,7 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
         main([*given, "--output", str(out)])
     assert [path.name.startswith(WORKING) for path in out.iterdir()] == [True]
     main([*given, "--output", str(out)])
-    assert begun == [0, 5, 0]  # the cleared pass, which went on, and the carried one
+    assert begun == [0, 5, 0]  # the cleared pass, which resumed, and the carried one
     assert not list(out.glob(".*"))
     steps, left, twice = read[-1], read[-1] + 3, [given[0], *given, "--output", str(tmp_path / "twice")]
     with pytest.raises(KeyboardInterrupt):
