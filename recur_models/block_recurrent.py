@@ -7,9 +7,9 @@ runs over all blocks in parallel, each against the states that it saw.
 
     RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
 
-State of a recurrent layer, besides what every layer has (sliding_window.py): ``states`` [B, S, D]. Of the block that is being read
-token by token, also ``read_keys``, ``read_values`` [B, H, S, E], what tokens read of the states: those of the block's start, so
-they are made once per block. Letters: see layers.py; n tokens of one block.
+A recurrent layer adds ``states`` [B, S, D] to the State of every layer (sliding_window.py). While a block is read token by token,
+the layer also keeps ``read_keys`` and ``read_values`` [B, H, S, E], which tokens read from the states. They belong to the block's
+first states, so they are made once per block. Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations

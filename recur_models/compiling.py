@@ -24,8 +24,8 @@ from common.choices import Compile
 from recur_models.protocol import RecurrentModel
 
 VERSIONS = 64
-"""Of a layer's code, at the most: one for each kind of layer, with gradients and without, and for each length of segment. Beyond
-torch's own limit of 8 a layer would silently run uncompiled."""
+"""Compiled versions of a layer's code, at most: one for each kind of layer, with and without gradients, and each segment length.
+Beyond torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:

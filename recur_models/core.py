@@ -51,7 +51,7 @@ class CoreConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Of all heads together."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     def layer_costs(self, rows: int, pairs: int, computed_pairs: int, distances: int, cached: int = 0) -> Costs:
@@ -79,7 +79,7 @@ Parts = Sequence[tuple[Tensor, Tensor]]
 
 
 Context = list[tuple[Tensor, Tensor]]
-"""Of each layer the keys and values of what is only looked at: [B, H, m, E]."""
+"""Each layer's keys and values of tokens that are only attended to: [B, H, m, E]."""
 
 
 class Seen(NamedTuple):
@@ -121,7 +121,7 @@ class CoreLayer(nn.Module):
         return split_heads(made, self.config.heads) / self.config.head_dim**0.5
 
     def keys_values(self, x_nD: Tensor) -> tuple[Tensor, Tensor]:
-        """Of tokens that are only looked at."""
+        """Keys and values of tokens that are only attended to: [B, H, n, E] each."""
         made = linear_part(self.qkv, self.norm(x_nD), slice(self.config.width, None))
         k, v = (split_heads(part, self.config.heads) for part in made.chunk(2, -1))
         return k, v
@@ -255,7 +255,7 @@ class CoreModel(RecurrentModel):
 def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:
     """Which document each slot of the State and each block belongs to: int64 [B, slots + K], −1 where a slot is empty.
 
-    ``count_B``: the slots that are filled, the last ones; they are of the document that goes on unless the first block is fresh.
+    ``count_B``: how many slots are filled, the last ones. Their document continues unless the first block is fresh.
     """
     filled_BS = torch.arange(slots, device=fresh_BK.device) >= slots - count_B[:, None]
     return torch.cat([filled_BS.long() - 1, fresh_BK.long().cumsum(1)], dim=1)

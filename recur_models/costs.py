@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a model, or of a part of one. FLOPs are those of one block of one lane."""
+    """The costs of a model, or of a part of one. FLOPs are those of one block of one lane."""
 
     parameters: int = 0
     flops: int = 0

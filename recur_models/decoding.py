@@ -90,7 +90,7 @@ def begin(decoder: IncrementalDecoder, lanes: int, state: State | None = None) -
 def read(
     decoder: IncrementalDecoder, reading: DecodingState, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
 ) -> tuple[Tensor, DecodingState]:
-    """Read on. The reading given is used up: go on from the one returned.
+    """Read more tokens. The given state is consumed: continue with the returned one.
 
     Args:
         tokens_BT: int64.

@@ -6,7 +6,7 @@ A token's memory is the sum of its embedding and of every layer's output, with s
 its keys and values of it. So all layers see what the last one made, and tokens are read one by one. What can be in parallel is:
 keys and values of all layers in one product, lanes, the output layer. A token sees the ``span`` memories before it.
 
-State: ``states`` [B, span, D], the memories of the document that goes on, and ``states_count`` [B], how many there are.
+State: ``states`` [B, span, D], the memories of the current document, and ``states_count`` [B], how many there are.
 
 Letters: see core.py; L layers · W tokens of a block.
 """
@@ -55,7 +55,7 @@ class FeedbackTransformerConfig(CoreConfig):
         return FeedbackTransformer(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        """Of a block; and of a segment, the keys and values of the memories that it begins with."""
+        """Costs of a block, and those of a segment: the keys and values of the memories that it begins with."""
         W = self.window
         S = self.span
         layer = self.layer_costs(W, W * S, W * S + W * (W - 1) // 2, S)
@@ -186,7 +186,7 @@ class FeedbackTransformer(CoreModel):
         return FeedbackIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
-        """Of a memory, the part that layers made and not the embedding."""
+        """One probe: the share of a memory that comes from the layers, not the embedding."""
         return [Probe("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
 
 
@@ -196,8 +196,8 @@ def _stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 class FeedbackIncrementalDecoder(IncrementalDecoder):
-    """Of each layer i the block has ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's memories, ``keys`` and
-    ``values`` [B, H, W, E] of the block's own; and these ``memories`` [B, W, D]."""
+    """The block keeps, for each layer i, ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's memories, and
+    ``keys`` and ``values`` [B, H, W, E] of its own memories; and these ``memories`` [B, W, D]."""
 
     model: FeedbackTransformer
 

@@ -54,7 +54,7 @@ class StackConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Of all heads together."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     def costs(self, vocab_size: int) -> Costs:
@@ -64,7 +64,7 @@ class StackConfig(ModelConfig):
 
     @abstractmethod
     def layer_costs(self) -> list[Costs]:
-        """Of each layer, for one block of one lane, in any order."""
+        """Costs of each layer, for one block of one lane, in any order."""
 
 
 class Dropouts(NamedTuple):
@@ -74,7 +74,7 @@ class Dropouts(NamedTuple):
     normed: float = 0.0
     """What attention's keys, values and queries are made of."""
     weights: float = 0.0
-    """Of the window's attention; one mask for all lanes and blocks. Neither states nor a memory are read with dropout."""
+    """The window's attention weights; one mask for all lanes and blocks. Reads of states and memories have no dropout."""
     attention: float = 0.0
     """What attention adds to the residual stream."""
     hidden: float = 0.0

@@ -97,7 +97,7 @@ class LlamaConfig(DecoderConfig):
     kv_heads: int = 0
     """Heads of keys and values, which the attention heads share in equal groups."""
     rope_base: float = 0.0
-    """Of the rotary positions' wave lengths."""
+    """Base of the rotary positions' wave lengths."""
     norm_eps: float = 0.0
     """Added to the mean square in a norm."""
     output: Literal["", "tied", "own"] = ""

@@ -231,8 +231,8 @@ class Decoder(RecurrentModel):
 
 
 class PretrainedIncrementalDecoder(IncrementalDecoder):
-    """Of layer i the block has ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys`` and
-    ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence the layers' weighted sums, ``sums`` [B, W, D] and
+    """The block keeps, for layer i, ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys``
+    and ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence, the layers' weighted sums ``sums`` [B, W, D] and
     ``earlier_sums`` [B, O, D]."""
 
     model: Decoder

@@ -112,7 +112,7 @@ class DecoderConfig(ModelConfig):
 
     @property
     def kv_width(self) -> int:
-        """Of a token's keys, and of its values: all heads together."""
+        """Width of a token's keys, and of its values: all heads together."""
         return self.sized().d_model
 
     @property
@@ -122,7 +122,7 @@ class DecoderConfig(ModelConfig):
 
     @abstractmethod
     def layer_costs(self, tokens: int) -> Costs:
-        """Of a layer over so many tokens, attention's pairs left out."""
+        """Costs of a layer over ``tokens``, without attention's pairs."""
 
     def build(self, vocab_size: int) -> Decoder:
         return self.begun(Decoder(self, vocab_size))

@@ -57,7 +57,7 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Of h_prev, which has no query: [B, G, N, E]."""
+        """Keys and values of h_prev, which has no query: [B, G, N, E]."""
 
     @abstractmethod
     def output(self, heads_BnC: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module, ABC):
         return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
     def prev_share(self, sources: Tensor, _: Tensor) -> Tensor:
-        """Of the energy that attention adds, the part that comes of h_prev. ``sources``: [2, B, H, n, E]."""
+        """Share of the energy that attention adds which comes from h_prev. ``sources``: [2, B, H, n, E]."""
         heads = merge_heads(sources).to(next(self.parameters()).dtype)
         with torch.autocast(heads.device.type, enabled=False):
             bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))

@@ -76,8 +76,8 @@ def folder_of(pretrained: str) -> Path:
         except (OSError, ValueError):
             pass
     raise ValueError(
-        f"model.pretrained is {pretrained}, which is no folder of this machine, nor a model in its Hugging Face cache: {remedy}; a "
-        "run that has begun goes on without it from its config.json"
+        f"model.pretrained is {pretrained}, which is neither a folder here nor a model in the Hugging Face cache: {remedy}; a run "
+        "that has begun resumes without it from its config.json"
     )
 
 

@@ -128,11 +128,11 @@ class RecurrentModel(nn.Module, ABC):
     vocab_size: int
     block: int
     embedding: nn.Embedding
-    """Of the inputs: [V, D]."""
+    """Embedding of the inputs: [V, D]."""
     layers: nn.ModuleList
     """What is compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
-    """Set it before a forward pass; it changes memory and time, and no figure but for what dropout draws block by block."""
+    """Set it before a forward pass. It changes memory and time, and no result but for dropout that is drawn block by block."""
     one_graph: bool = False
     """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
 

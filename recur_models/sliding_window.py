@@ -4,8 +4,8 @@
     XLConfig(layers=12, window=2048).build(vocab_size=32_001)
 
 State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; under ``equations="paper"`` also
-``present`` [B], whether the lane has a previous block. Of the block that is being read token by token, a layer keeps its keys and
-values; where W tokens are there, they are the next State's. Letters: see layers.py; n tokens of one block.
+``present`` [B], whether the lane has a previous block. While a block is read token by token, a layer keeps its keys and
+values; once there are W tokens, they become the next State. Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
     places: Places
     bucket_BnZ: Tensor
-    """Of the distance between token and key."""
+    """Bucket of the distance between token and key."""
     unseen_BnZ: Tensor
     """The keys that a token does not see."""
     blind_BHn1: Tensor | None
@@ -212,7 +212,7 @@ class TokenLayer(nn.Module):
         return [Probe("state_share", self.out, self._state_share)]
 
     def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
-        """Of the heads that ``out`` is given, the first are those of self-attention, the others those that read states."""
+        """Share of the output's energy that comes from the states, which the second half of ``heads`` reads."""
         parts = zip(heads.chunk(2, -1), self.out.weight.to(heads.dtype).chunk(2, 1), strict=True)
         window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
         return states / (states + window)

@@ -15,7 +15,7 @@ A token sees itself and what precedes it in the step's N chunks (equation 3):
 
 At a segment's end the chunks that have had fewer than M passes get the others: causal, so they are those that the next segment
 would make. The State is what the next step begins with: ``states`` [B, N − 1, C, D], the last chunks after the passes that they
-have had, and ``states_count`` [B], how many of them there are in the document that goes on.
+have had, and ``states_count`` [B], how many of them belong to the current document.
 
 Letters: see core.py; C tokens of a chunk · S chunks.
 """
@@ -60,7 +60,7 @@ class StaircaseConfig(CoreConfig):
         return Staircase(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        """Of a step; and of a segment, what its end drains and what its beginning looks at once more."""
+        """Costs of a step, and those of a segment: passes that complete its last chunks, and keys made again at its beginning."""
         N = self.in_step
         M = self.passes
         C = self.chunk
@@ -219,7 +219,7 @@ class Staircase(CoreModel):
         return StaircaseIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
-        """Of what tokens attend to, the part that lies in chunks of earlier steps."""
+        """One probe: the share of attention that goes to chunks of earlier steps."""
 
         def share(weights_BHnm: Tensor, _: Tensor) -> Tensor:
             return weights_BHnm[..., -self.block :, : -self.block].float().sum(-1).mean()

@@ -3,9 +3,9 @@
     TransformerXLConfig(layers=8, span=100, window=64).build(vocab_size=257)
     UniversalTransformerConfig(passes=8, span=100, window=64).build(vocab_size=257)
 
-A token sees the ``span`` tokens before it, and not itself, as they entered the layer. The State holds those of each layer i,
-counted from 0, of the document that goes on: ``layers.i.inputs`` [B, span, D], and ``count`` [B], how many there are; gradients
-end there.
+A token sees the ``span`` tokens before it, and not itself, as they entered the layer. The State holds the current document's
+inputs of each layer i, counted from 0: ``layers.i.inputs`` [B, span, D], and ``count`` [B], how many there are. Gradients end
+there.
 
 Letters: see core.py; K blocks of W tokens.
 """
@@ -49,7 +49,7 @@ class TransformerXLConfig(CoreConfig):
         return TransformerXL(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        """Of a block; and of a segment, the keys and values of what its first block sees."""
+        """Costs of a block, and those of a segment: the keys and values that its first block sees."""
         W = self.window
         S = self.span
         layer = self.layer_costs(W, W * S, W * (W + S), S)
@@ -152,8 +152,8 @@ class TransformerXL(CoreModel):
 
 
 class TransformerXLIncrementalDecoder(IncrementalDecoder):
-    """Of each layer i the block has the ``inputs`` [B, W, D] so far, their ``keys`` and ``values`` [B, H, W, E], and
-    ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's."""
+    """The block keeps, for each layer i, the ``inputs`` [B, W, D] so far, their ``keys`` and ``values`` [B, H, W, E], and the
+    ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's inputs."""
 
     model: TransformerXL
 

@@ -201,7 +201,7 @@ def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, t
     again = model_from_json(values)
     assert again == config
     assert torch.equal(again.restore(IDS, weights).eval()(text(2, 16))[0], model(text(2, 16))[0])
-    with pytest.raises(ValueError, match="no folder of this machine"):
+    with pytest.raises(ValueError, match="neither a folder here"):
         again.build(IDS)
 
 
@@ -244,8 +244,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     def of(place: object, **fields: Any) -> Any:
         return lambda: GPT2Config(pretrained=str(place), window=8, **fields)
 
-    assert "no folder of this machine" in refused(of(tmp_path / "nowhere"))
-    assert "no folder of this machine" in refused(of("~nobody-here/gpt2"))
+    assert "neither a folder here" in refused(of(tmp_path / "nowhere"))
+    assert "neither a folder here" in refused(of("~nobody-here/gpt2"))
     assert "hf download gpt2-no-such" in refused(of("gpt2-no-such"))
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused(of(tmp_path / "empty"))

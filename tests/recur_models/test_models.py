@@ -204,7 +204,7 @@ def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig)
 
 
 def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:
-    """Of the summed nats, when the text is read in segments of so many blocks, State ``cut`` from the graph between them."""
+    """Gradients of the summed nats over segments of ``blocks`` blocks, with State ``cut`` from the graph between them."""
     state, total = model.initial_state(len(text)), torch.zeros(())
     for segment in text.split(blocks * model.block, dim=1):
         nats, state = model(segment, detach(state) if cut else state, None, segment)
