@@ -49,8 +49,8 @@ class Document(NamedTuple):
     text: str | bytes
     """bytes are never decoded: the tokenizer `bytes` alone takes them."""
     targets: str | None = None
-    """Of a corpus that labels its tokens itself (`Labelled`): for each symbol of the text the one to predict once it is read, or
-    `NOTHING`; blanks between them, as in the text."""
+    """Labels of a corpus that has its own (`Labelled`), else None. For each symbol of the text: the symbol to predict once it is
+    read, or `NOTHING`; separated by blanks, as in the text."""
 
 
 class naming:

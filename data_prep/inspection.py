@@ -50,7 +50,7 @@ class Passage:
     of: int
     """Tokens of the whole document."""
     text: str
-    """Of its first tokens, where the document begins here; else of its last."""
+    """Text of its first tokens if the document begins here; else of its last ones."""
 
 
 def passages(store: SegmentStore, lanes: int, segment_length: int, block: int, tokens: int) -> Iterator[Passage]:

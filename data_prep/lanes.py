@@ -13,7 +13,7 @@ Three lanes, two steps, four blocks to a step (a letter is a block of a document
 
 The last block of a document may be part filled: its tail is padding, whose targets are -1. Nothing else is wasted.
 
-Of a store that labels its tokens (`store.labelled`), the input is the token itself and its target the label, or -1.
+In a store that labels its tokens (`store.labelled`), the input is the token itself and its target the label, or -1.
 
 The schedule is a pure function of its arguments and of the step. It knows nothing of workers: a worker reads the range of
 lanes that it owns, and the union of all ranges is the global batch. Used as
@@ -48,10 +48,10 @@ class Batch:
     """Some lanes of one step of the global batch."""
 
     tokens_BT: np.ndarray
-    """int64. Inputs: the targets shifted right by one within the document; begin-of-document before its first token. Of a labelled
-    store the document's tokens themselves."""
+    """int64. Inputs: the targets shifted right by one within the document; begin-of-document before its first token. In a labelled
+    store: the document's tokens themselves."""
     targets_BT: np.ndarray
-    """int64. The tokens to predict; -1 in the padding after a document's end and on idle lanes. Of a labelled store its targets."""
+    """int64. The tokens to predict, or the labels of a labelled store; -1 in padding after a document's end and on idle lanes."""
     fresh_BK: np.ndarray
     """bool. A new document (or an idle stretch) begins at this block: the state before it must not be seen."""
     document_BK: np.ndarray
@@ -259,7 +259,7 @@ class EvaluationLanes:
 
 SAMPLE_DOCUMENTS = 8
 SAMPLE_TOKENS = 16_384
-"""Of a document in a sample so much is read, or the whole of it: an eighth of the sample, or four of the papers' segments."""
+"""Tokens that a sample reads of a document, at least, unless it is shorter. Or an eighth of the sample, if that is less."""
 
 
 def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:

@@ -38,7 +38,7 @@ ROW_TOKENS = 1024
 """Tokens of a row in a store of long documents."""
 
 BYTES_PER_TOKEN = 4
-"""Of a text, about, where the tokenizer is not `bytes`."""
+"""Bytes of text per token, about, unless the tokenizer is `bytes`."""
 
 LINES = 1 << 14
 """Documents whose lines are digested together."""

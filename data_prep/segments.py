@@ -44,7 +44,7 @@ BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
 
 SAMPLE_TOKENS = 2048
-"""Of some documents so many are decoded, to see whether the tokenizer is lossless."""
+"""Tokens of a sampled document that are decoded again, to see whether the tokenizer is lossless."""
 
 TOGETHER = 1 << 16
 """Characters of short documents that are encoded together."""
@@ -66,7 +66,7 @@ class PartPlan:
     fingerprint: str
     """Digest of the documents, the tokenizer and the parameters: a committed part with another one is made anew."""
     sample_every: int
-    """Of every so-manieth document of the split the first tokens are decoded again."""
+    """Sampling interval: the first tokens of one document in this many are decoded again."""
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Sche
     start = 0
     for block in blocks:
         places = _places(block.lengths, segment_length, start)
-        # Of unlabelled documents the targets are None, and there is no column for them.
+        # Unlabelled documents have no targets (None), and no column for them.
         for column, values in zip(flat, (block.tokens, block.targets), strict=False):
             column[places] = values
         start += int((-(-block.lengths // segment_length)).sum()) * segment_length
@@ -332,7 +332,7 @@ class PartWriter:
             self._flush()
 
     def documents(self) -> np.ndarray:
-        """int64 [3, documents]. Of each document that was added its tokens, its record batch, and its first row there."""
+        """int64 [3, documents]. For each document that was added: its tokens, its record batch, and its first row there."""
         return np.concatenate(self._documents, axis=1)
 
     def entry(self, name: str) -> PartEntry:

@@ -1,12 +1,12 @@
 """Scan a corpus and write its segment files, as Ray tasks or in this process. The only module here that imports ray.
 
 A task is a group of documents to scan, or one part to write. Workers write parts under staged names; this process commits them:
-it makes a part durable, gives it its name, and writes its ledger entry. So a worker that outlives a killed preparation can
-commit nothing, and the disk is waited for while the workers go on. A killed preparation goes on at the parts that were not
-committed; a task whose worker died is run again. What is written does not depend on who writes it.
+it makes a part durable, gives it its name, and writes its ledger entry. So a worker that outlives a killed preparation can commit
+nothing, and workers do not wait for the disk. A killed preparation resumes at the parts that were not committed; a task whose
+worker died is run again. The bytes do not depend on who writes them.
 
-A bucket has no lock that keeps out another machine. Two that prepare the same thing there commit the same bytes; the one that
-comes second to the end finds the other's manifest, and takes it. Of two that prepare different things, one fails.
+A bucket has no lock that keeps out another machine. Two preparations of the same thing there commit the same bytes: the one
+that ends second finds the other's manifest, and takes it. If they prepare different things, one of them fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCAN_BYTES = 16 << 20
 SCAN_TASKS = 4
 
 Done = Callable[[int, int], None]
-"""Told of finished work: documents, bytes of text."""
+"""Called as work finishes, with the number of documents and of bytes of text."""
 
 
 def run_tasks(
@@ -170,7 +170,7 @@ def discard_split(folder: Place, unfinished: bool = False) -> None:
     """Remove a finished split, its manifest first: whatever happens then, it is not taken for a finished one.
 
     Args:
-        unfinished: remove one that was not finished too; else it stays, so that a killed preparation that overwrites goes on
+        unfinished: also remove a split that was not finished; else it stays, so that a killed preparation that overwrites resumes
             where it stopped.
     """
     if (folder / "manifest.json").exists():

@@ -260,7 +260,7 @@ def check_parts(folder: Place, manifest: Manifest) -> None:
 def _missing(folder: Place) -> str:
     """The sentence for a folder without a manifest: unfinished, or a near name that does exist."""
     if (folder / "ledger").is_dir():
-        return f"{folder} was not finished: run the same prepare command again, it goes on where it stopped"
+        return f"{folder} was not finished: run the same prepare command again, which resumes where it stopped"
     splits = [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]
     if splits:
         return f"{folder} is no split but has some: name {folder / splits[0]}"

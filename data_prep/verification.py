@@ -26,7 +26,7 @@ from data_prep.segments import arrow_schema
 from data_prep.tokenizers import TokenizerError, load_tokenizer
 
 Done = Callable[[int], None]
-"""Told of bytes that were checked."""
+"""Called with the number of bytes that were checked."""
 
 
 def find_splits(store: str | Path | Place) -> list[Place]:

@@ -46,12 +46,12 @@ class VocabularyRow:
 def study(
     tokenizers: Sequence[Tokenizer], documents: Iterable[Document], done: Callable[[int], None] = lambda size: None
 ) -> list[VocabularyRow]:
-    """A row for each tokenizer. Each document is read once; one without words is none, as in a store.
+    """A row for each tokenizer. Each document is read once; documents without words are skipped, as in a store.
 
     Args:
-        done: told of the bytes of each finished document.
+        done: called with the bytes of each finished document.
 
-    Raises TokenizerError where a document is of bytes and a tokenizer reads text; CorpusError where one cannot be encoded.
+    Raises TokenizerError if a document is bytes and a tokenizer reads text; CorpusError if a document cannot be encoded.
     """
     rows = [VocabularyRow(tokenizer.name, tokenizer.vocab_size - 1) for tokenizer in tokenizers]
     for document in documents:

@@ -3,8 +3,8 @@ r"""The files of a LaTeX paper as one text: the main file, then its inputs in th
     paper({"ms.tex": "\\documentclass{article}\\input{intro}…", "intro.tex": "…"})      # % file: ms.tex … % file: intro.tex …
 
 The main file has \documentclass (or \documentstyle) and \begin{document}; where no file has both, one of them; where none has
-either, any file. (A file of the class `subfiles` is part of another.) Of several it is the one that pulls in the most text, then
-the one nearest the top, then the first by name. A line, and with it a comment, ends at LF, CR LF or CR.
+either, any file. (A file of the class `subfiles` is part of another.) Among several it is the one that pulls in the most text,
+then the one nearest the top, then the first by name. A line, and with it a comment, ends at LF, CR LF or CR.
 """
 
 from __future__ import annotations

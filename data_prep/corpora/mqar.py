@@ -6,8 +6,8 @@
 After the 2 · pairs tokens of the pairs come slots of two tokens. Each key stands once more at the beginning of a slot of its own:
 the keys, in the order of the pairs, draw slots g = 1, 2, 3 … without repetition, with odds proportional to g^(power − 1). So most
 come soon and some late, as repeated bigrams do in text; with a power of 1 all slots are equally likely. The value does not follow
-in the text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. Of the symbols the first is
-the blank, the others up to half are keys, the upper half values.
+in the text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. The first symbol is the
+blank, the others up to half are keys, the upper half values.
 
 Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models"; the spacing is that of its authors'
 generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.

@@ -38,7 +38,7 @@ class Pg19:
     books: int = 0
     """Books of train: the first so many by file name, 10.txt before 2.txt; 0 for all."""
     validation_tokens: int = 0
-    """Of each validation book the first so many tokens; 0 for all. For tokenizers that are not trained on the corpus."""
+    """Tokens of each validation book, from its beginning; 0 for all. For tokenizers that are not trained on the corpus."""
 
     def __post_init__(self) -> None:
         for name in ("books", "validation_tokens"):

@@ -109,13 +109,13 @@ def _decode(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
-            "mend the file or choose another --source"
+            "fix the file or choose another --source"
         ) from None
     except (LookupError, ValueError) as error:  # no encoding of text, or one that gives what is no text
         reason = " ".join(str(error).split())
         raise CorpusError(
-            f"{path} cannot be read as the {encoding} that it declares ({reason}): mend the file"
+            f"{path} cannot be read as the {encoding} that it declares ({reason}): fix the file"
         ) from None
     if declared != encoding:
-        raise CorpusError(f"{path} declares no encoding that Python knows ({declared}): mend the file")
+        raise CorpusError(f"{path} declares no encoding that Python knows ({declared}): fix the file")
     return text

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from data_prep.documents import SPLITS, CorpusError, Document, Source
 
 MOST_SYMBOLS = 1_000_000
-"""Of a task; a model has an embedding for each."""
+"""Symbols of a task, at most; a model has an embedding for each."""
 
 Written = tuple[Sequence[str], Sequence[str]]
 """The symbols of a text, and as many targets."""

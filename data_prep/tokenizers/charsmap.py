@@ -20,8 +20,8 @@ LONGEST_KEY = 256
 def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
     """Those c of some characters such that "c d", d any of them, stays as it is whatever stands around it.
 
-    That holds where no key goes on over a space (so no rule reads both sides), none is the space alone or begins with a space
-    and the first byte of one of them (so the space stays), and none ends in c (so c is kept). Empty where the rules cannot be read.
+    That holds if no key extends past a space (so no rule reads both sides), none is the space alone or begins with a space and the
+    first byte of one of them (so the space stays), and none ends in c (so c is kept). Empty if the rules cannot be read.
 
     Args:
         characters: of three bytes at most in UTF-8, the space not among them.
@@ -62,7 +62,7 @@ def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
         if depth == 0 and (is_key & (label == SPACE)).any():
             return ""  # the space is replaced
         if depth > 0 and (label == SPACE).any():
-            return ""  # a key goes on over a space
+            return ""  # a key extends past a space
         if ((parents == space) & np.isin(label, firsts)).any():
             return ""  # a key begins with a space and one of the characters
         spelt = np.repeat(before, count) << 8 | label

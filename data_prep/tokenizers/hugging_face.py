@@ -37,7 +37,7 @@ PRE_TOKENIZERS = {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSpli
 
 _CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {_CL100K % r"\p{N}{1,3}", _CL100K % r"\p{N}"}
-"""Of Split, as Llama 3 and Qwen 2 have them: as with GPT-2's, whitespace stands only at a match's beginning, or throughout."""
+"""Split's patterns in Llama 3 and Qwen 2. As in GPT-2's, whitespace stands only at a match's beginning, or throughout."""
 
 
 class HuggingFaceTokenizer:

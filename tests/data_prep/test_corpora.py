@@ -224,7 +224,7 @@ def test_python_module_beside_a_package_of_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["rot13", "hex", "undefined", "unicode_escape", "punycode", "nonesuch"])
 def test_python_source_of_an_encoding_that_is_none(tmp_path: Path, encoding: str) -> None:
     put(tmp_path, {"odd.py": f"# coding: {encoding}\nx = '\\ud800..a'\n"})
-    with pytest.raises(CorpusError, match=r"odd\.py .*: mend the file"):
+    with pytest.raises(CorpusError, match=r"odd\.py .*: fix the file"):
         read_all(PythonSource(source=str(tmp_path)))
 
 

@@ -18,7 +18,7 @@ from tests.small_archives import put, tar
 
 BOMB_BYTES = 1 << 28
 LIMIT_BYTES = BOMB_BYTES // 2
-"""Of a document: less than the usual one, so that smaller bombs exceed it."""
+"""Limit of a document: less than the usual one, so that smaller bombs exceed it."""
 MAIN = b"\\documentclass{article}\n\\begin{document}\ntext\n\\end{document}\n"
 
 
@@ -84,7 +84,7 @@ def test_memory_stays_flat_on_bombs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat_on_many_empty_members(tmp_path: Path) -> None:
-    """Of an eighth of a million, each may keep 60 bytes."""
+    """Each of an eighth of a million members may keep 60 bytes."""
     paper = tar({"1/2101.00007.gz": gzip.compress(MAIN)})
     put(tmp_path, {"outer/arXiv_src_1.tar": tarfile.TarInfo("1/2101.00001.gz").tobuf() * 125_000 + paper})
     counts, grown = peak("arxiv", tmp_path / "outer", (split_of("2101.00001"),))

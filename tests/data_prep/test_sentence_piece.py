@@ -35,7 +35,7 @@ KINDS = {
     "no prefix": {"model_type": "bpe", "add_dummy_prefix": False, "remove_extra_whitespaces": False},
 }
 UNIGRAM = {"T5's", "case folded", "unigram"}
-"""Of segmentations with the same score either may be taken: which depends on how 32 bits are rounded, and so on where it begins."""
+"""Two segmentations with equal scores are both right: rounding to 32 bits decides, and so does the place where it begins."""
 UNPROVED = {
     "stripped, no prefix": {"model_type": "bpe", "add_dummy_prefix": False},
     "suffix": {"model_type": "bpe", "treat_whitespace_as_suffix": True},
@@ -153,7 +153,7 @@ def test_no_cuts_where_nothing_is_proved(kind: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "kept"),
     [
-        ("61 20\t62\n", ""),  # goes on over a space
+        ("61 20\t62\n", ""),  # extends past a space
         ("20 61\t62\n", ""),
         ("20\t5F\n", ""),  # replaces the space
         ("20 308\t62\n", PRINTABLE),
