@@ -1,10 +1,10 @@
-"""What a person can mend, told apart from what nobody is to blame for.
+"""Errors that a person can fix, apart from all others.
 
     raise UserError(f"{path} is not UTF-8 (byte {at}): convert it first")     # the value or file, the place, and the remedy
 
-A command prints the sentence of a UserError and ends with status 2, and nothing that raised one is started again: it would only be
-raised once more. Any other error is a fault of ours or of the machine's (a network that fails for once, a disk that is gone): it
-shows its traceback, ends with status 1, and is tried again where that can help.
+A command prints the sentence of a UserError and ends with status 2. Nothing is retried: it would only raise the error once more.
+Any other error is our fault or the machine's (a network failure, a lost disk): the command shows its traceback, ends with status
+1, and retries where that can help.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ REFUSED = re.compile(
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether a person can mend what raised this, so that raising it again without that helps nobody.
+    """Whether a person has to fix the cause, so that a retry cannot help.
 
-    A command asks it of what has ended it. A worker of a run is started again after whatever is no UserError: a file that is
-    missing on one machine for a moment may be there the next time.
+    A command asks this about the error that ended it. A run's worker is started again after every error but a UserError: a file
+    that is missing on one machine for a moment may be there the next time.
     """
     if not isinstance(error, OSError):
         return isinstance(error, (UserError, MemoryError))

@@ -62,7 +62,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
         else:
             raise
     if lock is None:
-        yield  # nobody can write there: a command that only looks goes on, and another one is told so when it writes
+        yield  # nobody can write there: a command that only reads continues, and any other fails when it writes
         return
     try:
         yield

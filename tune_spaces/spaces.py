@@ -106,7 +106,7 @@ def size(values: Values) -> Domains:
 
 
 def staircase_passes(values: Values) -> Domains:
-    """Of a cached staircase, no more than it has chunks; chunks that divide the segment."""
+    """Passes, no more than a cached staircase has chunks; and chunks that divide the segment."""
     passes = [count for count in (1, 2, 4, 8) if count <= values.get("model.chunks", count)]
     chunks = _around(values["model.chunk"], (0.5, 1, 2))
     fitting = [size for size in chunks if values["data.segment_length"] % size == 0]

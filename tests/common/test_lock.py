@@ -87,9 +87,9 @@ def test_what_was_prepared_is_there_in_a_store_that_is_read_only(
 def test_a_folder_that_is_gone_for_a_moment_is_not_taken_for_one_that_is_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one who had the lock removes the folder between two looks of who waits for it, which then went on without a lock."""
+    """The holder removes the folder between two looks of a waiting process, which once continued without a lock."""
     (folder := tmp_path / "folder").mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # what is said of a folder that is not there
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the answer for a folder that is not there
     with file_lock(folder, "a test"):
         assert contents(tmp_path) == {"folder/.lock": b""}
         with pytest.raises(Locked), file_lock(folder, "another one"):

@@ -62,7 +62,7 @@ def test_it_is_given_what_it_takes_and_what_is_written() -> None:
 
 
 class LearnsLater(Counts):
-    """It is told of the space as Tune tells a searcher that was made without one."""
+    """It learns the space from Tune, as a searcher that was made without one."""
 
     def __init__(self) -> None:
         super().__init__({}, 0)
