@@ -115,7 +115,7 @@ def below(rooms: dict[str, Room], name: str) -> set[str]:
 
 
 def implied(rooms: dict[str, Room], name: str) -> set[str]:
-    """Of what a room imports, that which something else that it imports stands on."""
+    """The imports of a room that follow from its other imports."""
     return {other for other in rooms[name].imports for each in rooms[name].imports if other in below(rooms, each)}
 
 
