@@ -1,4 +1,4 @@
-"""What a checkpoint costs the training that goes on beside it, and how long it takes to come back from one.
+"""Measures how much a checkpoint slows the training beside it, and how long a restore takes.
 
     python -m benchmarks.checkpoint_cost                 about fifteen minutes on two cores
     python -m benchmarks.checkpoint_cost --restore-preset pg19-rec-fixed-skip --every 0      the restore alone

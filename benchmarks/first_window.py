@@ -3,7 +3,7 @@
     python -m benchmarks.first_window runs/gpt2 --store STORE --split validation --overlaps 10 50
 
 Both ways of laying windows over a document are scored, each window by itself: the paper's, whose first window is a whole one (GPT-2
-paper, section 4.2), and ours, whose figure is also that of `pipelines.evaluate`. Of `gpt2`, whose windows leave nothing.
+paper, section 4.2), and ours, whose figure is also that of `pipelines.evaluate`. The model is `gpt2`, whose windows leave no State.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 
 def spans(tokens: int, window: int, overlap: int, first: int) -> list[tuple[int, int, int]]:
-    """Of each window: where it begins, where its own tokens do, and where it ends."""
+    """For each window: where it begins, where its own tokens begin, and where it ends."""
     begins = [0, *range(first, tokens, window - overlap)]
     return [(max(0, begin - overlap), begin, end) for begin, end in zip(begins, [*begins[1:], tokens], strict=True)]
 

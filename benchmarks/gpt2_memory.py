@@ -47,7 +47,7 @@ class BenchConfig:
     layers: int = 4
     heads: int = 4
     rounds: int = 4
-    """Of steps; the first does not count."""
+    """Rounds of steps; the first does not count."""
     plot: Path | None = None
     """File for the curves (PNG)."""
 
@@ -60,13 +60,13 @@ class BenchConfig:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Of so many windows."""
+    """Memory and time for a number of windows."""
 
     windows: int
     kept: dict[Recompute, int]
     """Bytes for the backward pass."""
     ratios: tuple[float, ...]
-    """Of a step recomputed to one kept, a pair each."""
+    """Time of a recomputed step over that of a kept one, for each pair."""
     ideal: float
     """The same if recomputing were one more forward pass and nothing else: 1 + forward / step."""
 
@@ -78,7 +78,7 @@ def contender(config: BenchConfig, windows: int, kind: Recompute) -> Contender:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of the processor."""
+    """Processor time of ``work``."""
     began = time.process_time()
     work()
     return time.process_time() - began

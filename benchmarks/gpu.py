@@ -7,12 +7,12 @@
     python -m benchmarks.gpu --measure attention
     python -m benchmarks.gpu --device cpu --size tiny --steps 1 --compile no layer --backend aot_eager       # to try it, in seconds
 
-It needs torch, numpy, pyarrow, xxhash and safetensors, and no data: neither Ray nor MLflow, nor tyro. First the floor: the rate of
-a large product in the same precision, and the time that the needed FLOPs (recur_models/costs.py) take at it; MFU is by the data
-sheet's rate, which is higher, and counts windows as windows. Then each model, compiled layer by layer, as it is, and as a whole:
-forward, backward, clipping, the preset's optimizer, State carried, random tokens. A model that does not fit is given half the
-lanes; one that does not compile is told of, and the next one is run. After `--limit` seconds it ends with what it has: gpu.json and
-gpu.md are written anew after each line.
+It needs torch, numpy, pyarrow, xxhash and safetensors, and no data: neither Ray nor MLflow, nor tyro. First the floor: the rate
+of a large product in the same precision, and the time that the needed FLOPs (recur_models/costs.py) take at it; MFU is by the
+data sheet's rate, which is higher, and counts windows as windows. Then each model, compiled layer by layer, as it is, and as a
+whole: forward, backward, clipping, the preset's optimizer, State carried, random tokens. A model that does not fit is given half
+the lanes; one that does not compile is reported, and the next one is run. After `--limit` seconds it ends with what it has:
+gpu.json and gpu.md are written anew after each line.
 
 profile: the largest kernels of a step. precision: the loss after 300 steps on Python's own source in bfloat16 and float32, the
 difference of one forward pass, and whether a run that is resumed is the same bit for bit. generation: 100,000 tokens one by one.
@@ -47,7 +47,7 @@ ROUNDS = 5
 
 @dataclass
 class Figures:
-    """Of one model, compiled in one way."""
+    """Measurements of one model, compiled in one way."""
 
     model: str
     compile: str
@@ -55,19 +55,19 @@ class Figures:
     segment_length: int
     parameters: int = 0
     floor_seconds: float = math.nan
-    """Of a step: needed FLOPs over the matrix rate; of ours."""
+    """Time of a step: needed FLOPs over our measured matrix rate."""
     peak_seconds: float = math.nan
-    """Of a step: needed FLOPs over the rate of the GPU's data sheet, where it is known."""
+    """Time of a step: needed FLOPs over the rate of the GPU's data sheet, if known."""
     compile_seconds: float = math.nan
     """The first two steps, compiler included."""
     seconds: float = math.nan
-    """Of a step: the median round."""
+    """Time of a step: the median round."""
     fastest_seconds: float = math.nan
     slowest_seconds: float = math.nan
     peak_bytes: int = 0
     """Memory that torch held at most; 0 on a CPU."""
     losses: tuple[float, ...] = ()
-    """Of the first two steps."""
+    """Losses of the first two steps."""
     failure: str = ""
 
     @property

@@ -21,7 +21,7 @@ from pipelines.training.utilisation import synchronize
 from recur_models.window import Window, windowed_attention
 
 Way = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of queries [B, K, H, W, E], keys and values [B, K, H, 2W, E] and a bias [H, W, 2W]: [B, K, H, W, E]."""
+"""Maps queries [B, K, H, W, E], keys and values [B, K, H, 2W, E] and a bias [H, W, 2W] to [B, K, H, W, E]."""
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ MODELS: dict[Ours, ModelSettings] = {
     ),
     "vanilla": VanillaConfig(layers=13),
 }
-"""The block-recurrent paper's 150M models, and the others at the same width and depth. Of gpt2-rec a window is short enough that
+"""The block-recurrent paper's 150M models, and the others at the same width and depth. The window of gpt2-rec is so short that
 windows fill a segment; its layers run once for each."""
 
 TINY: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 2, "head_dim": 16, "mlp_dim": 64, "window": 16}

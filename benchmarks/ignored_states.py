@@ -33,7 +33,7 @@ Rule = Callable[[Sequence[float]], bool]
 
 @dataclass(frozen=True)
 class Curve:
-    """What clearing the states of a run costs as its training goes on, in bits per token."""
+    """Bits per token that clearing a run's states costs, over its training."""
 
     name: str
     steps: int
@@ -50,7 +50,7 @@ class Curve:
 
 
 def curves(folders: Sequence[Path], at_least: int) -> Iterator[Curve]:
-    """Of the finished runs below, each set of figures once, with so many validations ``at_least``."""
+    """The curves of the finished runs below, each set of points once, with so many validations ``at_least``."""
     seen = set[tuple[tuple[int, float], ...]]()
     for path in sorted(file for folder in folders for file in folder.rglob("metrics.jsonl")):
         try:

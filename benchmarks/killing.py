@@ -279,7 +279,7 @@ def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[st
 
 
 Point = tuple[int, str, float]
-"""Of a curve: step, figure, value."""
+"""A point of a curve: step, metric, value."""
 
 
 def curve(run: Path) -> list[Point]:

@@ -4,7 +4,7 @@
 
 Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
 process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
-at any point of it; the same command goes on. The victims, and nobody else, must have died of SIGKILL: anything else ends the
+at any point of it; then the command is rerun to resume. The victims alone must have died of SIGKILL: anything else ends the
 benchmark. A checkpoint from the middle of the disturbed run is then resumed twice more. Weights,
 optimizer, generators, State, cursor and curve of all must be those of the undisturbed run; MLflow must have each step once, with
 its value.
@@ -39,7 +39,7 @@ class BenchConfig:
     kills: int = 20
     """Kills of each run."""
     seed: int = 0
-    """Of the moments."""
+    """Seed of the moments of the kills."""
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def compare(words: list[str], root: Path, kills: int) -> tuple[list[str], Counter[str]]:
-    """What differs between the undisturbed run, the killed one, and two more that go on from its middle; and the moments."""
+    """Differences between the undisturbed run, the killed one and two more that resume from its middle; and the kills' moments."""
     logs = root / "logs"
     logs.mkdir(parents=True)
     finish([*words, "--run", "calm"], logs / "calm")

@@ -33,7 +33,7 @@ class PlantedConfig:
     root: Path = Path("runs/planted")
     """Folder of corpus, store, runs and comparison."""
     seed: int = 0
-    """Of the corpus and of the models."""
+    """Seed of the corpus and the models."""
     train_documents: int = 4000
     """Documents to train on."""
     test_documents: int = 2
@@ -43,7 +43,7 @@ class PlantedConfig:
     every: int = 312
     """Lines from one planted name to the next."""
     steps: int = 1000
-    """Of training."""
+    """Training steps."""
 
     def __post_init__(self) -> None:
         if min(self.train_documents, self.test_documents, self.names, self.steps) < 1 or self.every <= TAUGHT:

@@ -252,7 +252,7 @@ def whole(task: Task, tokenizer: str, store: Path, num_workers: int = 2) -> Meas
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it: Ray and its workers."""
+    """CPU seconds of this process and all its children: Ray and its workers."""
     total = 0.0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error):

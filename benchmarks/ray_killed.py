@@ -1,4 +1,4 @@
-"""Kills Ray's own processes under a training run: what the command says, how soon, and whether the same command goes on exactly.
+"""Kills Ray's own processes under a training run: what the command says, how soon, and whether a rerun resumes exactly.
 
     python -m benchmarks.ray_killed                      about five minutes on two cores
 

@@ -55,7 +55,7 @@ class RecallConfig:
     presets: tuple[str, ...] = ("recall-rec", "recall-slide")
     """What is trained."""
     seed: int = 0
-    """Of the corpus and of the models."""
+    """Seed of the corpus and the models."""
     train_documents: int = 4000
     """Documents to train on."""
     test_documents: int = 100

@@ -67,11 +67,11 @@ class BenchConfig:
     gpu: str = "A100 40 GB"
     """GPU that steps are estimated for."""
     lanes: int = 4096
-    """Of the simulated schedule."""
+    """Lanes of the simulated schedule."""
     segment_length: int = 4096
-    """Of the simulated schedule."""
+    """Tokens of its segments."""
     block: int = 512
-    """Of the simulated schedule."""
+    """Tokens of its blocks."""
 
 
 def main(argv: list[str]) -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.soak --minutes 30            as long again for the undisturbed run
 
 Two processes, dropout on, a checkpoint every 10 steps. Every 20 to 60 seconds one of them, or both, is killed by SIGKILL, and the
-same command goes on. At the end it is asked to stop; a run of just so many steps that nothing disturbs must end in the same bytes,
-with the same curve. Memory and open files of the processes are read every second.
+command is rerun to resume. At the end it is asked to stop; a run of just so many steps that nothing disturbs must end in the same
+bytes, with the same curve. Memory and open files of the processes are read every second.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class BenchConfig:
     """How long."""
 
     minutes: float = 30.0
-    """Of training under kills."""
+    """Minutes of training under kills."""
     pause: tuple[float, float] = (20.0, 60.0)
     """Least and most seconds between two kills."""
     seed: int = 0
-    """Of the kills."""
+    """Seed of the kills."""
 
 
 LARGER = ["--model.d-model", "64", "--model.mlp-dim", "256", "--model.head-dim", "32", "--model.states", "16"]

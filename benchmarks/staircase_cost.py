@@ -56,7 +56,7 @@ class BenchConfig:
     segment: int = 1024
     """Tokens of a segment."""
     passes: tuple[int, ...] = (1, 2, 4, 8)
-    """Of the staircases."""
+    """Passes of the staircases."""
     rounds: int = 8
     """Rounds; the first two do not count."""
 

@@ -38,7 +38,7 @@ WORDS = {
     "completion": ["--help", "bashh"],
     "ui": ["--help", UNKNOWN, f"--root {NOWHERE}"],
 }
-"""Of each command: `--help`, and a refusal of each kind that it has."""
+"""Arguments for each command: `--help`, and one of each kind that it refuses."""
 
 
 def measured(command: list[str], times: int, folder: str) -> tuple[float, float, int]:

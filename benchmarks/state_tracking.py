@@ -5,14 +5,14 @@
 
 Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once a seed, reads the test split with
 the newest checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
-state_tracking.png: errors over the position in a document. What is done already is not done again; a killed training goes on.
+state_tracking.png: errors over the position in a document. A rerun skips finished work and resumes a killed training.
 
 - walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 128 actions: the cell after each. To train on there
   are walks of 8, 16, 32 and 64, too, as many actions of each. The paper has 400 actions and says nothing of the grid.
 - algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. To train on there are programs of 5,
   10, 20 and 40 statements, too, as many statements of each. A staircase has six passes over chunks of four there.
-- mqar: 4 pairs of 64 symbols, then each key again: recall, which needs no state that changes. Of 8 pairs of 256 symbols, mixed with
-  fewer or not, as many steps teach nobody more than which symbols are values of this text.
+- mqar: 4 pairs of 64 symbols, then each key again: recall, which needs no state that changes. With 8 pairs of 256 symbols, mixed
+  with fewer or not, all models learn in as many steps only which symbols are values of this text.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
   follow (Merrill et al. 2024): permutation-s5 and permutation-a5. To train on these are products of 2, 4, 8 and 16, too, as many
   elements of each: of 32 alone nobody learns more than the first few.
@@ -64,9 +64,9 @@ class BenchConfig:
     root: Path = Path("runs/state-tracking")
     """Folder of store, runs, figures."""
     tasks: tuple[str, ...] = ("walk", "algorithm", "mqar", "permutation")
-    """Of those, permutation-a5 and permutation-s5."""
+    """Tasks from the list above, permutation-a5 and permutation-s5 included."""
     models: tuple[str, ...] = tuple(MODELS)
-    """Of pipelines/presets/state_tracking.py."""
+    """Models of pipelines/presets/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One training each."""
     at_once: int = 2

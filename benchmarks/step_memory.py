@@ -31,7 +31,7 @@ class BenchConfig:
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
     """Tokens of a segment."""
     models: tuple[str, ...] = ("rec:fixed:skip", "slide")
-    """Of benchmarks/contenders.py."""
+    """Models of benchmarks/contenders.py."""
 
 
 def weigh(size: Size, model: str, recompute: str, length: int) -> None:

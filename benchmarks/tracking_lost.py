@@ -32,7 +32,7 @@ class BenchConfig:
     """How long, and how many."""
 
     seconds: float = 60.0
-    """Of silence; 0 leaves it out."""
+    """Seconds of silence; 0 skips this part."""
     runs: int = 8
     """Processes that log at the same time; 0 leaves them out."""
     points: int = 500

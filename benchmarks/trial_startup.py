@@ -3,8 +3,8 @@
     python -m benchmarks.trial_startup                      about five minutes on two cores
 
 Six short trials of the same run, two at a time on workers of one CPU. A trial's start-up is the time from its `begin` in
-results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end. Of
-Ray's processes those are counted whose titles begin with `ray::`; their memory is what they do not share.
+results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end.
+Ray's processes count if their titles begin with `ray::`; their memory is that which they do not share.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def ray_processes(command: list[str]) -> tuple[int, int]:
 
 
 def start_ups(config: SweepConfig) -> list[tuple[float, float]]:
-    """Of each trial, in the order of their beginnings: seconds to its first step, and their share of its time."""
+    """For each trial, in the order of their beginnings: seconds to its first step, and their share of its time."""
     sweep = Sweep(config, [])
     begins, ends = (
         {event["trial"]: event["time"] for event in sweep.events() if event["event"] == kind}

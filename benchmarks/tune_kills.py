@@ -64,7 +64,7 @@ class BenchConfig:
     within half of it after the command's first validation figure.
     """
     seed: int = 0
-    """Of the moments."""
+    """Seed of the moments of the kills."""
 
 
 def main(argv: list[str]) -> int:

@@ -59,7 +59,7 @@ class BenchConfig:
     trials: int = 1000
     """How many."""
     cpus: int = 0
-    """Of the Ray session; 0 for 2, or for 64 where trials sleep."""
+    """CPUs of the Ray session; 0 for 2, or for 64 if trials sleep."""
     seconds: float = 10.0
     """That a trial sleeps before each of its two figures."""
 

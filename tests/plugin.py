@@ -103,7 +103,7 @@ class Counting:
     name: ClassVar[str] = "counting"
 
     documents: int = 8
-    """Of each split."""
+    """Documents of each split."""
 
     def sources(self, split: str) -> Sequence[Source]:
         return [Source(f"{split}/{i}", f"From {i}", split, 500) for i in range(self.documents)]

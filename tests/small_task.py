@@ -17,7 +17,7 @@ class Task:
     name: ClassVar[str] = "task"
 
     documents: int = 12
-    """Of the train split; others have a third."""
+    """Documents of the train split; others have a third."""
     length: int = 40
     """Symbols of the longest document."""
     flaw: str = ""

@@ -16,7 +16,7 @@ from pipelines import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = {"pipelines": 330}
-"""Of a module; 400 in the other packages."""
+"""Lines of a module, at most; 400 in the other packages."""
 HIDDEN = re.compile(r"\._|\.(_internal|impl|execution)(\.|$)")
 """What Ray's modules keep to themselves."""
 OURS = {*PACKAGES, "benchmarks", "examples", "tests"}

@@ -1,4 +1,4 @@
-"""What is compared after the kills: also the curves of the runs that went on from the middle."""
+"""The comparison after the kills, with the curves of the runs that resumed from the middle."""
 
 from __future__ import annotations
 
