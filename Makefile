@@ -36,6 +36,8 @@ check: $(ENV)
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyrefly check
+	.venv/bin/codespell
+	$(RUN) docs/prose.py
 
 # The site, readable offline: build/docs/docs/index.html. A broken link is an error.
 docs: $(ENV)

@@ -19,7 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROSE = {".md", ".ipynb", ".py", ".toml", ".yaml", ".yml"}
-EXCLUDED = re.compile(r"\.(?!github/)|(CHANGELOG|RESULTS)\.md$|(results|runs|build|dist|mlruns)(/|$)|tests/releases/v")
+EXCLUDED = re.compile(
+    r"\.(?!github/)|(CHANGELOG|RESULTS)\.md$|(results|runs|build|dist|mlruns)(/|$)|tests/(releases/v|test_prose\.py)"
+)
 PLAIN = re.compile(r"(README|docs/(index|installation|start-[\w-]+))\.md$")
 """The pages whose sentences are short."""
 MOST_WORDS = 30
