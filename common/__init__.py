@@ -1,1 +1,1 @@
-"""What every package may use: errors, places and their credentials, small files, locks, the checks of values, shared choices."""
+"""Code that all packages share: errors, places and their credentials, small files, locks, the checks of values, shared choices."""

@@ -19,16 +19,16 @@ from common.credentials import without_credentials
 
 
 class UserError(ValueError):
-    """What was given cannot be used: the message names it and says what to do."""
+    """Unusable input: the message names it and says what to do."""
 
 
 OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-"""What the system says of a path that was misspelt, or may not be used."""
+"""The system's errors for a path that is misspelt, or may not be used."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
 REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"
 )
-"""What pyarrow says, in an OSError without a number, of a bucket that is not there or credentials that do not open it."""
+"""pyarrow's messages, in an OSError without a number, for a bucket that is missing or credentials that do not open it."""
 
 
 def is_users(error: BaseException) -> bool:

@@ -37,7 +37,7 @@ from common.uris import PlaceError, is_uri, open_root, parse_uri, uri_of
 TEMPORARY = ".tmp"
 """Ending of a file that is being written."""
 _STAGED = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}$")
-"""What `Place.staged` adds to a name."""
+"""The suffix that `Place.staged` adds to a name."""
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
@@ -47,7 +47,7 @@ MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 
 @dataclass(frozen=True)
 class Listed:
-    """What a folder holds."""
+    """The entries of a folder."""
 
     place: Place
     name: str

@@ -24,7 +24,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSING = re.compile(
     r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
 )
-"""What a bucket says that may be silent for once: opening it asks for its region."""
+"""Errors of a bucket that may pass: opening it asks for its region."""
 
 
 class PlaceError(UserError):

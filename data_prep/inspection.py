@@ -1,4 +1,4 @@
-"""What a prepared split holds, in figures: lengths of documents, and how full the lanes would be.
+"""Statistics of a prepared split: lengths of documents, and how full the lanes would be.
 
 fill(store.lengths, lanes=8, segment_length=4096, block=512)        # share of the token slots of an epoch that hold a target
 """

@@ -61,7 +61,7 @@ class Batch:
 
 
 class TokenStore(Protocol):
-    """What `read_batch` needs of a store; `data_prep.store.SegmentStore` is one."""
+    """The interface that `read_batch` needs of a store; `data_prep.store.SegmentStore` has it."""
 
     @property
     def bod_id(self) -> int: ...

@@ -54,7 +54,7 @@ class TokenizerInfo:
 class Totals:
     documents: int
     skipped: dict[str, int]
-    """What was left out, by reason: `empty` documents hold nothing but whitespace."""
+    """Counts of skipped items, by reason: `empty` documents hold nothing but whitespace."""
     tokens: int
     words: int
     """Runs of non-whitespace."""
@@ -123,7 +123,7 @@ class DocumentEntry:
 class Manifest:
     fingerprint: str
     inputs: dict[str, Any]
-    """What the fingerprint digests: corpus, tokenizer, parameters."""
+    """The values in the fingerprint: corpus, tokenizer, parameters."""
     corpus: str
     split: str
     tokenizer: TokenizerInfo

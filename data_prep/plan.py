@@ -1,4 +1,4 @@
-"""What will be written, decided before anything is: the scan of a split, its parts, and the fingerprints that follow.
+"""The plan of a split, made before anything is written: its scan, its parts, and the fingerprints that follow.
 
 A plan depends on the documents and the parameters alone, never on the number of workers or on time. The chain is
 corpus content → tokenizer → parameters → fingerprint of the manifest.
@@ -46,7 +46,7 @@ LINES = 1 << 14
 
 @dataclass(frozen=True, eq=False)
 class ScannedGroup:
-    """What the scan saw of some sources, in their order."""
+    """The scan of some sources, in their order."""
 
     kept: np.ndarray
     """int64. Those of them that are documents."""
@@ -272,7 +272,7 @@ class SplitPlan:
 
     @property
     def described(self) -> str:
-        """What will be written, in words."""
+        """The plan in words."""
         parts = f"{len(self.parts)} part{'s' * (len(self.parts) > 1)}"
         text = f"{self.scan.bytes / 1e6:,.1f} MB in {parts} to write, {rows_of(self.segment_length)}"
         if is_mostly_padding(self.scan, self.tokenizer, self.segment_length):
@@ -359,7 +359,7 @@ def is_mostly_padding(scan: SplitScan, tokenizer: Tokenizer, segment_length: int
 
 
 def plan(scan: SplitScan, tokenizer: Tokenizer, segment_length: int, part_bytes: int) -> SplitPlan:
-    """What will be written of a split.
+    """The plan of a split.
 
     Args:
         segment_length: tokens of a row; 0 for ROW_TOKENS, or for 1 where such rows would be mostly padding.

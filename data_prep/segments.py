@@ -75,7 +75,7 @@ class PartPlan:
 
 @dataclass(frozen=True, eq=False)
 class PartResult:
-    """What a finished part adds to the manifest and to the table of the documents: its ledger entry."""
+    """The ledger entry of a finished part, which goes into the manifest and the table of documents."""
 
     fingerprint: str
     """That of its plan."""
@@ -336,7 +336,7 @@ class PartWriter:
         return np.concatenate(self._documents, axis=1)
 
     def entry(self, name: str) -> PartEntry:
-        """What the manifest says of the file, once it is closed."""
+        """The manifest's entry for the file, once it is closed."""
         rows = sum(batch.rows for batch in self._batches)
         whole = self._sink.whole.hexdigest()
         frame = self._sink.frame.hexdigest()

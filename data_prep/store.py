@@ -135,7 +135,7 @@ class SegmentStore:
         return self._columns(document, start, stop)[0][start:stop]
 
     def targets(self, document: int, start: int, stop: int) -> np.ndarray:
-        """What is to be predicted once each of the same tokens is read: a read-only view, int32, -1 for nothing.
+        """The label to predict after each of the same tokens: a read-only view, int32, -1 for none.
 
         Raises what `tokens` does. The store must be labelled.
         """

@@ -56,7 +56,7 @@ def split_bytes(folder: Place) -> int:
 
 
 def verify_split(folder: Place, done: Done) -> list[str]:
-    """What is wrong with a split and where, a sentence for each fault."""
+    """The faults of a split, each a sentence that says where."""
     return list(_faults(folder, done))
 
 

@@ -16,7 +16,7 @@ from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, is_l
 
 @dataclass
 class VocabularyRow:
-    """What a tokenizer makes of a text."""
+    """Statistics of a tokenizer on a text."""
 
     name: str
     size: int

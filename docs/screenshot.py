@@ -44,7 +44,7 @@ TRAINING_VIEW = """
 localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 """
-# What axe finds, a line each; and whether a reader must scroll sideways.
+# axe's findings, a line each; and whether a reader must scroll sideways.
 FAULTS = """axe.run().then(found => [
     ...found.violations.map(v => `${v.id}: ${v.help} (${v.nodes.length} places, ${v.nodes[0].target})`),
     ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} pixels wide`] : [])

@@ -5,7 +5,7 @@
     python -m pipelines.compare runs/sweep-a runs/sweep-b         # several: the best trial of each
     python -m pipelines.compare 3f2a…(32 characters) runs/mine --tracking.uri http://host:5000
 
-What is compared is a folder, or the id of a run in MLflow (of a sweep's run: the runs below it).
+Each argument is a folder, or the id of a run in MLflow (for a sweep's run: the runs below it).
 """
 
 from __future__ import annotations

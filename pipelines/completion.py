@@ -34,7 +34,7 @@ FIRST = {
     "tune": SPACES,
     "completion": ("bash", "zsh"),
 }
-"""What a command's first word names. The others take files, which the shell completes."""
+"""Completions of the first word by command. Other commands take files, which the shell completes."""
 SCRIPT = """\
 # Completes {console} in bash and zsh. Made by: {console} completion {shell}
 {setup}_{console}() {{

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def figures(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the columns from `step` to `validation` say of it."""
+    """A checkpoint's columns from `step` to `validation`."""
     meta = checkpoint.meta
     megabytes = sum(file["bytes"] for file in meta["files"].values()) / 1e6
     validation = meta.get("validation")

@@ -31,7 +31,7 @@ SEGMENT = 1024
 
 @dataclass(frozen=True)
 class EmbedConfig:
-    """What is embedded, by which model."""
+    """Texts to embed, and the model."""
 
     run: tyro.conf.Positional[str]
     """Folder or URI of a run, of a checkpoint, or one that pipelines.export made."""

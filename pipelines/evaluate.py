@@ -61,10 +61,10 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class EvaluateConfig(TargetsConfig):
-    """What is scored, on what."""
+    """Models to score, and the text."""
 
     clear: tuple[Literal["states", "everything"], ...] = ("states", "everything")
-    """What is cleared in further figures, beside those with State carried: the recurrent states, the whole State."""
+    """More passes besides the one with State carried: with the recurrent states cleared, with the whole State cleared."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -27,7 +27,7 @@ from pipelines.terminal.commands import typed
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What is exported, and where to."""
+    """A model to export, and the folder to write."""
 
     run: tyro.conf.Positional[str]
     """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint, or a folder that was exported before."""

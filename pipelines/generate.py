@@ -40,7 +40,7 @@ INCOMPLETE = 3
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """What is continued, by which model, and how tokens are chosen."""
+    """A text to continue, the model, and how tokens are chosen."""
 
     run: tyro.conf.Positional[str]
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""

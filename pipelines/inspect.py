@@ -30,7 +30,7 @@ from pipelines.terminal.tables import plain_table
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """What is looked at."""
+    """A split to look into."""
 
     split: tyro.conf.Positional[str]
     """Folder of a prepared split, STORE/CORPUS/SPLIT; local or any URI that pyarrow.fs opens."""

@@ -114,7 +114,7 @@ class PrepareConfig:
 
 
 def commands() -> dict[str, PrepareConfig]:
-    """What the command line offers for each corpus."""
+    """The command line's options for each corpus."""
     return {name: PrepareConfig(corpus()) for name, corpus in CORPORA.items()}
 
 

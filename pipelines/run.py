@@ -33,14 +33,14 @@ OWN = ("run", "root", "preset", "data.store", "data.corpus")
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """What is prepared, trained and compared."""
+    """The stages of a pipeline: a corpus to prepare, and models to train and compare."""
 
     preset: tyro.conf.Positional[str]
-    """What is trained: a name of pipelines/presets/. Its run has the same name."""
+    """Preset to train: a name of pipelines/presets/. Its run has the same name."""
     also: tuple[str, ...] = ()
     """Further presets, trained one after the other on the same data, and compared."""
     corpus: str = ""
-    """What pipelines.prepare calls the corpus; by default the preset's."""
+    """Name of the corpus for pipelines.prepare; by default the preset's."""
     source: str = ""
     """Where the corpus is, for corpora that need it."""
     tokenizer: str = ""
@@ -54,9 +54,9 @@ class PipelineConfig:
     tune: str = ""
     """A space of tune_spaces, such as lr: it is searched first, and what it found is trained."""
     tune_set: tuple[str, ...] = ()
-    """Fields of the sweep, as samples=12 steps=200; those of `set` hold there too."""
+    """Fields of the sweep, as num_samples=12 steps=200; those of `set` hold there too."""
     split: str = "test"
-    """What is evaluated."""
+    """Split to evaluate."""
     name: str = ""
     """Name of this pipeline, put before the names of its runs; by default they have the presets' own."""
     retries: int = 1

@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def train_beside(config: TrainConfig) -> int:
-    """What torchrun's other processes do: the first one speaks for all."""
+    """For torchrun's other processes: the first one prints for all."""
     run = open_run(config)
     if run.resume is None or run.resume.step < config.steps:
         try:

@@ -20,7 +20,7 @@ ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXE
 
 @dataclass(frozen=True)
 class UiConfig:
-    """What is shown, and where."""
+    """Runs to show, and the port."""
 
     root: Path = Path("runs")
     """Folder of all runs, which holds mlflow.db."""
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 
 def command(root: Path, port: int) -> list[str]:
-    """What serves MLflow's pages on the runs below ``root``, to this machine alone."""
+    """The command that serves MLflow's pages on the runs below ``root``, to this machine alone."""
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
     words += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
     return [*words, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

@@ -144,7 +144,7 @@ class StateDirection(nn.Module):
         return c_BSD
 
     def probes(self) -> list[Probe]:
-        """What the gates let in, and how much a block changes the states."""
+        """Gate openness, and how much a block changes the states."""
         gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
 
         def change(before: Tensor, after: Tensor) -> Tensor:

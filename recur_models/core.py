@@ -42,7 +42,7 @@ class CoreConfig(ModelConfig):
     mlp_dim: int = 1024
     """Hidden size of the feed-forward."""
     absent: Literal["zeros", "masked"] = "zeros"
-    """What a token sees where its document has no token yet: zeros (released code), or nothing (paper)."""
+    """The keys before a document's first token: zeros (released code), or none (paper)."""
     dropout: float = 0.0
     """Share of activations dropped."""
 
@@ -86,9 +86,9 @@ class Seen(NamedTuple):
     """Which keys some queries see, the same for all layers."""
 
     unseen_nm: Tensor | None
-    """bool. What lies after a query, or too far before it; None where nothing does, or the distance says it."""
+    """bool. Keys after a query, or too far before it; None if there are none, or the distance decides it."""
     crossing_Bnm: Tensor | None
-    """bool, broadcast to [..., n, m]. What is not of the query's document; None where everything is."""
+    """bool, broadcast to [..., n, m]. Keys of other documents than the query's; None if there are none."""
     absent: Literal["zeros", "masked"]
 
 
@@ -206,7 +206,7 @@ class Distances(NamedTuple):
         return torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
 
     def unseen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """What lies after a query or too far before it: bool [n, m]."""
+        """Keys after a query or too far before it: bool [n, m]."""
         far = self.between(queries, keys, device) - (0 if self.itself else 1)
         return (far < 0) | (far >= self.span)
 

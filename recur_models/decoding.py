@@ -56,7 +56,7 @@ class DecodingState:
     state: State
     """As of each lane's last block boundary."""
     block: State
-    """What each lane's current block has so far, as the `IncrementalDecoder` keeps it."""
+    """The tensors of each lane's current block so far, as the `IncrementalDecoder` keeps them."""
     filled_B: Tensor
     """int64, on the CPU: tokens of the current block that are read, 0 … W − 1."""
 

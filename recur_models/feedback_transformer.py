@@ -3,8 +3,8 @@
     FeedbackTransformerConfig(layers=4, span=100).build(vocab_size=257)
 
 A token's memory is the sum of its embedding and of every layer's output, with softmax weights that are learned; every layer makes
-its keys and values of it. So all layers see what the last one made, and tokens are read one by one. What can be in parallel is:
-keys and values of all layers in one product, lanes, the output layer. A token sees the ``span`` memories before it.
+its keys and values of it. So all layers see what the last one made, and tokens are read one by one. Other work is
+parallel: keys and values of all layers in one product, lanes, the output layer. A token sees the ``span`` memories before it.
 
 State: ``states`` [B, span, D], the memories of the current document, and ``states_count`` [B], how many there are.
 
@@ -159,7 +159,7 @@ class FeedbackTransformer(CoreModel):
         return self.layers[:1] if self.config.keys == "shared" else self.layers
 
     def projection(self) -> tuple[Tensor, Tensor] | None:
-        """What makes keys and values for all layers of a memory that is normed without scale: one matrix and one bias. None where
+        """One matrix and one bias that make keys and values for all layers from a memory normed without scale. None where
         a layer must be called, because its projection is not plain (`layers.is_plain`).
         """
         w = self.config.width

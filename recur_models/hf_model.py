@@ -268,7 +268,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         return states, cache
 
     def _whole(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """What the model makes of whole sequences in one pass, as in training."""
+        """The model's output for whole sequences in one pass, as in training."""
         moved_BT, source_BT = compact(tokens_BT, mask_BT)
         filled_BT = F.pad(moved_BT, (0, -moved_BT.shape[1] % self.model.block))
         made_BTV, _ = self.model(filled_BT)

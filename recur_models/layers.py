@@ -72,16 +72,16 @@ class Dropouts(NamedTuple):
 
     embedding: float = 0.0
     normed: float = 0.0
-    """What attention's keys, values and queries are made of."""
+    """Attention's normed input."""
     weights: float = 0.0
     """The window's attention weights; one mask for all lanes and blocks. Reads of states and memories have no dropout."""
     attention: float = 0.0
-    """What attention adds to the residual stream."""
+    """Attention's contribution to the residual stream."""
     hidden: float = 0.0
     mlp: float = 0.0
-    """What the MLP adds to the residual stream."""
+    """The MLP's contribution to the residual stream."""
     final: float = 0.0
-    """What the logits are made of."""
+    """The input of the output layer."""
 
 
 def dropouts(config: StackConfig) -> Dropouts:

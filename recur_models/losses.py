@@ -56,7 +56,7 @@ def whole_cross_entropy(
 def tied_output(
     hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
 ) -> Tensor:
-    """What a model returns: nats [B, T] where there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
+    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
     output layer of its own, which may have a bias.
     """
     if targets_BT is None:

@@ -154,7 +154,7 @@ class MemorizingLayer(StackLayer):
         return local_HnE * (1 - gate_H11) + remembered_HnE * gate_H11
 
     def remember(self, tokens: Projections, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """What each block's queries read of the memory before it, and the memory after the last block."""
+        """The result of each block's reads from the memory before it, and the memory after the last block."""
         # written to below
         keys_BHME = state["memory_keys"].clone()
         values_BHME = state["memory_values"].clone()

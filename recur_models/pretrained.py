@@ -39,7 +39,7 @@ from recur_models.stepping import put
 
 
 class DecoderSizes(Protocol):
-    """What a decoder asks of its config (pretrained_config.py)."""
+    """The interface that a decoder needs of its config (pretrained_config.py)."""
 
     embeds_positions: ClassVar[bool]
 

@@ -1,4 +1,4 @@
-"""What every pretrained decoder's config has, with recurrence and without: sizes, windows, and what they cost.
+"""The common part of all pretrained decoders' configs, with recurrence and without: sizes, windows, costs.
 
 A family's own config (gpt2.py, llama.py) says which layers they are.
 """

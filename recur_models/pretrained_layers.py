@@ -1,4 +1,4 @@
-"""What a decoder with recurrence is made of: a layer that h_prev can be put into, and the module that makes h_prev.
+"""The parts of a decoder with recurrence: a layer that takes h_prev, and the module that makes h_prev.
 
     layer = GPT2Layer(GPT2Config().sized())
     x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
@@ -29,7 +29,7 @@ Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Prev(NamedTuple):
-    """What the window before has left."""
+    """The tensors that the window before has left."""
 
     states_BND: Tensor
     """h_prev."""
@@ -61,11 +61,11 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def output(self, heads_BnC: Tensor) -> Tensor:
-        """What attention adds, of all heads side by side: [..., D]."""
+        """Attention's contribution, from all heads side by side: [..., D]."""
 
     @abstractmethod
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
-        """What is added behind attention, the norm before it included."""
+        """The feed-forward block's contribution, the norm before it included."""
 
     def for_all(self, x_BGmE: Tensor) -> Tensor:
         """Keys or values for each head: [B, H, m, E]."""

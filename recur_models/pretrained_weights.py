@@ -42,7 +42,7 @@ class Family:
     small: Mapping[str, Any]
     """Sizes of a small published one, under our names."""
     names: Mapping[str, str]
-    """What config.json calls each of them."""
+    """Name of each of them in config.json."""
     only: Mapping[str, Any]
     """What config.json may say of what is no size."""
     modules: Mapping[str, str]

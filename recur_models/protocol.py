@@ -32,7 +32,7 @@ from common.errors import UserError
 from recur_models.costs import Costs
 
 State = dict[str, Tensor]
-"""What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
+"""The tensors that a model carries from one segment to the next; their first dimension is the lane."""
 
 RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
@@ -44,7 +44,7 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class ModelConfig(ABC):
-    """What every model's config offers; the sizes themselves are fields of each model's own config."""
+    """The interface of every model's config; the sizes are fields of each model's own config."""
 
     name: ClassVar[str]
     recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
@@ -130,7 +130,7 @@ class RecurrentModel(nn.Module, ABC):
     embedding: nn.Embedding
     """Embedding of the inputs: [V, D]."""
     layers: nn.ModuleList
-    """What is compiled one by one (compiling.py)."""
+    """Modules that are compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
     """Set it before a forward pass. It changes memory and time, and no result but for dropout that is drawn block by block."""
     one_graph: bool = False
@@ -178,7 +178,7 @@ class RecurrentModel(nn.Module, ABC):
 
     @abstractmethod
     def incremental_decoder(self) -> IncrementalDecoder:
-        """What reads a part of a block. `decoding.RecomputeDecoder` serves every model, at W times the work of a model's own."""
+        """A decoder that reads parts of blocks. `decoding.RecomputeDecoder` serves every model, at W times the work of its own."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:

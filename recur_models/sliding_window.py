@@ -95,7 +95,7 @@ class XLConfig(WindowedConfig):
 
 
 class Part(NamedTuple):
-    """What is the same in all layers when some tokens of one block are read."""
+    """Tensors that all layers share when some tokens of one block are read."""
 
     places: Places
     bucket_BnZ: Tensor
@@ -199,7 +199,7 @@ class TokenLayer(nn.Module):
         return tokens, attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, part.blind_BHn1), after
 
     def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
-        """What the layer makes of tokens that have attended to the window, and read states where it does."""
+        """The layer's output for tokens that have attended to the window, and to states if it reads them."""
         cross = None
         if tokens.q_cross is not None:
             cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])[:, None]
@@ -348,7 +348,7 @@ class WindowedTransformer(RecurrentModel):
         )
 
     def hidden(self, x: Tensor) -> Tensor:
-        """What the logits are made of."""
+        """The input of the output layer."""
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def incremental_decoder(self) -> IncrementalDecoder:

@@ -169,7 +169,7 @@ class Staircase(CoreModel):
         M = self.config.passes
         total = document_BS.shape[1]
         windows = [(i, min(i + N, total)) for i in range(blocks + M - 1)]
-        # What is missing differs too: every step has a chunk of the segment.
+        # Missing keys differ too: every step has a chunk of the segment.
         crosses = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows]).tolist()
         last = len(windows) - 1
         return [Step(a, a + N - M, b, crosses[i], i == last) for i, (a, b) in enumerate(windows)]

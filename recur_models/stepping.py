@@ -1,4 +1,4 @@
-"""What the models' own ways of reading a part of a block share: each layer's keys and values are kept, and a token is one query.
+"""The common part of the models' incremental decoders: each layer's keys and values are kept, and a token is one query.
 
 A layer keeps ``keys`` and ``values`` [B, H, W, E] of the current block, of which the first tokens are there. No weight of attention
 is dropped: training reads whole blocks.

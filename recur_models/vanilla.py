@@ -130,7 +130,7 @@ class VanillaTransformer(RecurrentModel):
         return x_BKWD
 
     def hidden(self, x: Tensor) -> Tensor:
-        """What the logits are made of."""
+        """The input of the output layer."""
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def incremental_decoder(self) -> IncrementalDecoder:

@@ -36,7 +36,7 @@ from studies.continuations_report import Passage, continuations_table, summary, 
 
 @dataclass(frozen=True)
 class ContinuationsConfig:
-    """What is continued, and by which model."""
+    """A text to continue, and the model."""
 
     run: tyro.conf.Positional[str]
     """Folder or URI of a run or of a checkpoint, or an exported folder."""

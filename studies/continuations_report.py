@@ -29,11 +29,11 @@ class Passage:
     token: int
     """The first one of the continuations, counted from 0."""
     context: str
-    """What was read before it."""
+    """The text that was read before it."""
     true: str
     """The document's own continuation."""
     seen: str
-    """What the model writes with the context's recurrent State and an empty window."""
+    """The model's text with the context's recurrent State and an empty window."""
     unseen: str
     """The same without the recurrent State."""
     bits_seen: float

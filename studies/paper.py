@@ -137,7 +137,7 @@ class PaperConfig:
         return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place)
 
     def command(self) -> str:
-        """What repeats it, without the places of one machine, and without credentials."""
+        """The command that repeats it, without one machine's paths and without credentials."""
         words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
         for name in ("only", "columns", "corpus", "split", "set"):
             given = getattr(self, name)
@@ -194,7 +194,7 @@ def prepare(plan: Plan, train: bool) -> None:
 
 
 def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
-    """What is still to be trained, and what it costs."""
+    """Trainings that are left, and their cost."""
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
     seconds = 0.0

@@ -64,7 +64,7 @@ class TokenComparison:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """What is compared with, then what is looked at."""
+        """The pass to compare with, then the pass to look at."""
         return self.names[0], self.names[-1]
 
     def both(self, document: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +163,7 @@ class TokenComparison:
 
     @cached_property
     def distance_rows(self) -> list[dict[str, Any]]:
-        """What rare words cost, by how far back they stood last."""
+        """The cost of rare words over the distance to their last occurrence."""
         return by_distance(self.words.at(rare(self.words, self.common)))
 
     def place(self, before: int, offset: int) -> str:

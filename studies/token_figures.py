@@ -65,7 +65,7 @@ def plot_documents(comparison: TokenComparison, path: Path) -> Path:
 
 
 def plot_distance(comparison: TokenComparison, path: Path) -> Path:
-    """What a repeated rare word costs each model over the distance to its last occurrence, with standard errors."""
+    """Draw the cost of a repeated rare word for each model over the distance to its last occurrence, with standard errors."""
     rows = [row for row in comparison.distance_rows if row["from"]]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""What each token of a split cost a model, in an Arrow file: document, offset, token, nats.
+"""A model's loss at each token of a split, in an Arrow file: document, offset, token, nats.
 
     with TokenLosses.make(path, store, key) as nats:          # a file for the nats of each token of the split
         DocumentPass(..., sink=partial(token_nats, nats, store.lengths), folder=nats.parent).read(workers=2, progress=print)
@@ -6,8 +6,8 @@
     losses.column("nats", document=3)                         # float32 [tokens], of one document
 
 Memory does not grow with a document: tokens are kept where they stand in the split, in a file that is mapped. The Arrow file gets
-its name once all is in it, and beside it stands its checksum. What is damaged, or was made of something else, counts as not there.
-Unfinished work stays in a folder named by its key, and the next command resumes it.
+its name once all is in it, and beside it stands its checksum. Damaged files, and those made from something else, count as
+missing. Unfinished work stays in a folder named by its key, and the next command resumes it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TokenLosses:
 
     @classmethod
     def open(cls, path: Path, key: Mapping[str, Any]) -> TokenLosses | None:
-        """What is there, if it is whole and was made of this; else None."""
+        """The file's losses if it is whole and was made from this; else None."""
         try:
             record = json.loads(cls._record(path).read_text("utf-8"))
             if record["key"] != dict(key) or record["xxh3"] != Place.parse(path).xxh3():

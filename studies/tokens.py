@@ -57,7 +57,7 @@ class TokensConfig(TargetsConfig):
     per_document: int = 0
     """Words of each document in that table, in place of --words (the paper has four of each of five books); 0 for those."""
     by: Literal["word", "token"] = "word"
-    """What that table has: words, or the tokens of words one by one, as the paper."""
+    """Rows of that table: words, or the tokens of words one by one, as in the paper."""
     documents: int = 0
     """Report on so many documents, drawn at random, of a split always the same ones (the paper has five books); 0 for all."""
     common: int = 1000
@@ -94,7 +94,7 @@ class Pass:
     """a token: where State is cleared, if not at each segment."""
 
     def key(self) -> dict[str, Any]:
-        """What decides the losses, in JSON's values. Lanes change no more than the last bits."""
+        """All that decides the losses, in JSON's values. Lanes change no more than the last bits."""
         where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
         where = where if self.every or self.at else {"segment": self.target.segment_length, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}

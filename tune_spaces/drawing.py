@@ -112,7 +112,7 @@ def seeded(text: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Draw:
-    """What a searcher has suggested in an earlier start."""
+    """The suggestions of a searcher in earlier starts."""
 
     name: str
     trial: str | None

@@ -26,7 +26,7 @@ Domains = dict[str, Any]
 
 @dataclass(frozen=True)
 class Space:
-    """What a sweep varies."""
+    """The fields that a sweep varies."""
 
     about: str
     """One line for --help."""

@@ -33,7 +33,7 @@ ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 ACTING = (PopulationBasedTraining, HyperBandScheduler)
 """These pause trials and change them: hearing the results again would do it again."""
 TIMES = ("tokens", "rungs", "training_iteration")
-"""What a scheduler may count in."""
+"""The units that a scheduler may count in."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def scheduler(name: str, lengths: Lengths, domains: Mapping[str, Any]) -> TrialS
 
 
 def _offered(lengths: Lengths, domains: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheduler may need of the sweep, by the names of Ray Tune's arguments."""
+    """Values of the sweep that a scheduler may need, by the names of Ray Tune's arguments."""
     bounds = {key: [domain.lower, domain.upper] for key, domain in domains.items() if isinstance(domain, Float)}
     return {
         "metric": METRIC,

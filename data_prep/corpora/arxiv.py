@@ -2,7 +2,7 @@
 
 A bulk archive holds a gzipped tar, a single gzipped TeX file or a PDF for each paper. Archives are streamed and never unpacked.
 A paper is one document (see `data_prep.corpora.latex`); its files are UTF-8, or as a byte-order mark or the package inputenc says,
-else Windows-1252. What its 00README says of its files holds. Its split follows from a hash of its id.
+else Windows-1252. Its 00README decides on its files. Its split follows from a hash of its id.
 Left out and counted: papers without TeX (PDF only…), withdrawn ones (TeX that begins with %auto-ignore, or a few lines that say
 so), damaged ones, and within papers binary and hidden files, links, devices and names that lead out of the archive. An archive or
 a paper's folder may itself be a link.
@@ -323,7 +323,7 @@ def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], 
 
 
 def _missing(ids: list[str]) -> list[Source]:
-    """What stands for papers that were asked for and are not there."""
+    """The source of papers that were asked for and are missing."""
     left_out = {split: LeftOut() for split in SPLITS}
     for id in ids:
         left_out[split_of(id)].add(f"of --ids not found ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})")

@@ -260,7 +260,7 @@ def _looks_like_tex(data: bytes) -> bool:
 
 
 def _not_tex(data: bytes) -> str | None:
-    """What a single file is that is not TeX."""
+    """The kind of a single file that is not TeX."""
     begin = data[:512].lstrip()
     if not begin and not data.strip():
         return "empty"

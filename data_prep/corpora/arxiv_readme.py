@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Directives:
-    """What a 00README says; names are relative to its folder, the paper's."""
+    """The contents of a 00README; names are relative to its folder, the paper's."""
 
     main: tuple[str, ...] = ()
     """The files that are compiled, in the order of the paper; empty where it names none."""

@@ -37,7 +37,7 @@ MAIN_FOLDERS = 8
 
 @dataclass(frozen=True)
 class Scanned:
-    """What matters of a file here."""
+    """The parts of a file that matter here."""
 
     inputs: tuple[str, ...]
     """As written, in order, each once."""

@@ -51,7 +51,7 @@ class Mqar(Task):
     power: float = 0.01
     """Queries come in slot g with odds proportional to g^(power − 1)."""
     filler: Literal["blank", "random"] = "blank"
-    """What stands where there is neither pair nor query: the blank, or any symbol, be it a key."""
+    """Filler between pairs and queries: the blank, or any symbol, even a key."""
     curriculum: tuple[int, ...] = ()
     """Pairs in the documents to train on instead: an equal share of the split has each number, in this order; to be read with
     --data.order sequential, or mixed. The other splits keep --pairs."""

@@ -45,7 +45,7 @@ class RandomWalk(Task):
     length: int = 400
     """Actions of a walk."""
     actions: Actions = "turns"
-    """What an agent does: turn left, turn right or go forward; or go to one of the four cells beside its own."""
+    """Actions of an agent: turn left, turn right or go forward; or go to one of the four cells beside its own."""
     curriculum: tuple[int, ...] = ()
     """Lengths of the walks to train on instead: an equal share of the split is of each, in this order; to be read with --data.order
     sequential. The other splits keep --length."""

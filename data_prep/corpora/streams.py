@@ -1,4 +1,4 @@
-"""What corpora share to read files that may be packed, damaged or hostile: forward, within a limit, and never extracted.
+"""Readers that corpora share for files that may be packed, damaged or hostile: forward, within a limit, and never extracted.
 
 with reading(file.shown), decompressed(file) as stream:      # a packing is known by its first bytes
     for offset, line in lines(stream, limit): ...
@@ -36,7 +36,7 @@ DAMAGE = (
     OSError, EOFError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError, OverflowError,
     struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, pa.ArrowException,
 )  # fmt: skip
-"""What the readers of archives raise on bytes that make no sense."""
+"""Errors that archive readers raise on damaged bytes."""
 
 
 class TooLarge(Exception):
@@ -368,7 +368,7 @@ LEFT_OUT = "left out: "
 
 
 def skipped_of(source: Source) -> Skipped | None:
-    """What a source of `LeftOut.sources` stands for; None for another."""
+    """The reason that a source of `LeftOut.sources` stands for; None for another source."""
     if not isinstance(source.place, str) or not source.place.startswith(LEFT_OUT):
         return None
     return Skipped(source.id, source.title, int(source.place.removeprefix(LEFT_OUT)))

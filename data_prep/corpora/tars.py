@@ -32,14 +32,14 @@ def is_tar(block: bytes) -> bool:
 
 
 class _Headers:
-    """What tarfile reads a tar's headers from."""
+    """The file from which tarfile reads a tar's headers."""
 
     def __init__(self, stream: Forward) -> None:
         self._stream = stream
         self.tell = stream.tell
         self.seek = stream.seek
         self.last = b""
-        """What was read last: at the proper end of a tar, a block of zeros."""
+        """The bytes that were read last: at the proper end of a tar, a block of zeros."""
 
     def read(self, size: int) -> bytes:
         if size > HEADER:

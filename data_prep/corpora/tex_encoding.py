@@ -46,7 +46,7 @@ def text_bytes(data: bytes) -> bytes | None:
 
 
 def decoded(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The texts of a paper's files. What one file declares holds for those that declare nothing.
+    """The texts of a paper's files. The declaration of one file holds for those without one.
 
     A file that can be UTF-8 is, whatever is declared: text in another encoding hardly ever looks like it.
     """

@@ -177,7 +177,7 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
 
 
 def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
-    """What the `--tokenizer` option names.
+    """The tokenizer that the `--tokenizer` option names.
 
     Raises TokenizerError for an unknown spec, a missing file, or a file that is not a tokenizer.
     """

@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
         ...
 
     def details(self) -> dict[str, Any]:
-        """What `tokenizer.json` holds: `kind` and whatever `load_tokenizer` needs."""
+        """The contents of `tokenizer.json`: `kind` and whatever `load_tokenizer` needs."""
         ...
 
     def files(self) -> dict[str, bytes]:
@@ -78,7 +78,7 @@ class BatchTokenizer(Protocol):
 
 
 def encode_each(tokenizer: Tokenizer, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """What `BatchTokenizer.encode_batch` returns, one text at a time."""
+    """The result of `BatchTokenizer.encode_batch`, one text at a time."""
     return concatenate([tokenizer.encode(text) for text in texts])
 
 

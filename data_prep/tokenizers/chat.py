@@ -26,7 +26,7 @@ TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_
 
 @dataclass(frozen=True)
 class Chat:
-    """What transformers needs for a chat with the model."""
+    """The parts that transformers needs for a chat with the model."""
 
     template: str | dict[str, str]
     """In Jinja; or several, by name."""
@@ -45,7 +45,7 @@ class Chat:
 
 
 def read_chat(folder: Path, ids: Mapping[str, int]) -> Chat | None:
-    """What transformers' files in a folder say; None where they hold no chat template.
+    """Reads the parts from transformers' files in a folder; None if they hold no chat template.
 
     Args:
         ids: those of the tokenizer's special tokens, by name.

@@ -230,7 +230,7 @@ class GPT2Tokenizer:
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        """What each id reads as; nothing where the vocabulary has no token of that id."""
+        """The text of each id; empty if the vocabulary has no token of that id."""
         letters = {letter: byte for byte, letter in byte_letters().items()}
         table = [b""] * self.vocab_size
         for token, index in self.vocab.items():

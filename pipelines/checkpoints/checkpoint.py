@@ -229,7 +229,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """What a safetensors file holds. Raises CheckpointError where it cannot be read."""
+    """The tensors of a safetensors file. Raises CheckpointError where it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)

@@ -89,7 +89,7 @@ class Exported:
 
     folder: Path
     config: Mapping[str, Any]
-    """What its config.json holds."""
+    """The contents of its config.json."""
     files: tuple[str, ...]
     """Names of the files with its weights."""
 
@@ -121,7 +121,7 @@ class Exported:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """What is recorded of the run, with `UNRECORDED` for what is not."""
+        """The record of the run, with `UNRECORDED` for missing values."""
         return {**UNRECORDED, **(self.config.get("trained") or {})}
 
     @property
@@ -137,7 +137,7 @@ class Exported:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What commands read of a checkpoint's meta. The run has the folder's name: it may be tuned since it was exported."""
+        """The part of a checkpoint's meta that commands read. The run is named by the folder, as it may be tuned after export."""
         trained = self.trained
         data = {name: trained[name] for name in ("corpus", "lanes", "segment_length")}
         known = {name: trained[name] for name in ("step", "tokens", "store", "tokenizer")}
@@ -156,7 +156,7 @@ class Exported:
 
     @property
     def bod_id(self) -> int:
-        """What stands before a text's first token."""
+        """The token before a text's first one."""
         found = self.config.get("begin_of_document_id")
         return found if isinstance(found, int) else self.config["vocab_size"] - 1
 

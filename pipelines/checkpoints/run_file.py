@@ -1,4 +1,4 @@
-"""What takes a preset's place on the command line: a sweep's best.json, any run's config.json, or an exported folder.
+"""Files that take a preset's place on the command line: a sweep's best.json, any run's config.json, or an exported folder.
 
 presets_with(PRESETS, argv)        # the presets, and `runs/sweep/best.json` where the command line names it
 """

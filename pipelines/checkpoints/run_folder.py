@@ -160,7 +160,7 @@ class RunFolder:
         return sorted(names, key=lambda name: (step_of(name), name), reverse=True)
 
     def unfinished(self) -> list[Place]:
-        """What is being written, or a killed start has left of its saves."""
+        """Unfinished saves: those being written, and those that a killed start has left."""
         names = self.checkpoint_names()
         beginning = ".step-" if self.is_local else "step-"
         found = [file for file in self.checkpoints.list() if file.is_dir and file.name.startswith(beginning)]

@@ -168,7 +168,7 @@ def train_once(
 
 
 def worker() -> Callable[[dict[str, Any]], None]:
-    """What each worker does. It is made here so that Ray sends it as it is: importing this module, and so ray_session, would
+    """The function of each worker. It is made here so that Ray sends it as it is: importing this module, and so ray_session, would
     give a cluster's machine the environment of a session of its own.
     """
 

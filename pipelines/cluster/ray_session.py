@@ -7,8 +7,8 @@ RAY_ADDRESS decides. On the nodes of a cluster it is `auto` (clusters/environmen
 the script joins the Ray that runs on its node. Where nothing runs there, or without RAY_ADDRESS, a local session is started: a
 laptop never joins a session that it happens to find.
 
-Importing this module sets the environment that keeps Ray quiet and offline, so import it before ray. What the user has set
-already stays.
+Importing this module sets the environment that keeps Ray quiet and offline, so import it before ray. Variables that the
+user has set stay.
 """
 
 from __future__ import annotations
@@ -182,14 +182,14 @@ def cpus() -> int:
 
 
 def machines() -> list[dict[str, float]]:
-    """What each machine that is alive has, free or taken."""
+    """The resources of each machine that is alive, free or taken."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
-    """What is free, and what there is, on each machine that is alive. No public call of Ray's says it of each."""
+    """The free and the total resources of each machine that is alive. No public call of Ray's says it of each."""
     import ray._private.state
 
     free = ray._private.state.available_resources_per_node()

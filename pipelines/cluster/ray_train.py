@@ -103,13 +103,13 @@ def cause_of(error: BaseException, kind: type[BaseException] | tuple[type[BaseEx
 
 
 def failures_of(error: BaseException) -> list[BaseException]:
-    """What each worker that failed has raised, or Ray says of its death."""
+    """The error of each worker that failed, or Ray's report of its death."""
     failures: Mapping[int, Any] = getattr(error, "worker_failures", {})
     return [getattr(failure, "cause", failure) for failure in failures.values()]
 
 
 def first_line(error: BaseException) -> str:
-    """What an error that Ray has wrapped says first, without the headings around it."""
+    """The first sentence of an error that Ray has wrapped, without the headings around it."""
     told = str(next(iter(failures_of(error)), error))
     lines = [line.strip() for line in told.splitlines() if line.strip() and not line.endswith(":")]
     return lines[0] if lines else type(error).__name__

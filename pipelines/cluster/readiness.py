@@ -2,7 +2,7 @@
 
     complaints = readiness.check(config, nodes)         # nodes: ray_session.nodes()
 
-What is compared: versions of Python, of the libraries that matter and of our own code; the clocks; whether every machine sees the
+It compares versions of Python, of the libraries that matter and of our own code; the clocks; whether every machine sees the
 run's folder and the store, and what the others write there; whether machines reach each other; room on the disks; memory for the
 model. The functions below it are called on the machines themselves.
 """
@@ -42,12 +42,12 @@ LIBRARIES = ("torch", "ray", "numpy", "pyarrow", "safetensors", "sentencepiece",
 CLOCK_SECONDS = 2.0
 """By how much two clocks may differ."""
 NODE_BYTES = 1 << 30
-"""What Ray's own folder needs on each machine."""
+"""Bytes that Ray's own folder needs on each machine."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a machine says of itself."""
+    """A machine's report of itself."""
 
     versions: dict[str, str]
     memory: int
@@ -104,7 +104,7 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> l
 
 
 def on_each(nodes: Sequence[Node], function: Callable[..., T], *arguments: Any) -> list[T]:
-    """What a function returns on each machine; all call it at the same time."""
+    """The result of a function on each machine; all call it at the same time."""
     return [wait() for wait in [node.begin(function, *arguments) for node in nodes]]
 
 
@@ -112,7 +112,7 @@ def on_each(nodes: Sequence[Node], function: Callable[..., T], *arguments: Any) 
 
 
 def different(nodes: Sequence[Node], answers: Sequence[T]) -> tuple[T, list[tuple[Node, T]]]:
-    """What most machines say (of several such answers, the first's), and those that say otherwise."""
+    """The answer of most machines (if several tie, the first), and the machines that answer otherwise."""
     usual = max(answers, key=answers.count)
     return usual, [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer != usual]
 
@@ -237,7 +237,7 @@ def too_small(
 
 
 def asked(config: TrainConfig, use_gpu: bool) -> str:
-    """What each worker takes, and how they stand: "1 CPU, 1 GPU (pack)"."""
+    """The resources and placement of workers: "1 CPU, 1 GPU (pack)"."""
     each = ", ".join(f"{amount:g} {name}" for name, amount in config.placement.worker(use_gpu).items())
     return f"{each} ({config.placement.strategy})"
 
@@ -284,7 +284,7 @@ def free_bytes(path: str) -> int:
 
 
 def tried(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
-    """What a function returns, and why it could not."""
+    """A function's result, and the reason if it failed."""
     try:
         return function(*arguments), ""
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""What a run is: config classes, JSON, fields by dotted names."""
+"""The config of a run: config classes, JSON, fields by dotted names."""

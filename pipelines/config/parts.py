@@ -154,7 +154,7 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class PlacementConfig:
-    """What each Ray Train worker takes, and on which machines workers stand."""
+    """Resources of each Ray Train worker, and the machines on which workers stand."""
 
     strategy: Literal["pack", "spread", "strict-spread"] = "pack"
     """pack: on as few machines as possible; spread: on as many as possible; strict-spread: never two on one, or wait."""

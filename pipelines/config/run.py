@@ -1,4 +1,4 @@
-"""What a training run is, as one frozen value: `TrainConfig`. Presets are instances of it (presets/), the command line
+"""A training run as one frozen value: `TrainConfig`. Presets are instances of it (presets/), the command line
 overrides its fields by dotted names, MLflow records it flattened, and a checkpoint carries it as JSON.
 
 A config stands below what it configures and imports nothing of it: of its model's config, which stands beside the model, a run
@@ -33,7 +33,7 @@ from pipelines.config.parts import (
 if TYPE_CHECKING:
 
     class ModelSettings(Protocol):
-        """What a run asks of a model's config; recur_models.ModelConfig has it."""
+        """The interface that a run needs of a model's config; recur_models.ModelConfig has it."""
 
         name: ClassVar[str]
         recomputes: ClassVar[tuple[Recompute, ...]]
@@ -92,7 +92,7 @@ class TrainConfig:
     block to the next, which is least for long segments."""
     micro_lanes: int = 0
     """Lanes of a worker that go through the model at a time, their gradients summed up: less memory for the same step, but for
-    rounding and for what dropout draws. 0 for all of them. What is logged of the recurrence is then a mean over the groups."""
+    rounding and for what dropout draws. 0 for all of them. Metrics of the recurrence are then means over the groups."""
     compile: Compile = "no"
     """torch.compile: each layer, or the whole model, which takes a compiler longer. Worth it on a GPU (benchmarks/gpu.py)."""
     log_every: int = 10

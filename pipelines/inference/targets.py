@@ -112,7 +112,7 @@ class EvaluationTarget:
     model: ModelConfig
     """The run's, or what was asked for in the place of its windows."""
     changed: Mapping[str, int]
-    """What is another than in the run."""
+    """The options that differ from the run's."""
     lanes: int
     segment_length: int
     """As asked for, or as many blocks as in training."""

@@ -112,7 +112,7 @@ print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))"
 
 
 def facts_of(checkpoint: Snapshot, model: RecurrentModel) -> dict[str, Any]:
-    """What every card says of a run."""
+    """The part of a model card that every run has."""
     config = checkpoint.meta["config"]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     known = {"run": config["run"], "step": checkpoint.step, "model": config["model"]["name"], "parameters": parameters}

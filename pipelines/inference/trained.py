@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes sec
 
 
 class TextTokenizer(Protocol):
-    """What generation needs of a tokenizer; those of `data_prep.tokenizers` have it."""
+    """The interface that generation needs of a tokenizer; those of `data_prep.tokenizers` have it."""
 
     def encode(self, text: str) -> np.ndarray: ...
 
@@ -67,7 +67,7 @@ class Trained:
     model: RecurrentModel
     tokenizer: TextTokenizer
     bod_id: int
-    """What stands before a text's first token."""
+    """The token before a text's first one."""
     labels: bool = False
     """Whether it predicts labels of symbols, before whose first none stands, and no text."""
     checkpoint: Snapshot | None = None
@@ -77,7 +77,7 @@ class Trained:
 
 
 def device() -> torch.device:
-    """What a command that uses a model computes on: a GPU where there is one."""
+    """The device of a command that uses a model: a GPU if there is one."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

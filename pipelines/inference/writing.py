@@ -46,7 +46,7 @@ def write(
 
 @dataclass(frozen=True)
 class Continued:
-    """What is written from one State."""
+    """The text that is written from one State."""
 
     ids: list[int]
     """The likeliest token each time."""

@@ -1,4 +1,4 @@
-"""What we run: every run is a named value. Plug-ins add theirs, such as the papers' in `studies/papers/`.
+"""Presets: every run is a named value. Plug-ins add theirs, such as the papers' in `studies/papers/`.
 
 `python -m pipelines.train NAME --optim.lr 3e-4` overrides any field of it; `--presets WORD…` in place of NAME searches them.
 """

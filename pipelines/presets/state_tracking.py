@@ -62,7 +62,7 @@ TASKS: dict[str, tuple[str, int]] = {
     "permutation-a5": ("permutation", 8000),
     "permutation-s5": ("permutation", 8000),
 }
-"""What a preset's name calls a task: its corpus, and steps of 4,096 tokens."""
+"""Tasks by their word in a preset's name: the corpus, and steps of 4,096 tokens."""
 
 
 def tiny(task: str, model: ModelSettings) -> TrainConfig:

@@ -91,7 +91,7 @@ def metrics_of(comparison: Comparison) -> list[Metric]:
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """One row for each run, in their order. What is not known is None."""
+    """One row for each run, in their order. Unknown values are None."""
     made = []
     for run in comparison.runs:
         tokens = max(record.metrics[TOKENS] for record in run.with_figure(TOKENS))

@@ -34,7 +34,7 @@ OF_SOME = ("word_perplexity", "states_cleared", "all_cleared")
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
     """One row for each evaluation, in their order, then the unigram reference (bits per byte) if given.
 
-    What does not apply is None: cleared figures of a model without that State, bytes and words of clipped documents.
+    Values that do not apply are None: cleared figures of a model without that State, bytes and words of clipped documents.
     """
     rows = []
     labelled = is_labelled(evaluations)
@@ -169,7 +169,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
 
 
 def read_report(folder: Path) -> list[Evaluation]:
-    """What `write_report` was given. Raises OSError, ValueError, KeyError or TypeError where there is no such report."""
+    """The arguments of `write_report`. Raises OSError, ValueError, KeyError or TypeError where there is no such report."""
     read = []
     for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
         passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}

@@ -1,4 +1,4 @@
-"""What an evaluation found, in sentences: what recurrent states are worth, and which model is ahead. A difference within chance is
+"""An evaluation's findings in sentences: the worth of recurrent states, and the model that is ahead. A difference within chance is
 none.
 
     remark_on(evaluation.carried, evaluation.cleared_states)
@@ -17,7 +17,7 @@ NEXT_TO_NOTHING = 0.0005
 
 
 def remark_on(carried: Score, cleared: Score) -> str:
-    """What a reader should know of the figures: whether a model's recurrent states are worth anything yet."""
+    """Notes on the metrics: whether a model's recurrent states are worth anything yet."""
     unit = "byte" if carried.errors is None else "label"
     per = carried.bytes if carried.errors is None else carried.tokens
     bits = carried.tokens / math.log(2) / per if per else math.nan  # for a nat per token

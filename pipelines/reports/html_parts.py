@@ -1,4 +1,4 @@
-"""What our HTML pages share: a style, and tables that sort by the column whose heading is clicked."""
+"""The parts that our HTML pages share: a style, and tables that sort by the column whose heading is clicked."""
 
 from __future__ import annotations
 

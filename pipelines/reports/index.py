@@ -39,9 +39,9 @@ class Kind:
     name: str
     file: str
     look: str
-    """What is looked at first, where it is there."""
+    """The file to look at first, if it is there."""
     about: Callable[[Path], str]
-    """What it says, in a line."""
+    """Its contents in a line."""
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What a sweep found, for a terminal: its trials, the winner, whether that beats the preset, and the commands that come next.
+"""The findings of a sweep for a terminal: its trials, the winner, whether that beats the preset, and the commands that come next.
 
 status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"))
 """

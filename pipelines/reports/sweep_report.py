@@ -1,4 +1,4 @@
-"""What a sweep found, from its folder alone: a table of trials, charts, and the winner's command line. No torch, no mlflow.
+"""The report of a sweep, from its folder alone: a table of trials, charts, and the winner's command line. No torch, no mlflow.
 
     paths = report_sweep(Path("runs/sweep"), tracker)      # into runs/sweep/report, and to the sweep's run in MLflow
 
@@ -56,7 +56,7 @@ def column_of(field: str) -> str:
 
 
 def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
-    """What a token costs and the best figure, of the trials that have one."""
+    """FLOPs per token and best result of each trial that has one."""
     from pipelines.reports.frontier import Spot, perplexity_of
 
     spots = []

@@ -74,7 +74,7 @@ def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 
 def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str | None]:
-    """What each token writes; None of one with a part of a character, which the next one that is not None writes."""
+    """The text of each token; None for a token with a part of a character, which the next token with text includes."""
     text_of = cache(write)
     pieces = list[str | None]()
     held: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ COUNT_SECONDS = 5.0
 
 
 class TrialCapacity:
-    """What the Ray session has for a sweep's trials, counted again as machines come and go."""
+    """The Ray session's resources for a sweep's trials, counted again as machines come and go."""
 
     def __init__(self, config: SweepConfig) -> None:
         """Count it, and say what there is. Raises UserError where not even one trial fits."""

@@ -1,5 +1,4 @@
-"""What a sweep is told: the options of `pipelines.tune` before those of a run, and all that can be said against them before
-anything is begun.
+"""The options of `pipelines.tune` besides those of a run, and all checks of them that need no trial.
 
 config, domains = read_and_check(["lr+states", "--preset", "small-rec", "--num-samples", "12"])
 """
@@ -41,7 +40,7 @@ class SweepConfig:
     """A sweep over a preset. Repeating the command resumes it. The fields of a run come after those of the sweep."""
 
     space: tyro.conf.Suppress[str]
-    """What is varied: named spaces and fields joined by +."""
+    """The search space: named spaces and fields joined by +."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")]
     """The run that is varied; `run` names the sweep."""
     preset: str = "small-rec"
@@ -67,7 +66,7 @@ class SweepConfig:
     rung_tokens: int = 0
     """Tokens before a trial may be stopped (asha: its first rung); 0 is a ninth of a trial."""
     equalize: Literal["tokens", "flops", "steps"] = "tokens"
-    """What all trials have as much of as the preset; their steps follow from it."""
+    """The budget that every trial shares with the preset; a trial's steps follow from it."""
     metric: str = "validation/bits_per_token"
     """The figure to make small: one that is better when lower, of validation or of training (pipelines/tracking/metrics.py).
     validation/bits_per_byte compares vocabularies."""

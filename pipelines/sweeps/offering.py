@@ -71,7 +71,7 @@ class QueueSearcher(NotKept, TuneSearcher):
     # Where all trials are known
 
     def space(self) -> dict[str, Any]:
-        """What Tune's own generator makes the known trials of, in their order."""
+        """The known trials in their order, as Tune's own generator takes them."""
         for trial in self._known:
             self._write_config(trial)
         values = {trial.id: trial.values for trial in self._known}

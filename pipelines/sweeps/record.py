@@ -1,4 +1,4 @@
-"""What has happened in a sweep and what was decided: each metric of a trial counts once, and is on disk before it is acted on.
+"""The events and decisions of a sweep: each metric of a trial counts once, and is on disk before it is acted on.
 
     record = Record(sweep)                      # as the folder has it
     decision = record.add(trial, 20, 5.1, "STOP", "asha")
@@ -36,7 +36,7 @@ class Record:
         self.sweep = sweep
         self.budget = Budget(sweep)
         self.decisions: dict[str, dict[int, str]] = defaultdict(dict)
-        """What was decided of each trial at each step: STOP, PAUSE or CONTINUE."""
+        """The decision for each trial at each step: STOP, PAUSE or CONTINUE."""
         self.begun: set[str] = set()
         self.busy: dict[str, float] = {}
         """Trials that are being trained, and since when."""
@@ -127,7 +127,7 @@ class Record:
     # Metrics and decisions
 
     def known(self, trial: Trial, step: int) -> str | None:
-        """What was decided of the trial at this step, in this start or an earlier one."""
+        """The decision for the trial at this step, in this start or an earlier one."""
         return self.decisions[trial.id].get(step)
 
     def settled_tokens(self) -> int:

@@ -39,7 +39,7 @@ from tune_spaces.drawing import fields
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a sweep's command."""
+    """The outcome of a sweep's command."""
 
     status: int
     """As `pipelines.tune` exits."""

@@ -125,7 +125,7 @@ class Sweep:
         return True
 
     def _identity(self) -> dict[str, Any]:
-        """What makes another sweep of it where it differs."""
+        """Fields that identify a sweep; a different value is refused on resume."""
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
         run = flatten(to_json(self.config.train))
         fixed = {
@@ -207,12 +207,12 @@ class Sweep:
                     yield event
 
     def drawn(self) -> list[Draw]:
-        """What the searcher has suggested in earlier starts, in order."""
+        """The searcher's suggestions of earlier starts, in order."""
         draws = [event for event in self.events() if event["event"] == "draw"]
         return [Draw(event["name"], event["trial"], event["values"]) for event in draws]
 
     def _load_trials(self, plan: list[dict[str, Any]]) -> None:
-        """The trials of earlier starts. What a trial.json that is missing or damaged said is in the plan and in results.jsonl."""
+        """The trials of earlier starts. If a trial.json is missing or damaged, the plan and results.jsonl have its contents."""
         known = {each["id"]: Trial(**each) for each in plan}
         known |= {draw.trial: Trial(draw.trial, dict(draw.values)) for draw in self.drawn() if draw.trial}
         for path in (self.folder / "trials").glob("*/trial.json"):
@@ -234,7 +234,7 @@ class Sweep:
 
 
 class Budget:
-    """What a sweep may take, over all starts of its command: seconds and tokens."""
+    """The budget of a sweep over all starts of its command: seconds and tokens."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep

@@ -57,7 +57,7 @@ END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Given:
-    """What the actors of a sweep need beside a trial's values. Ray keeps it in its object store: no file of Tune's holds it."""
+    """Values that the actors of a sweep need beside a trial's. Ray keeps it in its object store: no file of Tune's holds it."""
 
     train: TrainConfig
     """The run that is varied, with the places and their credentials."""
@@ -74,7 +74,7 @@ class TrialActor(tune.Trainable):
 
     @staticmethod
     def resources(given: Given) -> PlacementGroupFactory:
-        """What all ranks of a trial take."""
+        """Resources of all ranks of a trial."""
         run = given.train
         bundles = [run.placement.worker(given.use_gpu)] * run.workers[0]
         return PlacementGroupFactory(bundles, strategy=run.placement.strategy.replace("-", "_").upper())

@@ -64,7 +64,7 @@ class TrialLoop:
         return found
 
     def result(self, seconds: float) -> dict[str, Any] | None:
-        """What has come of it; None where nothing has within so long. Raises what has ended the training, if not a user's error."""
+        """Its outcome; None if there is none in this time. Raises what has ended the training, if not a user's error."""
         try:
             found = self._results.get(timeout=seconds)
         except queue.Empty:

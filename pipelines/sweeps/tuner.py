@@ -4,7 +4,7 @@
 
 Each start gives Tune all trials of the sweep. One that is over, or has come further than this start of Tune has heard, first
 reports the metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of
-every start. What was decided at a step is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own
+every start. A decision is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own
 snapshots. They hold no secret: a trial is given its values, and finds its run in the sweep's folder.
 """
 
@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
 }
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
-"""What Ray Tune passes to actors, so that Ray writes it into its logs. A machine has them in its own environment."""
+"""The arguments that Ray Tune passes to actors; Ray writes them into its logs. A machine has them in its own environment."""
 LOOK_SECONDS = 0.1
 """How often it is looked how far trials are, and whether to stop."""
 KEEP_SECONDS = 10.0
@@ -223,7 +223,7 @@ class Ends(NotKept, Stopper):
 
 
 def why(trial: Any) -> str:
-    """What ended a trial's worker, in a line."""
+    """The cause of a worker's end, in a line."""
     said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
     said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
     ends = "ray::" in said.partition("\n")[0]
@@ -296,7 +296,7 @@ def most_at_once(config: SweepConfig, capacity: TrialCapacity) -> int | None:
 
 @contextlib.contextmanager
 def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
-    """What has happened to a trial is told in our own words. Afterwards Tune is as it was: a notebook may have its own Tuner."""
+    """Silences Tune, since a sweep prints its own reports. Afterwards Tune is as it was: a notebook may have its own Tuner."""
     logger = logging.getLogger("ray.tune")
     level = logger.level
     before = {name: os.environ.get(name) for name in environment}

@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 COUNTS = 1 << 53
 SEEDS = 1 << 63
-"""What whole numbers are less than: products of counts have 64 bits still."""
+"""Upper bound of whole numbers, so that products of counts still have 64 bits."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
 """Where nobody reads any more what a command was made to print, as a shell has it of others."""
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -156,7 +156,7 @@ def sentence(error: BaseException) -> str:
 
 @contextmanager
 def as_a_warning(what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What may fail without ending the command: a line says so."""
+    """Work that may fail without ending the command: a line reports it."""
     try:
         yield
     except (ValueError, OSError, *kinds) as error:

@@ -27,7 +27,7 @@ NAMES = tuple(name for names in GROUPS.values() for name in names)
 
 
 def summary(name: str) -> str:
-    """What a command is for: the docstring of its module up to the first colon or full stop. The module is not imported."""
+    """The purpose of a command: the docstring of its module up to the first colon or full stop. The module is not imported."""
     source = (PACKAGE_ROOT / f"{name}.py").read_text("utf-8")
     described = ast.get_docstring(ast.parse(source)) or ""
     return re.split(r"[:.](?=\s|$)", " ".join(described.split()), maxsplit=1)[0]

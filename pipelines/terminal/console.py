@@ -20,7 +20,7 @@ from pipelines.terminal.output import listing
 
 
 def start() -> None:
-    """What the installed script calls (pyproject.toml)."""
+    """The entry point of the installed script (pyproject.toml)."""
     cli.run(main)
 
 

@@ -1,4 +1,4 @@
-"""What a command prints: plain lines whatever is in them, and a bar where there is a terminal.
+"""The output of commands: plain lines, and a progress bar if there is a terminal.
 
 out = lines()
 with bar("verifying", size, DownloadColumn(), console=out) as update:
@@ -50,7 +50,7 @@ def first_line(documented: type) -> str:
 
 
 def discard() -> None:
-    """What is printed goes nowhere from now on: whoever read it has seen enough."""
+    """Discard all further output: its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

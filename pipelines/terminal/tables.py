@@ -22,7 +22,7 @@ def table(
     best: Mapping[str, Callable[[Iterable[Any]], Any]],
     **style: Any,
 ) -> Table:
-    """Heading and form of each column, by the key of the rows. What a row does not have is a dash.
+    """Heading and form of each column, by the key of the rows. Missing values are dashes.
 
     Args:
         best: min or max of the columns in which the best figure is bold.

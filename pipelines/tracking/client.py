@@ -155,7 +155,7 @@ def cannot_use(uri: str, error: BaseException) -> str:
 
 
 def _damage(error: BaseException) -> str:
-    """What sqlite reports of a file that is damaged; empty where it is not."""
+    """sqlite's report on a damaged file; "" if it is whole."""
     from sqlalchemy.exc import DBAPIError
 
     found: BaseException | None = error

@@ -143,7 +143,7 @@ def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
 
 
 def with_changes(saved: Mapping[str, Any], params: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """What the run is trained with from a step on, and the changes that led to it, for its record.
+    """The fields that the run is trained with from a step on, and the changes that led to them, for its record.
 
     A start that was killed before its first checkpoint is repeated from the same step, and one whose checkpoints are damaged, from
     an earlier one. So the changes from that step on are undone first, and each is there once.

@@ -32,9 +32,9 @@ class Metric:
     form: str = ".4f"
     """How `format` writes it."""
     better: Literal["lower", "higher", "neither"] = "neither"
-    """What a sweep may search for is better when lower."""
+    """Which values are better. A sweep can minimise metrics that are better when lower."""
     console: str = ""
-    """What the console shows of it while a run trains: a text with the figure's place in it."""
+    """The console's text for it while a run trains, with a place for the value."""
     of: Callable[[Score], float] | None = None
     """For a figure of the validation split: from the sums over it. NaN where they do not have it."""
 

@@ -36,7 +36,7 @@ class Record:
 def read_records(path: Path) -> list[Record]:
     """The whole lines of the file, in order; none where there is no file.
 
-    What is no record is passed over: a crash of the machine can tear the last line, and no figure is worth stopping for.
+    Lines that are no records are skipped: a crash of the machine can tear the last line, and no metric is worth stopping for.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -82,7 +82,7 @@ class MetricsFile:
         self._pending = b""  # what a full disk did not take
 
     def append(self, record: Record) -> None:
-        """Write the record. What a full disk does not take is written with a later one."""
+        """Write the record. Records that a full disk refuses are written with a later one."""
         full = bool(self._pending)
         self._pending += record.line()
         try:

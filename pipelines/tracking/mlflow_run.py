@@ -40,7 +40,7 @@ NAME_LENGTH = 250
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a run reads, as MLflow lists it beside the run."""
+    """A run's data set, as MLflow lists it beside the run."""
 
     name: str
     digest: str
@@ -235,7 +235,7 @@ class MlflowRun:
         return found.experiment_id
 
     def _known(self, key: str) -> dict[int, Any]:
-        """What MLflow has of a metric, by step. It is asked once, and only of a run that was there before."""
+        """MLflow's points of a metric, by step. It is asked once, and only of a run that was there before."""
         if key not in self._points:
             history = self.client.get_metric_history(self.run_id, key) if self._found else []
             self._points[key] = {}

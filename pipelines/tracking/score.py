@@ -1,4 +1,4 @@
-"""What one pass over a split has summed, and the figures that follow from the sums."""
+"""The sums of one pass over a split, and the metrics that follow from them."""
 
 from __future__ import annotations
 

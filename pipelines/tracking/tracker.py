@@ -62,7 +62,7 @@ class Tracker:
         self._config, self._run = config, run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
         self._waiting: list[Record | Callable[[MlflowRun], object]] = [*kept]
-        """What MLflow may lack, the oldest first: records of the file, and calls, which a repeated command makes anew."""
+        """Records and calls that MLflow may lack, the oldest first; a repeated command makes the calls anew."""
         self._woken, self._first_try, self._abandoned = (threading.Event() for _ in range(3))
         self._closing = False
         self._upload_bytes = 0
@@ -70,7 +70,7 @@ class Tracker:
         """When something was last sent, and when figures alone are to be sent next."""
         self._silent_since: float | None = None
         self._says = DOES_NOT_ANSWER
-        """What MLflow does while nothing can be sent."""
+        """MLflow's state while nothing can be sent."""
         self._error: TrackingError | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if run:
@@ -231,7 +231,7 @@ class Tracker:
     def upload_missing(self) -> None:
         """Send MLflow what it lacks, in order. Idempotent: called again, it sends nothing that MLflow has.
 
-        What MLflow refuses for good costs a line. Raises whatever says that it does not answer.
+        A record that MLflow refuses for good is reported in a line. Raises whatever says that it does not answer.
         """
         assert self._run
         self._run.open()

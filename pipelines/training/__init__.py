@@ -1,1 +1,1 @@
-"""What one worker does: loop, scoring, optimizer, watchdog. No Ray, no MLflow."""
+"""The work of one worker: loop, scoring, optimizer, watchdog. No Ray, no MLflow."""

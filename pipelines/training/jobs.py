@@ -197,7 +197,7 @@ def run_jobs(
 
 
 def ended(status: int) -> str:
-    """What an exit status says."""
+    """An exit status in words."""
     if status in (STOPPED_STATUS, 130):
         return "asked to stop, and saved: the same command resumes here"
     if status == 2:

@@ -48,13 +48,13 @@ from recur_models.protocol import concat_lanes, select_lanes
 
 @dataclass(frozen=True)
 class TrainInputs:
-    """What a run reads, opened and checked."""
+    """The inputs of a run, opened and checked."""
 
     train_store: SegmentStore
     validation_store: SegmentStore | None
     resume: Checkpoint | None
     warnings: list[str]
-    """What is missing or was passed over, a sentence each."""
+    """Sentences about inputs that are missing or were skipped."""
     initial: Exported | None = None
     """Weights that a new run begins with, where they are not its own."""
 
@@ -258,7 +258,7 @@ def validate(
 
 
 def precision(config: TrainConfig, world: World) -> torch.dtype:
-    """What matrix products are computed in: bfloat16 on a GPU unless told otherwise, float32 on a CPU."""
+    """The type of matrix products: bfloat16 on a GPU unless configured otherwise, float32 on a CPU."""
     automatic = config.precision == "auto" and world.device.type == "cuda"
     return torch.bfloat16 if automatic or config.precision == "bfloat16" else torch.float32
 

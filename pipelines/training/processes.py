@@ -90,7 +90,7 @@ def _device(number: int) -> torch.device:
 
 
 def _work(number: int, work: Work, pieces: int, threads: int, taken: Any, read: Any, errors: Any) -> None:
-    """What a process does."""
+    """Do pieces in a process until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the first process ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)

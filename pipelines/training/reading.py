@@ -4,7 +4,7 @@
     DocumentPass(load_model, [shard], sink, folder).read(workers=2, progress=print)
 
 One process reads a shard over its lanes, the longest documents first. Its sink gets what the model makes of each step: losses, or
-hidden states. What the sink keeps is saved every few seconds with the State, and the same command again resumes there. Where
+hidden states. The sink's data is saved every few seconds with the State, and a rerun of the command resumes there. Where
 something is cleared, documents begin with a segment, so that it is cleared at the same tokens whatever the lanes.
 
     <folder>/<name of a shard>     checksum, then safetensors
@@ -50,7 +50,7 @@ WORTH_A_WORKER = 3e11
 stand."""
 
 StateMode = Literal["nothing", "states", "everything"]
-"""What is put back to its initial value: the study of section 4.6 clears the states."""
+"""The part of the State that is reset to its initial value: the study of section 4.6 clears the states."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ SEGMENTS = StateReset()
 
 
 class Segment(NamedTuple):
-    """What a process has read in one step."""
+    """The tokens that a process has read in one step."""
 
     step: int
     schedule: EvaluationLanes
@@ -175,7 +175,7 @@ class Shard(NamedTuple):
 
 
 Kept = dict[str, np.ndarray]
-"""What a sink fills, by name: it is saved with the State. A mapped file is flushed then, before anything else is saved."""
+"""A sink's arrays by name, saved with the State. A mapped file is flushed then, before anything else is saved."""
 Sink = Callable[[Shard, Kept], AbstractContextManager[Callable[[Segment], None]]]
 """What a process opens for a shard: it gets what was kept of it, and gives what takes in each segment."""
 

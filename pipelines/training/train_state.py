@@ -1,4 +1,4 @@
-"""What a run knows beside its weights, its optimizer and its lanes: part of the JSON of each checkpoint."""
+"""A run's progress beside weights, optimizer and lanes: part of each checkpoint's JSON."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TrainState:
         store: SegmentStore,
         tracker: Tracker | None,
     ) -> dict[str, Any]:
-        """What the JSON of a checkpoint says of its run."""
+        """The part of a checkpoint's JSON about its run."""
         return {
             **asdict(self),
             "config": to_json(config),

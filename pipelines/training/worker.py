@@ -89,7 +89,7 @@ def train_as_worker(
     asked_to_stop: Callable[[], bool],
     on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
 ) -> None:
-    """What each process of a run does: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
+    """Run one process of a training run: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
 
     Raises Stopped when it was asked to, and has saved.
     """
@@ -185,7 +185,7 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
 
 
 def told_by(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
-    """What a checkpoint records of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was
+    """A checkpoint's record of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was
     copied to begin another run names the origin of that one.
     """
     run_id = checkpoint.meta.get("mlflow_run")

@@ -75,7 +75,7 @@ class World:
         return self.all_reduce_int(int(flag)) > 0
 
     def broadcast_str(self, text: str) -> str:
-        """What rank 0 says, on every process: a name, or nothing."""
+        """Rank 0's text on every process: a name, or nothing."""
         said = [text]
         if self.size > 1:
             dist.broadcast_object_list(said, 0, group=self.control)

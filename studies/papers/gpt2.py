@@ -79,7 +79,7 @@ VALIDATED_TOKENS = 2_000_000
 """Tokens between validations (section 5)."""
 TINY_TOKENS = 5_000_000
 TINY_SHARE = 5
-"""What windows and overlaps are divided by."""
+"""Divisor of windows and overlaps."""
 
 
 def two_epochs(corpus: str, block: int) -> int:

@@ -1,4 +1,4 @@
-"""What a table needs and what it gives: the trainings and evaluations of its cells, and their figures.
+"""The plan of a table: the trainings and evaluations of its cells, and their results.
 
 name, table = "block-recurrent table-1", PAPERS["block-recurrent"]["table-1"]
 plan = Plan(name, part_of(table, name, only=("Rec",)), "tiny", seeds=(0, 1), place=place)
@@ -55,7 +55,7 @@ class Plan:
         return list({training.name: training for training in made}.values())
 
     def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
-        """What each of our figures is measured on, seed by seed."""
+        """The runs behind each of our results, seed by seed."""
         for seed in self.seeds:
             for row in self.table.rows:
                 runs = self.runs_of(row)
@@ -84,7 +84,7 @@ class Plan:
         return [job for job in jobs if not self.place.record.is_current(job)]
 
     def comparing(self, folder: Path) -> list[Job]:
-        """What compares the table's two models token by token, each of its row's first seed and column."""
+        """The comparison of the table's two models token by token, each with its row's first seed and column."""
         first: dict[str, Training] = {}
         for row, _, _, training in self.cells():
             first.setdefault(row.label, training)
@@ -94,7 +94,7 @@ class Plan:
         return [self.reading("tokens", compared, self.table.token_words, folder)]
 
     def continuing(self, folder: Path) -> list[Job]:
-        """What continues passages with the model of the table's first row and of the first seed."""
+        """The continuation of passages with the model of the table's first row and first seed."""
         training = next((training for *_, training in self.cells()), None)
         if not self.table.continued or training is None or not training.is_done():
             return []
@@ -165,7 +165,7 @@ class Plan:
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
 
     def pages(self, folder: Path) -> list[Path]:
-        """What stands beside a table: cross-entropy over position, a comparison token by token, or continuations."""
+        """Pages beside a table: cross-entropy over position, a comparison token by token, or continuations."""
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split

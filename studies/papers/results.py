@@ -51,7 +51,7 @@ class Point(NamedTuple):
     bar: tuple[float, float]
     """How far the error bar goes below and above."""
     size: float | None
-    """What the circle's radius is proportional to; None: no circle."""
+    """Value that the circle's radius is proportional to; None: no circle."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Results:
     facts: tuple[str, ...] = ()
     """Sentences on data, tokens and time."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What else the JSON says."""
+    """Other values for the JSON."""
     best: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     """The best seed's values by row and column, for the columns that show the best seed."""
 
@@ -110,7 +110,7 @@ class Results:
         return {name: ordering for name, ordering in made.items() if any(ordering)}
 
     def remarks(self) -> list[str]:
-        """What holds of the paper's order and what does not, in sentences."""
+        """Sentences on which parts of the paper's order hold here."""
         said = []
         orderings = self.orderings()
         if orderings and len(self.seeds) == 1:
@@ -146,7 +146,7 @@ class Results:
         return [f"{named}: {how}"] if named else []
 
     def sentences(self) -> list[str]:
-        """What a reader has to know beside the figures."""
+        """Notes that a reader needs beside the results."""
         note = filter(None, [self.table.note.get(self.scale)])
         return [*note, *self.selection(), *self.facts, *self.lacking(), *self.remarks()]
 
@@ -178,7 +178,7 @@ class Results:
         return headings, rows
 
     def title(self) -> str:
-        """What it is, of what scale and seeds."""
+        """Its title, scale and seeds."""
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
         means = any(column.name not in self.of_best() and column.figure not in COSTS for column in self.table.columns)
         beside = " ± standard deviation" if len(self.seeds) > 1 and means else ""

@@ -198,7 +198,7 @@ TINY_DATA = {
 }
 SYNTHETIC = ("Random Walk", "Algorithm")
 TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
-"""What the presets of the tiny tasks call a model."""
+"""Name of a model in the presets of the tiny tasks."""
 
 
 def on_tasks(name: str, tasks: Iterable[str], passes: int = 0) -> dict[str, dict[str, Run]]:

@@ -7,7 +7,7 @@
     )
 
 A row names a preset and the fields that differ from it, once for each scale and each thing that is trained: values alone, as in
-pipelines/presets/. What makes figures of them is in trainings.py.
+pipelines/presets/. trainings.py makes results of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands behind a table: stores, trainings and evaluations, each made once by its own command, and what they will cost.
+"""The work behind a table: stores, trainings and evaluations, each made once by its own command, and their cost.
 
     place = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
     training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
@@ -81,7 +81,7 @@ class StudyFolder:
 
     @property
     def record(self) -> Record:
-        """What is evaluated, compared and continued here."""
+        """Record of the evaluations, comparisons and continuations of this folder."""
         return Record(places.Place.parse(self.root) / "jobs.json")
 
     def data(self, data: Data) -> Data:
