@@ -38,15 +38,15 @@ from pipelines.tracking.client import check_tracking
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What is compared."""
+    """Runs and sweeps to compare."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders or URIs of runs or sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
     """Trials of a sweep to compare: the best one, or all with a result. auto: all if the sweep is compared with nothing else."""
     root: str = ""
-    """Folder or URI of all runs; by default that of the first run or sweep, and `runs` where only ids are named or nothing can be
-    written there. A folder has the mlflow.db that ids are looked up in unless --tracking.uri names a server."""
+    """Folder or URI of all runs; by default that of the first run or sweep, or `runs` if only ids are named or nothing can be
+    written there. Ids are looked up in its mlflow.db unless --tracking.uri names a server."""
     output: str = ""
     """Folder or URI of the table and the curves; by default `reports/compare-<names>` below the root."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

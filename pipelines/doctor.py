@@ -25,12 +25,12 @@ from pipelines.terminal import cli
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Which run."""
+    """The run to check."""
 
     run: tyro.conf.Positional[str]
     """Folder of a run, or its URI."""
     store: str = ""
-    """Store that it was trained on, where it has moved."""
+    """Store that it was trained on, if it has moved."""
 
 
 COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation", "")

@@ -50,7 +50,7 @@ class EmbedConfig:
     corpus: str = ""
     """Corpus in the store; by default the one that the run was trained on."""
     every: int = 1
-    """One vector for every so many tokens of a document: their mean."""
+    """Tokens per vector: each vector is the mean over this number of a document's tokens."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the embeddings in the files. They are computed in float32."""
     lanes: int = 0

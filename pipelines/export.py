@@ -34,10 +34,10 @@ class ExportConfig:
     output: Path
     """The folder to make; it must not exist yet."""
     format: Literal["throughline", "transformers"] = "throughline"
-    """throughline: our models, State included, with their code beside them. transformers: a gpt2 as its own
-    GPT2LMHeadModel and a llama as its LlamaForCausalLM, which attend to the whole context; vLLM and llama.cpp open these too."""
+    """throughline: any model, State included, with its code beside it. transformers: a gpt2 as GPT2LMHeadModel or a llama as
+    LlamaForCausalLM, which attend to the whole context; vLLM and llama.cpp open these too."""
     store: str = ""
-    """Store that the run was trained on, for its tokenizer; by default where the run had it."""
+    """Store that the run was trained on, for its tokenizer; by default the path in the run's config."""
 
 
 def main(argv: list[str]) -> None:

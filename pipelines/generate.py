@@ -53,15 +53,15 @@ class GenerateConfig:
     temperature: float = 1.0
     """Divides the logits; 0 always takes the likeliest token."""
     chat: bool = False
-    """Give the text as a user's message, by the tokenizer's chat template, and write the reply."""
+    """Send the text as a user's message in the tokenizer's chat template, and write the reply."""
     top_k: int = 0
-    """Choose among so many of the likeliest tokens; 0 for all."""
+    """Choose among this number of the likeliest tokens; 0 for all."""
     top_p: float = 1.0
     """Choose among the likeliest tokens that together have this probability."""
     seed: int | None = None
     """Seed of the random choices; by default a new one each time, which is printed."""
     store: str = ""
-    """Store that the run was trained on, for its tokenizer; by default where the run had it."""
+    """Store that the run was trained on, for its tokenizer; by default the path in the run's config."""
 
     def __post_init__(self) -> None:
         if self.file is not None and self.prompt:

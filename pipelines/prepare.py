@@ -74,7 +74,7 @@ class PrepareConfig:
     """Tokens of a row in the store; 0 chooses 1024, or 1, which is ids back to back, where documents are so short that rows of 1024
     would be mostly padding. Training may read any other length from it."""
     part_bytes: int = 16 << 20
-    """A part is closed when it holds so many bytes of text, or a 32nd of a small split; each part is one Ray task."""
+    """Bytes of text at which a part is closed; for a small split a 32nd of it. Each part is one Ray task."""
     num_workers: int | None = None
     """Ray tasks at a time; 0 works in this process, without Ray. By default the CPUs of this machine, or of the whole cluster; on
     one machine 0 for less than 4 MB, which take less time than Ray takes to start."""

@@ -38,13 +38,13 @@ class PipelineConfig:
     preset: tyro.conf.Positional[str]
     """Preset to train: a name of pipelines/presets/. Its run has the same name."""
     also: tuple[str, ...] = ()
-    """Further presets, trained one after the other on the same data, and compared."""
+    """More presets to train on the same data, one after the other, and to compare."""
     corpus: str = ""
     """Name of the corpus for pipelines.prepare; by default the preset's."""
     source: str = ""
-    """Where the corpus is, for corpora that need it."""
+    """Path of the corpus, for corpora that need it."""
     tokenizer: str = ""
-    """As for pipelines.prepare."""
+    """Tokenizer, as for pipelines.prepare."""
     store: str = ""
     """Segment store; by default the preset's."""
     root: str = ""
@@ -52,7 +52,7 @@ class PipelineConfig:
     set: tuple[str, ...] = ()
     """Fields of every preset, as steps=500 optim.lr=1e-3 data.lanes=4."""
     tune: str = ""
-    """A space of tune_spaces, such as lr: it is searched first, and what it found is trained."""
+    """A space of tune_spaces, such as lr, to search first; its winner is then trained."""
     tune_set: tuple[str, ...] = ()
     """Fields of the sweep, as num_samples=12 steps=200; those of `set` hold there too."""
     split: str = "test"
@@ -60,7 +60,7 @@ class PipelineConfig:
     name: str = ""
     """Name of this pipeline, put before the names of its runs; by default they have the presets' own."""
     retries: int = 1
-    """Times that a failed stage is tried again."""
+    """Retries of a failed stage."""
 
     def __post_init__(self) -> None:
         from pipelines.presets import PRESETS  # imports torch, which --help does without

@@ -72,7 +72,7 @@ class RecurrentCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise ValueError(
-            "a State cannot be taken back by some tokens: this way of generating is not possible with these models"
+            "the State cannot be rolled back: assisted decoding is not supported with these models"
         )
 
 

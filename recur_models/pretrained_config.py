@@ -71,7 +71,7 @@ class DecoderConfig(ModelConfig):
         if self.overlap >= self.window:
             raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
         if self.window > sizes.positions:
-            raise ValueError(f"model.window is {self.window}: with {sizes.positions} positions it can have as many")
+            raise ValueError(f"model.window is {self.window}, but the model has only {sizes.positions} positions")
         if sizes.d_model % sizes.heads:
             raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
 

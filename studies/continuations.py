@@ -43,11 +43,11 @@ class ContinuationsConfig:
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run: the newest, or the best of those that were validated."""
     places: int = 4
-    """Places that are continued, of as many documents as there are."""
+    """Places to continue, spread over as many documents as possible."""
     new_tokens: int = 80
     """Tokens to write at each."""
     blocks: int = 0
-    """The model's blocks (of a GPT-2, windows) that are read before a place; 0 reads its document from the first token on."""
+    """Blocks to read before a place (windows of a GPT-2); 0 reads its document from the first token."""
     split: str = "test"
     """Split to read."""
     store: str = ""
@@ -55,8 +55,8 @@ class ContinuationsConfig:
     seed: int = 0
     """Seeds the choice of places."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/continuations-<name>` (of another split than test with `-<split>` behind it)
-    beside the run, or in `runs` where nothing can be written there."""
+    """Folder or URI of the report; by default `reports/continuations-<name>` (for a split other than test, with `-<split>` at its
+    end) beside the run, or in `runs` if nothing can be written there."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:

@@ -43,23 +43,23 @@ from studies.token_page import write_pages
 
 @dataclass(frozen=True)
 class TokensConfig(TargetsConfig):
-    """What is compared, on what: runs or checkpoints, what is compared with first and what is looked at last, those between for the
-    study of distances; or one, which is compared with itself cleared."""
+    """Runs or checkpoints to compare on a split: the last one is compared with the first; those between join the study of
+    distances. A single one is compared with itself, State cleared."""
 
     clear: Literal["auto", "states", "everything"] = "auto"
-    """Read the last one cleared too: its recurrent states or the whole State; auto: its states, where it is the only one."""
+    """Also read the last model with its recurrent states or the whole State cleared. auto: its states, if it is the only model."""
     document: int = -1
-    """The document whose text is on the page, as numbered in the manifest; -1 takes the longest."""
+    """Document whose text is on the page, by its number in the manifest; -1 takes the longest."""
     page_tokens: int = 100_000
     """Tokens of its text on the page, at most."""
     words: int = 40
     """Words in the table of the largest gains, of the whole split."""
     per_document: int = 0
-    """Words of each document in that table, in place of --words (the paper has four of each of five books); 0 for those."""
+    """Words of each document in that table, in place of --words (the paper has four for each of five books); 0 uses --words."""
     by: Literal["word", "token"] = "word"
     """Rows of that table: words, or the tokens of words one by one, as in the paper."""
     documents: int = 0
-    """Report on so many documents, drawn at random, of a split always the same ones (the paper has five books); 0 for all."""
+    """Documents to report on, drawn at random, always the same for a split (the paper has five books); 0 for all."""
     common: int = 1000
     """The most frequent words of the split, which the study of distances leaves out."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

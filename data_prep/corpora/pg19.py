@@ -36,7 +36,7 @@ class Pg19:
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger book is left out, and counted."""
     books: int = 0
-    """Books of train: the first so many by file name, 10.txt before 2.txt; 0 for all."""
+    """Books of train, the first ones by file name, 10.txt before 2.txt; 0 for all."""
     validation_tokens: int = 0
     """Tokens of each validation book, from its beginning; 0 for all. For tokenizers that are not trained on the corpus."""
 

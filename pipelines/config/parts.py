@@ -22,12 +22,12 @@ class DataConfig:
     store: str = "runs/store"
     """Folder that `pipelines.prepare` wrote, or a URI such as s3://bucket/store."""
     cache: str = ""
-    """Folder of each machine for the segment files of a store in a bucket; by default throughline/segments in the user's cache
-    folder, and at most 64 GiB; none keeps nothing on the disk."""
+    """Folder on each machine that caches segment files of a store in a bucket, at most 64 GiB; by default throughline/segments in
+    the user's cache folder. none keeps nothing on the disk."""
     corpus: str = "python-source"
     """Corpus in that store."""
     order: Literal["shuffled", "sequential"] = "shuffled"
-    """How documents follow each other in an epoch: shuffled by the seed, or as the store lists them (a curriculum)."""
+    """Order of documents in an epoch: shuffled by the seed, or sequential as in the store (a curriculum)."""
     lanes: int = 8
     """Rows of the global batch, over all workers."""
     segment_length: int = 1024
@@ -42,20 +42,20 @@ class OptimConfig:
     """The optimizer."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """adamw, or adafactor with momentum and parameter-scaled updates as the block-recurrent paper uses it; keys, values and queries
-    of a layer are one parameter here, which it scales together, and three or four in the authors' code."""
+    """adamw, or adafactor with momentum and parameter-scaled updates as in the block-recurrent paper. It scales a layer's keys,
+    values and queries together, as they are one parameter here; in the authors' code they are three or four."""
     lr: float = 1e-3
     """Peak learning rate; for adafactor, relative to the size of each parameter."""
     recurrent_lr_scale: float = 1.0
-    """Learning rate of the parameters that only the recurrence has (a cell's states, their direction and gates; what is beside a
-    pretrained decoder), over that of all others."""
+    """Factor on the learning rate of the recurrence's own parameters: a cell's states, their direction and gates; beside a
+    pretrained decoder, all new ones."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates; adafactor uses the first as its momentum."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of all parameters with two dimensions or more: beside matrices these are embeddings, tables of
-    position biases, and the states that a recurrence begins with."""
+    """Decoupled weight decay of all parameters with two dimensions or more: matrices, embeddings, tables of position biases, and a
+    recurrence's first states."""
     max_grad_norm: float = 1.0
-    """Largest global norm of the gradient; 0 leaves it alone."""
+    """Largest global norm of the gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
         check_fields("optim", self, lr=0, recurrent_lr_scale=0, weight_decay=0, max_grad_norm=0)
@@ -71,9 +71,9 @@ class ScheduleConfig:
     """cosine to `min_lr_ratio` at the end of the last step; inverse-sqrt: lr / √max(step, warmup_steps), whose peak is
     lr / √warmup_steps (the block-recurrent paper's Appendix C); constant."""
     warmup_steps: int = 100
-    """Steps of linear warm-up, in which the rate rises to the schedule's first value; 0 begins there."""
+    """Steps of linear warm-up to the schedule's first value; 0 begins there."""
     min_lr_ratio: float = 0.1
-    """Cosine: share of the peak rate that is left when the last step is done."""
+    """cosine: the final learning rate as a share of the peak."""
 
     def __post_init__(self) -> None:
         check_fields("schedule", self, warmup_steps=0, min_lr_ratio=0)
@@ -81,16 +81,16 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run is saved, and what is kept."""
+    """When a run is saved, and which checkpoints are kept."""
 
     every: int = 100
     """Steps between checkpoints; the last step always makes one, and so does a request to stop."""
     keep: int = 3
     """Newest checkpoints that are kept."""
     keep_every: int = 0
-    """Checkpoints at multiples of so many steps are kept for good; 0 for none."""
+    """Keep checkpoints at multiples of this number of steps for good; 0 for none."""
     keep_best: int = 1
-    """Checkpoints with the best validation figure that are kept, of those that were validated at their own step; 0 for none."""
+    """Best checkpoints to keep, among those validated at their own step; 0 for none."""
     best_by: str = "validation/bits_per_token"
     """Validation metric that ranks checkpoints, the lower the better. It cannot change within a run; trials use their sweep's
     metric."""
@@ -103,25 +103,25 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where a run's figures go."""
+    """Where a run's metrics go."""
 
     backend: Literal["mlflow", "none"] = "mlflow"
     """none keeps them in the run's metrics.jsonl alone."""
     uri: str = ""
-    """MLflow's tracking URI: http://host:5000, or a database; by default what MLFLOW_TRACKING_URI says, else the file mlflow.db in
-    the folder of all runs. Name and password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    """MLflow's tracking URI: http://host:5000, or a database; by default MLFLOW_TRACKING_URI, else the file mlflow.db in the folder
+    of all runs. Name and password for a server belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: str = ""
-    """MLflow experiment that the run belongs to; by default what MLFLOW_EXPERIMENT_NAME says, else throughline."""
+    """MLflow experiment of the run; by default MLFLOW_EXPERIMENT_NAME, else throughline."""
     parent: str = ""
-    """MLflow's id of the run that this one stands below; a sweep sets it for its trials."""
+    """MLflow id of the parent run; a sweep sets it for its trials."""
     on_failure: Literal["continue", "stop"] = "continue"
     """When MLflow does not answer: continue and send later, or stop the run."""
     patience: float = 60.0
-    """Seconds that MLflow may be silent: at the end, before what is left stays unsent; under way, before `stop` stops."""
+    """Seconds that MLflow may be silent: at the end, before the rest stays unsent; earlier, before `stop` stops the run."""
     models: Literal["best", "figures", "none"] = "best"
-    """best: each checkpoint is a model in MLflow with its validation figures, and the best one of a finished run is uploaded, as
-    a folder for transformers, and registered under the run's name (of trials: the best one of the sweep's, under its name).
-    figures: nothing is uploaded."""
+    """best: each checkpoint is a model in MLflow with its validation metrics. The best one of a finished run is uploaded as a
+    folder for transformers and registered under the run's name (in a sweep: the best of all trials, under the sweep's name).
+    figures: the same without uploads. none: no models."""
     system_metrics: Literal["on", "off"] = "on"
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
 
@@ -131,7 +131,7 @@ class TrackingConfig:
         named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
         if named and re.search(r"""[?#/'"\s]""", named[1]):
             raise UserError(
-                "the password in tracking.uri has a sign that would cut it short where it is taken out of what is recorded: write "
+                "the password in tracking.uri has a character that hides its end, so it could not be removed from records: write "
                 "%3F for ?, %23 for #, %2F for /, %27 for '"
             )
         check_address(self.uri, "tracking.uri")
@@ -139,8 +139,9 @@ class TrackingConfig:
             raise UserError("tracking.experiment is blank: name an MLflow experiment")
 
     def located(self) -> TrackingConfig:
-        """With what MLflow's environment variables say where nothing else does. A command asks once, where it begins: its workers,
-        which may have other variables, are told.
+        """The config with defaults from MLflow's environment variables.
+
+        A command reads them once, where it begins, and passes them to its workers, which may have other variables.
         """
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
         relative = re.fullmatch(r"sqlite:///(?!/|:memory:)(.+)", uri)
@@ -161,9 +162,9 @@ class PlacementConfig:
     cpus: float = 1
     """CPUs of a worker."""
     gpus: float = 1
-    """GPUs of a worker, where it uses any; 0.5 lets two share one, more than 1 keeps the others from it."""
+    """GPUs of a worker that uses any; 0.5 lets two workers share one, more than 1 reserves the others for it."""
     resource: str = ""
-    """Only machines that were given this with `ray start --resources='{"NAME":1}'`."""
+    """Use only machines with this resource: `ray start --resources='{"NAME":1}'`."""
 
     def __post_init__(self) -> None:
         check_fields("placement", self)
@@ -180,7 +181,7 @@ class PlacementConfig:
         }
 
     def fits(self, resources: Mapping[str, float], use_gpu: bool) -> int:
-        """How many workers a machine holds that has so much."""
+        """How many workers a machine with these resources holds."""
         fits = times(resources, self.worker(use_gpu))
         return min(fits, 1) if self.strategy == "strict-spread" else fits
 

@@ -68,13 +68,13 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     initial_weights: str = ""
-    """Exported folder whose weights a new run begins with, with a fresh optimizer; naming the folder in place of a preset sets it,
-    and its model too. A resumed run reads its checkpoint alone."""
+    """Exported folder with the initial weights of a new run; the optimizer is fresh. Naming the folder in place of a preset sets
+    this option and the model. A resumed run reads only its checkpoint."""
     run: str = ""
     """Name of the run and of its folder below `root`; by default the preset's."""
     root: str = "runs"
-    """Folder of all runs, where MLflow's sqlite file and artifacts stand too; or a URI such as s3://bucket/runs, for machines that
-    share no folder."""
+    """Folder of all runs, with MLflow's sqlite file and artifacts; or a URI such as s3://bucket/runs, for machines that share no
+    folder."""
     steps: int = 1000
     """Optimizer steps in all."""
     seed: int = 0
@@ -88,26 +88,26 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto is bfloat16 on a GPU, float32 on a CPU. Parameters stay in float32."""
     recompute: Recompute = "nothing"
-    """Activation checkpointing, memory for time: layer keeps each layer's input alone; block keeps only what passes from one
-    block to the next, which is least for long segments."""
+    """Activation checkpointing, less memory for more time. layer keeps only each layer's input; block keeps only the tensors passed
+    from block to block, which is least for long segments."""
     micro_lanes: int = 0
-    """Lanes of a worker that go through the model at a time, their gradients summed up: less memory for the same step, but for
-    rounding and for what dropout draws. 0 for all of them. Metrics of the recurrence are then means over the groups."""
+    """Lanes of a worker that go through the model at a time; 0 for all. Gradients are summed, so the step is the same in less
+    memory, but for rounding and dropout. Metrics of the recurrence are then means over the groups."""
     compile: Compile = "no"
-    """torch.compile: each layer, or the whole model, which takes a compiler longer. Worth it on a GPU (benchmarks/gpu.py)."""
+    """torch.compile each layer, or the whole model, which compiles longer. Worth it on a GPU (benchmarks/gpu.py)."""
     log_every: int = 10
     """Steps between two points of the training curve."""
     validate_every: int = 100
     """Steps between validations; 0 for none."""
     validate_tokens: int = 100_000
-    """Tokens of the validation split that are read each time, the same ones: where that is not all, of documents spread over the
-    range of lengths, each read for long. 0 for all."""
+    """Tokens of the validation split to read, the same ones each time; 0 for all. A part comes from documents of all lengths, and
+    each of these is read for long."""
     max_failures: int = 3
-    """Times in a row, without a new checkpoint in between, that workers are started again after one has died."""
+    """Restarts after a worker has died, in a row without a new checkpoint in between."""
     hang_seconds: float = 1800.0
     """Seconds without a step (or one of validation) after which the workers are ended and started again; 0 waits for ever."""
     allow_change: tuple[str, ...] = ()
-    """On resuming: dotted fields (or `store`) that may differ from what the run began with. MLflow notes each change in a tag, as
+    """On resuming: dotted fields (or `store`) that may differ from the run's config. MLflow records each change in a tag, such as
     `changed.optim.lr`. Fields that shape the weights cannot change."""
 
     def __post_init__(self) -> None:
@@ -221,7 +221,7 @@ def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
 
 
 def config_hash_without_seed(values: dict[str, Any]) -> str:
-    """A mark of a run's JSON that trainings have in common which differ in their seed alone."""
+    """Hash of the config without the seed."""
     named = flatten(values)
     kept = {name: value for name, value in named.items() if name != "seed" and not may_change(name)}
     return xxhash.xxh3_64_hexdigest(json.dumps(kept, sort_keys=True).encode())

@@ -36,7 +36,7 @@ HOME = "runs"
 
 @dataclass(frozen=True)
 class TargetsConfig:
-    """Which models read what."""
+    """Models, and the text that they read."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders or URIs of runs or of checkpoints, or exported folders."""
@@ -49,27 +49,27 @@ class TargetsConfig:
     split: str = "test"
     """Split to read."""
     lanes: int = 0
-    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the figures."""
+    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the results."""
     segment_length: int = 0
-    """Tokens of a segment, at whose start State is cleared in the cleared figures; 0 takes the run's."""
+    """Tokens of a segment; passes with State cleared clear it at each segment's start. 0 takes the run's."""
     clear_every: int = 0
-    """Clear it, in these figures, at each multiple of so many blocks of a document instead."""
+    """Instead, clear State at each multiple of this number of blocks in a document."""
     clear_at: int = 0
-    """Clear it once in a document instead, before this token: a multiple of the block."""
+    """Instead, clear State once in a document, before this token: a multiple of the block."""
     window: tuple[int, ...] = ()
     """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
     overlap: tuple[int, ...] = ()
-    """The same of the tokens of a window that the window before it has read too."""
+    """Score with other overlaps than in training: tokens that a window shares with the one before it."""
     allow_other_windows: bool = False
-    """Score gpt2-rec over other windows and overlaps than it was trained for, which makes it worse."""
+    """Score gpt2-rec with windows and overlaps other than in training, which makes it worse."""
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/<names>` (of another split than test `reports/<names>-<split>`) beside the
-    first run, or in `runs` where nothing can be written there."""
+    """Folder or URI of the report; by default `reports/<names>` (for a split other than test, `reports/<names>-<split>`) beside the
+    first run, or in `runs` if nothing can be written there."""
     num_workers: int | None = None
-    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU, where there is much to
-    read. It changes the speed, not the figures."""
+    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU if there is much to read.
+    It changes the speed, not the results."""
 
     def __post_init__(self) -> None:
         if not self.runs:

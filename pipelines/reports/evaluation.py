@@ -136,7 +136,7 @@ SEEDS = {
     "error_rate": ("errors", ".2%"),
     "states_cleared_difference": ("states cleared, bits/byte", "+.4f"),
 }
-"""Figures whose mean over seeds is told."""
+"""Metrics whose mean over seeds is printed."""
 
 
 def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:

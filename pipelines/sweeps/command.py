@@ -46,13 +46,13 @@ class SweepConfig:
     preset: str = "small-rec"
     """Named run around which the space is laid."""
     num_samples: int = 12
-    """Trials to draw; a grid has as many as it has."""
+    """Trials to draw; a grid has a trial for each combination."""
     search: str = "random"
-    """random: independent draws; grid: every combination; or what optuna (pip install optuna) or bohb (pip install hpbandster
-    ConfigSpace) suggests from the results so far; or another searcher of Ray Tune's by its import path, with arguments:
-    'ray.tune.search.hyperopt:HyperOptSearch(n_initial_points=5)'."""
+    """How values are chosen. random: independent draws. grid: every combination. optuna (pip install optuna) and bohb (pip
+    install hpbandster ConfigSpace) suggest values from the results so far. Or another searcher of Ray Tune's by its import path,
+    with arguments: 'ray.tune.search.hyperopt:HyperOptSearch(n_initial_points=5)'."""
     grid_points: int = 3
-    """Values that a grid takes of a range."""
+    """Values of a range in a grid."""
     scheduler: str = "asha"
     """Which trials stop early. asha: those not among the best of a rung. median: those worse than the others' median. none: no
     trial. pbt: no trial, but at each validation the worst quarter continues from the best quarter's checkpoints with other rates.
@@ -68,20 +68,20 @@ class SweepConfig:
     equalize: Literal["tokens", "flops", "steps"] = "tokens"
     """The budget that every trial shares with the preset; a trial's steps follow from it."""
     metric: str = "validation/bits_per_token"
-    """The figure to make small: one that is better when lower, of validation or of training (pipelines/tracking/metrics.py).
-    validation/bits_per_byte compares vocabularies."""
+    """Metric to minimise: any that is better when lower, of validation or training (pipelines/tracking/metrics.py). Use
+    validation/bits_per_byte to compare vocabularies."""
     max_concurrent_trials: int = 0
-    """Trials at once, at most; 0 for as many as fit."""
+    """Most trials at once; 0 for as many as fit."""
     baseline: Literal["yes", "no"] = "yes"
     """Whether the preset itself is the first trial, which is never stopped early."""
     workers: Literal["reuse", "fresh"] = "reuse"
-    """Whether the actors of a trial that has ended take the next one, or new ones are started for each."""
+    """reuse: the actors of a finished trial take the next one. fresh: each trial starts new actors."""
     time_budget_s: float = 0
     """Budget of wall time, over all starts of the command; 0 for none."""
     token_budget: int = 0
     """Budget of training tokens over all trials; 0 for none."""
     max_trials: int = 0
-    """Budget of trials: those beyond are not begun; 0 for none."""
+    """Budget of trials to begin; 0 for none."""
     num_cpus: int = 0
     """CPUs that the sweep may use of this machine; 0 for all."""
 

@@ -47,9 +47,9 @@ ENVIRONMENT = {
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
 """The arguments that Ray Tune passes to actors; Ray writes them into its logs. A machine has them in its own environment."""
 LOOK_SECONDS = 0.1
-"""How often it is looked how far trials are, and whether to stop."""
+"""Polling interval for progress and stop requests."""
 KEEP_SECONDS = 10.0
-"""How often the seconds that the sweep has taken are written down."""
+"""Seconds between records of the sweep's time."""
 
 
 class Keys:

@@ -43,10 +43,10 @@ def enter() -> None:
 
 
 def follow() -> None:
-    """What a worker process does first: stand where the command stands, if this machine has that folder, and have gloo and NCCL
-    use the interface through which it reaches the head, unless they are told another.
+    """Set up a worker process: change to the command's working directory, if this machine has it, and point gloo and NCCL to the
+    network interface that reaches the head, unless variables name another.
 
-    By itself gloo takes the address that the host's name resolves to, which often is a loopback one.
+    By default gloo takes the address that the host's name resolves to, which often is a loopback one.
     """
     with contextlib.suppress(ValueError):
         enter()

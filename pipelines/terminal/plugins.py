@@ -1,4 +1,4 @@
-"""One's own models, corpora, metrics, search spaces and presets, in modules of one's own:
+"""Your own models, corpora, metrics, search spaces and presets, in your own modules:
 
     THROUGHLINE_PLUGINS=my_models python -m pipelines.train gru-small
     THROUGHLINE_PLUGINS=my_models python -m pipelines.evaluate runs/gru-small

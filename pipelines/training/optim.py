@@ -24,10 +24,10 @@ class AdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay of what has two dimensions or more. Where
-    a group has an ``lr_scale``, its rate is to be multiplied by that.
+    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay applies to parameters of two dimensions
+    or more. If a group has an ``lr_scale``, its learning rate is multiplied by that.
 
-    Raises UserError where a recurrence is to have a rate of its own, and the model tells no parameters of one apart.
+    Raises UserError if ``recurrent_lr_scale`` is set and the model has no recurrent parameters.
     """
     scale = config.recurrent_lr_scale
     own = set[int]()

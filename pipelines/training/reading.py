@@ -41,13 +41,13 @@ from recur_models.losses import hidden_states
 
 SAVE_SECONDS = 5.0
 SAVE_SHARE = 0.05
-"""A shard is saved every so many seconds, or so seldom that saving takes so much of the time."""
+"""A shard is saved every `SAVE_SECONDS`, or less often if saving would take more than `SAVE_SHARE` of the time."""
 KEPT = "="
 """Begins the names of what a sink keeps, as against those of State."""
 MOST_WORKERS = 8
 WORTH_A_WORKER = 3e11
-"""Where nobody says how many: so many processes at most, and one for so many FLOPs: seconds, in which another one would hardly
-stand."""
+"""By default there is one process for this number of FLOPs, and at most `MOST_WORKERS`. It is a few seconds of work, in which
+another process would hardly have started."""
 
 StateMode = Literal["nothing", "states", "everything"]
 """The part of the State that is reset to its initial value: the study of section 4.6 clears the states."""
@@ -58,7 +58,7 @@ class StateReset:
     """Where State is cleared: at the start of each segment, wherever that falls in a document, or at places in each document."""
 
     every: int = 0
-    """At each multiple of so many blocks."""
+    """At each multiple of this number of blocks."""
     at: int = 0
     """At this token, which begins a block."""
 

@@ -507,8 +507,8 @@ class TestRefusals:
             (("--run", ""), "run is '': it must be the name of a folder below --root"),
             (("--run", "../x"), "run is '../x'"),
             (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
-            (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a sign that would cut it short"),
-            (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a sign that would cut it short"),
+            (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
+            (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
             (("--optim.lr", "inf"), "optim.lr is inf: it must be finite"),
         ],
     )

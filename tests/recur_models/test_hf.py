@@ -324,7 +324,7 @@ def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
     cache = slide(text(2, 5)).past_key_values
     with pytest.raises(ValueError, match="of 2 lanes, but 3"):
         slide(text(3, 5), past_key_values=cache)
-    with pytest.raises(ValueError, match="cannot be taken back"):
+    with pytest.raises(ValueError, match="cannot be rolled back"):
         cache.crop(1)
 
 

@@ -452,7 +452,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--split", "tests"], "no split 'tests': did you mean 'test'"),
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
         (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
-        (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is no folder"),
+        (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is neither a folder"),
         (["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"], "prepare pg19, .* failed: .* says why"),
     ):
         with pytest.raises(UserError, match=said):
