@@ -71,9 +71,7 @@ class RecurrentCache(Cache):
             self.reading = self.reading.select(indices)
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
-        raise ValueError(
-            "the State cannot be rolled back: assisted decoding is not supported with these models"
-        )
+        raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
 
 
 def by_layers(forward: Forward) -> Forward:
