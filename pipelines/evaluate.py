@@ -240,7 +240,7 @@ def track(
             continue
         run.fetch(*RECORDS)
         if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
-            print(f"note: {run.place} cannot be written: its figures are in the report alone", flush=True)
+            print(f"note: {run.place} cannot be written: its metrics are in the report alone", flush=True)
             continue
         tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
         row = evaluation_rows([evaluation])[0]

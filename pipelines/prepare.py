@@ -264,7 +264,7 @@ def _standing(
             continue
         if made.tokenizer.fingerprint != tokenizer.fingerprint:
             raise StoreError(
-                f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), and a store has one: "
+                f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), but a store has only one: "
                 "prepare all splits with --overwrite, or give another --store"
             )
         texts = np.array([int(digest, 16) for digest in store.documents.texts("xxh3")], np.uint64)

@@ -54,8 +54,8 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
     if not is_exported(name):
         if "/" in name and not is_uri(name) and not Path(name).expanduser().exists():
             raise UserError(
-                f"{name} is neither a preset nor a folder that is there: name an exported folder, or the config.json of a run, "
-                "which resumes without the folder that it began with"
+                f"{name} is neither a preset nor an existing folder: name an exported folder, or a run's config.json, which "
+                "resumes without the folder that it began with"
             )
         return {}
     exported = Exported.open(name)

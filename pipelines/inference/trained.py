@@ -164,13 +164,13 @@ def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyTyp
         for name, value in windows.items():
             if name not in config.reading_fields:
                 raise UserError(
-                    f"{checkpoint.folder} is a {config.name}, which has one {name} for good: leave out --{name}"
+                    f"{checkpoint.folder} is a {config.name}, whose {name} cannot change: leave out --{name}"
                 )
             trained: Any = getattr(config, name)
             if name in config.trained_reading_fields and value != trained and allow:
                 raise UserError(
-                    f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}, and what one "
-                    f"window leaves to the next fits no other: leave out --{name}, or add {allow}"
+                    f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}; its "
+                    f"recurrence fits only the windows of its training: leave out --{name}, or add {allow}"
                 )
         return replace(config, **windows)
 

@@ -47,7 +47,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     ]
     for run in runs:
         if not any(map(run.curve, (TOKEN, BYTE, TRAIN))):
-            raise UserError(f"{run.name} has no figure to compare: it was never logged, train it first")
+            raise UserError(f"{run.name} has no metric to compare: train it first")
     notes = []
     wanted = (TOKEN, BYTE, TRAIN)
     if any(run.curve(ERROR) for run in runs):
@@ -59,7 +59,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     elif "" in tokenizers and len(runs) > 1:
         unknown = [run.name for run in runs if not run.tokenizer]
         notes.append(
-            f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if it is that of the others"
+            f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if all runs have the same one"
         )
     if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
@@ -70,9 +70,11 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
             for run in runs
             if not all(map(run.curve, wanted))
         )
-        raise UserError(f"there is no figure that all of the runs have and that can be compared: {lacking}")
+        raise UserError(f"the runs have no metric in common: {lacking}")
     if metric == TRAIN:
-        notes.append("not all of them were validated: the training figure is compared, of different text for each step")
+        notes.append(
+            "not all of them were validated: the training metric is compared, though each step reads other text"
+        )
     return Comparison(tuple(runs), metric, tuple(notes))
 
 

@@ -32,7 +32,7 @@ def remark_on(carried: Score, cleared: Score) -> str:
         return f"clearing its recurrent states costs {amount}, so they carry {carry}"
     if not carried.shows_worth:
         return (
-            "what its recurrent states are worth does not show: most tokens are in the first segment of their document; try a "
+            "the worth of its recurrent states cannot be seen: most tokens are in the first segment of their document; try a "
             "shorter --segment-length"
         )
     if found and found.beyond_chance:
@@ -40,7 +40,7 @@ def remark_on(carried: Score, cleared: Score) -> str:
     margin = f" ± {digits(found.margin * bits)}" if found else ""
     return (
         f"clearing its recurrent states changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): it does not use them "
-        "yet. Minutes of training are few; results/state_worth has longer runs"
+        "yet. Train it for longer; results/state_worth shows such runs"
     )
 
 
@@ -65,7 +65,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
             continue
         found = best.carried.less_than(e.carried, "errors" if labelled else "nats")
         level = found is not None and not found.beyond_chance
-        unknown = "" if found else ", of which chance is not known"
+        unknown = "" if found else ", chance not known"
         share = 1 - figure(best) / figure(e)
         if labelled and level:
             said.append(

@@ -142,7 +142,7 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
 def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:
     sweep = read_sweep(place)
     if not sweep.scored:
-        raise UserError(f"{place}: no trial of this sweep has a figure yet")
+        raise UserError(f"{place}: no trial of this sweep has a result yet")
     trials = sweep.scored if every_trial else sweep.scored[:1]
     return [run_of_folder(place / f"trials/{trial.id}", f"{sweep.name}/{trial.id}") for trial in trials]
 
@@ -159,7 +159,7 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     scored = [child for child in below if child.with_figure(metric)]
     trials = sorted(scored, key=lambda child: min(record.metrics[metric] for record in child.with_figure(metric)))
     if not trials:
-        raise UserError(f"no run below {run.name} ({run_id}) has a figure {metric}")
+        raise UserError(f"no run below {run.name} ({run_id}) has the metric {metric}")
     return trials if every_trial else trials[:1]
 
 

@@ -19,10 +19,10 @@ from pipelines.terminal.tables import Form, table
 
 
 def print_findings(sweep: SweepResult, place: Place) -> int:
-    """All of it; ``place`` is where the sweep is. Returns the exit status: 1 where no trial has a figure."""
+    """All of it; ``place`` is where the sweep is. Returns the exit status: 1 if no trial has a result."""
     print_trials(sweep)
     if not sweep.scored or sweep.winner is None:
-        print("no trial has a figure: trial.json and logs/ in each trial's folder say why", file=sys.stderr)
+        print("no trial has a result: see trial.json and logs/ in each trial's folder", file=sys.stderr)
         return 1
     best = sweep.scored[0]
     values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items()) or "the preset"
@@ -47,14 +47,14 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
     if baseline is None or best.best is None:
         return "the preset itself was not among the trials"
     if baseline.best is None:
-        return f"trial {baseline.id}, which is {sweep.preset} itself, has no figure to compare with"
+        return f"trial {baseline.id}, which is {sweep.preset} itself, has no result to compare with"
     if best is baseline:
         return f"no trial beats {sweep.preset} itself (trial {baseline.id})"
     itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best:.4f})"
     gain = baseline.best - best.best
     if f"{gain:.4f}" == f"{0:.4f}":
         return f"it is level with {itself}"
-    return f"it beats {itself} by {gain:.4f}, of one seed each: how far seeds differ is not known"
+    return f"it beats {itself} by {gain:.4f}, with one seed each: train more seeds to see how far they differ"
 
 
 def print_trials(sweep: SweepResult) -> None:

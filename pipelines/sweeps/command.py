@@ -220,7 +220,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     first = min(steps, run.steps) * run.tokens_per_step
     if 0 < config.token_budget < first:
         raise UserError(
-            f"a budget of {config.token_budget:,} tokens ends before the first trial's first figure, after {first:,} tokens: raise "
+            f"a budget of {config.token_budget:,} tokens ends before the first trial's first result, after {first:,} tokens: raise "
             f"--token-budget, or lower --{often}-every"
         )
     if config.rung_tokens >= config.whole:
@@ -259,7 +259,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             )
         if config.metric.startswith("train/"):
             raise UserError(
-                f"{config.scheduler} compares trials where they are validated, and {config.metric} is no such figure"
+                f"{config.scheduler} compares trials at validations: choose a validation metric in place of {config.metric}"
             )
     config.rule(domains)
     if compares_all(config.scheduler) and config.max_trials:
@@ -276,12 +276,12 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     if compares_all(config.scheduler):
         if config.max_concurrent_trials:
             raise UserError(
-                f"{config.scheduler} lets trials wait for each other, so that as many begin as there is room for: leave out "
+                f"{config.scheduler} lets trials wait for each other, so all that fit must begin: leave out "
                 "--max-concurrent-trials"
             )
         print(
-            f"note: {config.scheduler} pauses trials and changes them: after a kill each continues from its newest checkpoint "
-            "with its newest values, and not as if nothing had happened"
+            f"note: {config.scheduler} pauses trials and changes them. After a kill each trial continues from its newest "
+            "checkpoint and values, so the sweep does not resume exactly"
         )
     stopper(config.stop)
     if config.suggested:

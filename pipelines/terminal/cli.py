@@ -84,8 +84,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         module = home.stale_module()
         if module is not None:
             print(
-                f"warning: this script differs from {module}, and what it imports is from there: `ray rsync-up cluster.yaml` "
-                "brings the changes of your folder to the cluster",
+                f"warning: this script differs from {module}, but its imports come from there: run `ray rsync-up cluster.yaml` "
+                "to copy your changes to the cluster",
                 file=sys.stderr,
             )
         plugins.load()

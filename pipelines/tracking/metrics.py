@@ -42,8 +42,8 @@ class Metric:
         plain = re.fullmatch(r"[/\w.\- :]{1,250}", self.name) and posixpath.normpath(self.name) == self.name
         if not plain or self.name == "." or self.name.startswith(("..", "/")):
             raise UserError(
-                f"a figure cannot be called {self.name!r}: MLflow takes up to 250 letters, digits, blanks, and signs of _-.:/, "
-                "of which a path below a folder could be made"
+                f"a metric cannot be called {self.name!r}: MLflow takes up to 250 letters, digits, blanks and _-.:/, and the "
+                "name must be a path inside a folder"
             )
 
     @property

@@ -140,8 +140,8 @@ class Tracker:
         tracked = config.backend == "mlflow" and saved_run(run_folder).get("run_id")
         if tracked and (original := copied_from(run_folder, place)):
             print(
-                f"note: {place.shown} is a copy of {shown(original)}, whose run in MLflow is not its own: the metrics are added to "
-                "metrics.jsonl alone, until `train` makes it a run of its own",
+                f"note: {place.shown} is a copy of {shown(original)} and has no run in MLflow yet: its metrics go only to "
+                "metrics.jsonl, until `train` makes it a run of its own",
                 file=sys.stderr,
                 flush=True,
             )
@@ -224,7 +224,7 @@ class Tracker:
         self._say(
             f"{self._says}: {records} records"
             + (f" and {others} files or tags" if others > 0 else "")
-            + f" were not sent; the records are in {self._file.path}, and repeating the command sends what is missing"
+            + f" were not sent; the records are in {self._file.path}, and repeating the command sends them"
         )
         return False
 
@@ -317,7 +317,7 @@ class Tracker:
         if self._config.on_failure == "stop":
             self._error = self._stop(cause)
         else:
-            self._say(f"refused what it was sent ({cause}); the figures are in {self._file.path}")
+            self._say(f"refused the run's metrics ({cause}); they are in {self._file.path}")
 
     def _say(self, said: str, kind: str = "warning: ") -> None:
         print(f"{kind}MLflow at {self._where} {said}", file=sys.stderr, flush=True)

@@ -104,7 +104,7 @@ def test_a_few_tokens_say_nothing_of_states() -> None:
     said = "costs 0.2000 bits per byte (10.0%), but the split is too short to tell this from chance"
     assert said in remark_on(carried, short)
     first = replace(short, share_beyond=0.1), replace(carried, share_beyond=0.1)
-    assert "does not show: most tokens are in the first segment" in remark_on(
+    assert "cannot be seen: most tokens are in the first segment" in remark_on(
         first[1], replace(first[0], nats=carried.nats)
     )
 
@@ -117,7 +117,7 @@ def test_a_lead_within_chance_is_none() -> None:
     said = leads([best, clear, close, replace(SLIDE, name="old")])
     assert said[0] == "demo-rec needs 4.8% fewer bits per byte than far"
     assert said[1].startswith("demo-rec and near are level: 0.02% apart in bits per byte, within chance (± 0.1")
-    assert said[2] == "demo-rec needs 16.7% fewer bits per byte than old, of which chance is not known"
+    assert said[2] == "demo-rec needs 16.7% fewer bits per byte than old, chance not known"
     errors = [
         replace(REC, name=name, carried=scored(1.0, wrong))
         for name, wrong in (("a", [3] * 12), ("b", [9, 9] + [3] * 10))
@@ -146,6 +146,6 @@ def test_a_trial_that_is_level_with_the_preset_does_not_beat_it() -> None:
 
     assert (
         said(3.5)
-        == "it beats small-rec itself (trial 000, 4.0000) by 0.5000, of one seed each: how far seeds differ is not known"
+        == "it beats small-rec itself (trial 000, 4.0000) by 0.5000, with one seed each: train more seeds to see how far they differ"
     )
     assert said(3.99999) == "it is level with small-rec itself (trial 000, 4.0000)"

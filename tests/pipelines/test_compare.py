@@ -98,7 +98,7 @@ def test_without_a_common_figure_there_is_one_sentence() -> None:
         ValueError, match=r"all of the runs have.* and no train/bits_per_token; b has no validation/bits_per_token"
     ):
         compare([run(token=[5.0]), run("b", train=[5.0])])
-    with pytest.raises(ValueError, match="b has no figure to compare"):
+    with pytest.raises(ValueError, match="b has no metric to compare"):
         compare([run(token=[5.0]), run("b")])
     assert compare([run(train=[5.0], token=[4.0]), run("b", train=[5.0])]).metric == TRAIN
     assert "different text" in compare([run(token=[5.0]), run("b", text="code", token=[5.0])]).notes[0]

@@ -147,7 +147,7 @@ def test_a_run_that_began_with_an_export_resumes_without_it(
     expected = Checkpoint.open(last).weights()
     shutil.rmtree(last)
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"neither a preset nor a folder that is there: .* resumes without the folder"):
+    with pytest.raises(UserError, match=r"neither a preset nor an existing folder: .* resumes without the folder"):
         train_main(words)
     train_main([str(last.parent.parent / "config.json")])
     found = Checkpoint.open(last).weights()

@@ -119,7 +119,7 @@ def test_recurrence_is_scored_at_its_own_overlap_unless_asked(train_model: Calla
     assert next(iter(table_of(tmp_path / "report"))) == "run-overlap-0"
     with pytest.raises(UserError, match=r"model.overlap is 12, but a window has 12 tokens: it must be less"):
         evaluate.main([str(run), "--overlap", "12", "--allow-other-windows", *quiet])
-    with pytest.raises(UserError, match="is a slide, which has one overlap for good: leave out --overlap"):
+    with pytest.raises(UserError, match="is a slide, whose overlap cannot change: leave out --overlap"):
         evaluate.main([str(train_model("slide", name="slide")), "--overlap", "0", *quiet])
 
 

@@ -202,7 +202,7 @@ def test_a_changed_document_is_noticed(make_config, text_folder: Path) -> None:
 
 def test_one_tokenizer_to_a_store(make_config) -> None:
     prepare(make_config())
-    with pytest.raises(StoreError, match=r"was prepared with another tokenizer \(bytes\), and a store has one"):
+    with pytest.raises(StoreError, match=r"was prepared with another tokenizer \(bytes\), but a store has only one"):
         prepare(make_config(splits=("train",), tokenizer="sentencepiece-bpe:400", overwrite=True))
 
 

@@ -425,7 +425,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),
         (
             ["lr", "--token-budget", "500"],
-            "a budget of 500 tokens ends before the first trial's first figure, after 1,280 tokens",
+            "a budget of 500 tokens ends before the first trial's first result, after 1,280 tokens",
         ),
         (["lr", "--rung-tokens", "99999"], "nothing would be stopped"),
         (["window", "--scheduler", "pbt"], "model.window cannot change in the middle of a run"),
@@ -440,7 +440,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ),
         (
             ["lr", "--validate-every", "30", "--token-budget", "2500"],
-            "before the first trial's first figure, after 2,560 tokens",
+            "before the first trial's first result, after 2,560 tokens",
         ),
         (["optim.lr=-1,1e-3"], "optim.lr=-1,1e-3 cannot be searched with optim.lr -1.0: .* it must be at least 0"),
         (["optim.lr=1e-3,nan"], "with optim.lr nan: optim.lr is nan: it must be at least 0"),
