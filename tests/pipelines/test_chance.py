@@ -144,8 +144,8 @@ def test_a_trial_that_is_level_with_the_preset_does_not_beat_it() -> None:
             SweepResult("s", "small-rec", "validation/bits_per_token", ("optim.lr",), trials, None), trials[1]
         )
 
-    assert (
-        said(3.5)
-        == "it beats small-rec itself (trial 000, 4.0000) by 0.5000, with one seed each: train more seeds to see how far they differ"
+    assert said(3.5) == (
+        "it beats small-rec itself (trial 000, 4.0000) by 0.5000, with one seed each: train more seeds to see how far they "
+        "differ"
     )
     assert said(3.99999) == "it is level with small-rec itself (trial 000, 4.0000)"
