@@ -53,7 +53,7 @@ def is_not(value: Any, kind: Any) -> str:
 
 
 def _is_no_list(value: Any, inside: tuple[Any, ...]) -> str:
-    """What a field needs that holds values of these kinds; of any number where an ellipsis follows the first."""
+    """The same for a sequence of these types, of any length if an ellipsis follows the first."""
     open_ended = Ellipsis in inside
     each = inside
     if open_ended:

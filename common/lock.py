@@ -25,7 +25,7 @@ from common.places import WITHOUT_LOCKS, Place
 
 LOCK = ".lock"
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What it says where nobody can write."""
+"""Errors of a folder where nobody can write."""
 
 
 class Locked(UserError):

@@ -1,4 +1,4 @@
-"""What the JSON files in a folder of transformers say beside sizes and weights.
+"""Reads the JSON files in a folder of transformers, apart from sizes and weights.
 
 eos_token_ids(Path("smollm2"))           # (2,)
 """

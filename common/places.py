@@ -39,7 +39,7 @@ TEMPORARY = ".tmp"
 _STAGED = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}$")
 """The suffix that `Place.staged` adds to a name."""
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""What a file system says that has no locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
+"""Errors of a file system without locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
 MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
@@ -78,7 +78,7 @@ class Place:
                 raise PlaceError(
                     f"{text} begins in a home folder that is not known here: write the whole path"
                 ) from None
-            # What is above a link is not what the path says: the file system knows.
+            # The folder above a link is not the path's own: the file system resolves it.
             return Place("", os.path.realpath(path) if ".." in path.parts else str(path))
         return Place(*parse_uri(text))
 

@@ -1,4 +1,4 @@
-"""What makes processes begin and end quickly, and what each part saves: CPU seconds, the least of five, on two cores.
+"""Makes processes start and end quickly. Each part's saving is in CPU seconds, the least of five, on two cores.
 
 Large libraries are imported in the functions that need them, once a command has read its words and found its files. So `--help`
 and refusals do without torch (2.1), Ray Train (1.4 more), MLflow (2.2), transformers and the models in it (4.0 more than torch),

@@ -54,7 +54,7 @@ class Passage:
 
 
 def passages(store: SegmentStore, lanes: int, segment_length: int, block: int, tokens: int) -> Iterator[Passage]:
-    """What the first lane holds, segment by segment, each run with the text of `tokens` of its tokens."""
+    """The passages on the first lane, segment by segment, each with the text of `tokens` of its tokens."""
     tokenizer = store.tokenizer()
     schedule = TrainingLanes(store.lengths, lanes=lanes, segment_length=segment_length, block=block, seed=0)
     step = 0

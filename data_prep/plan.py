@@ -59,7 +59,7 @@ class ScannedGroup:
     titles: dict[int, str]
     """Titles that are not the source's, by index among the kept."""
     skipped: dict[str, int]
-    """What was left out, by reason."""
+    """Counts of skipped items, by reason."""
     raw: bool
     """Whether there are texts of bytes among them, which are never decoded."""
 
@@ -179,7 +179,7 @@ class SplitScan:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """What was left out, by reason."""
+        """Counts of skipped items, by reason."""
         return self.documents.group.skipped
 
     @cached_property

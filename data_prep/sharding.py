@@ -198,9 +198,9 @@ def _ledger(folder: Place, index: int) -> Place:
 
 
 def _clear(folder: Place, parts: int) -> set[int]:
-    """Remove from the folder of an unfinished split what the plan does not know. Returns the parts that the ledger names.
+    """Remove files that the plan does not know from the folder of an unfinished split. Returns the parts that the ledger names.
 
-    What is staged in a bucket may be another machine's that prepares the same; it goes when the split is finished.
+    Staged files in a bucket may belong to another machine that prepares the same; they go when the split is finished.
     """
     ledger = folder / "ledger"
     ledger.make_folder()

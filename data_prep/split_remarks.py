@@ -1,4 +1,4 @@
-"""What there is to say on the splits of a corpus once they are scanned: why one has no document, and which share texts.
+"""Remarks on the scanned splits of a corpus: why one has no document, and which share texts.
 
 empty_split(corpus, scans["test"])        # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
 shared_texts(scans)                       # ["3 of 40 documents of validation stand in train too, byte for byte: …"]

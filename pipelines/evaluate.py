@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 NO_PARAM = r"[^\w\-. :/]"
 MOST_LETTERS = 250
-"""What MLflow takes in no name of a param or figure, and how long a param's name may be."""
+"""Characters that MLflow refuses in names of params and metrics, and the longest name of a param."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""

@@ -138,7 +138,7 @@ def stages(config: PipelineConfig) -> list[Job]:
 
 
 def _below(root: str, name: str) -> str:
-    """What stands below the root, as an option has it: the query of a URI stays at its end."""
+    """A place below the root, as an option writes it: the query of a URI stays at its end."""
     return (Place.parse(root) / name).text if is_uri(root) else f"{root.rstrip('/')}/{name}"
 
 

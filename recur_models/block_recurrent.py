@@ -212,7 +212,7 @@ class RecurrentLayer(StackLayer):
         return reads, c_BSD
 
     def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
-        """What all layers' tokens read of the states at the beginning of a block; ``fresh_B``: where a document begins."""
+        """Projections of the states that all layers read in a block; ``fresh_B``: where a document begins."""
         c_BSD = state["states"]
         return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
 

@@ -3,7 +3,7 @@
 Pre-norm with layer norms; projections without a bias, a ReLU feed-forward with biases; embeddings and output layer apart. The
 distance of a key is a learned embedding: logits = (q·k + q·e[distance]) / √E, with one table e [E, P] for all layers.
 
-What is missing at a document's start (``absent``): the released code has zeros there, which enter every layer as tokens do, so
+Missing keys at a document's start (``absent``): the released code has zeros there, which enter every layer as tokens do, so
 their logit is q·(k₀ + e[distance]) and their value v₀, with k₀ and v₀ made of the norm's bias; "masked" leaves them out.
 
 Dropout: embeddings, what attention adds, the feed-forward's hidden layer, what it adds.

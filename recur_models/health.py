@@ -82,8 +82,8 @@ class Health:
 
 @contextmanager
 def watch(model: RecurrentModel | None, *given: object, health: Health | None = None) -> Iterator[Health]:
-    """Take the figures of every forward pass inside the `with`, or none without a model, into ``health`` where it is given. What is
-    computed there stays as it is.
+    """Record diagnostics of every forward pass inside the `with`, into ``health`` if it is given; none without a model. The passes
+    compute the same as without it.
 
     Compiled code does not see hooks, and running a pass uncompiled changes its rounding, its dropout, and what is kept for the
     backward pass. So a compiled model's figures are those of a pass of their own over ``given``, the arguments of the pass to come:

@@ -206,7 +206,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         use_cache: bool | None,
         keep: int = 0,
     ) -> tuple[Tensor, RecurrentCache | None]:
-        """What the model makes of each token [B, T, …], logits where nothing else is asked for; and where it stands after them.
+        """The model's output for each token [B, T, …], by default logits; and its cache after them.
 
         Args:
             input_ids: int64 [B, T].

@@ -44,7 +44,7 @@ class Family:
     names: Mapping[str, str]
     """Name of each of them in config.json."""
     only: Mapping[str, Any]
-    """What config.json may say of what is no size."""
+    """The only values allowed in config.json, apart from sizes."""
     modules: Mapping[str, str]
     """Our name for a module of transformers'; below a layer the names are the same."""
     mark: str
@@ -52,7 +52,7 @@ class Family:
     config_values: Callable[[dict[str, Any]], dict[str, Any]]
     """config.json with what it leaves to its reader."""
     written: Callable[[dict[str, Any]], dict[str, Any]]
-    """What config.json says, from the sizes under its names and ``dropout``; `config_values` reads it."""
+    """The values of config.json, from the sizes under its names and ``dropout``; `config_values` reads it."""
     prefix: str
     """Begins the names of all weights but those of the output layer."""
 

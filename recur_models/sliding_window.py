@@ -340,7 +340,7 @@ class WindowedTransformer(RecurrentModel):
         return x_BKWD, after
 
     def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
-        """What every layer reads of the sharing_layer layer's states at the beginning of a block, if there is one."""
+        """Projections of the sharing layer's states, which every layer reads in a block; None without such a layer."""
         return (
             None
             if self.sharing_layer is None

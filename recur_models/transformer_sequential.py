@@ -3,7 +3,7 @@
     params = {"in_emb.weight": ..., "transformer.layers.0.attn.proj_query.weight": ...}
     model = model_from_params(params, "staircase", chunk=64, passes=2)
 
-Layers, widths, heads and span follow from the shapes. What they do not say, ``sizes`` does: a staircase's ``chunk`` and ``passes``.
+Layers, widths, heads and span follow from the shapes. ``sizes`` gives the rest: a staircase's ``chunk`` and ``passes``.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class PaperConfig:
     corpus: str = ""
     """Read instead of the paper's text in every column, as python-source, which every machine has."""
     split: str = ""
-    """What is read in place of every column's own split, as validation, where the test split is long beside the training."""
+    """Split to read in place of every column's own, such as validation if the test split is long compared with the training."""
     set: tuple[str, ...] = ()
     """Fields of every training, as steps=500 model.pretrained=FOLDER."""
     at_once: int = 2

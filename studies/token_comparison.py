@@ -23,7 +23,7 @@ HUNDREDTHS = 100
 WRITTEN = 1000
 """Documents whose means are written, the longest."""
 COLUMNS = ("document", "token", "word", "gain", "last_seen", "where", "name", "text", "from", "to", "words")
-"""What tables have beside a column for each model, which cannot be called so."""
+"""Columns of the tables beside those of the models: no model can have such a name."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TokenComparison:
     """Two passes over one split, or more."""
 
     names: tuple[str, ...]
-    """What is compared with first, and what is looked at last; between them what the study of distances has besides."""
+    """Names of the passes: first the one to compare with, last the one to look at. Those between join the study of distances."""
     split: str
     titles: Sequence[str]
     """The documents' titles."""

@@ -43,9 +43,7 @@ def expand(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(domain: Any, value: Any) -> Any:
-    """A number that was chosen in a range: of one with decimals three significant digits are enough, a whole one is whole. What was
-    listed is as it was written.
-    """
+    """A number drawn from a range: with three significant digits if it has decimals, else whole. Listed values stay as written."""
     if isinstance(domain, Categorical):
         return value
     if isinstance(domain, Integer):

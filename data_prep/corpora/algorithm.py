@@ -5,9 +5,9 @@
 
 A statement is drawn from five operations with equal odds: an assignment of 1 … 10 to a variable without a value, `++`, `--`, `if`
 and `print`. `if` compares a variable with another one or with 1 … 10, by `<` or `>`; an assignment, `++` or `--` follows, and is
-done where that is true. What cannot be is drawn again: an assignment once all variables have values, anything else while none has,
-a comparison with another variable where there is none, and `++` at 10 and `--` at 1, so that all values are 1 … 10. Each choice has
-equal odds. The text does not say what is printed.
+done where that is true. Invalid statements are drawn again: an assignment once all variables have values, anything else while
+none has, a comparison with another variable where there is none, and `++` at 10 and `--` at 1, so that all values are 1 … 10.
+Each choice has equal odds. The text does not say what is printed.
 
 Fan et al. 2020, "Addressing Some Limitations of Transformers with Feedback Memory"; Ju et al. 2021, "Staircase Attention for
 Recurrent Processing of Sequences", 4.1: 100 statements, 3 variables (also 5), 10,000 programs, of about 431 tokens and 25.5 labels.

@@ -108,7 +108,7 @@ class Hub:
         return {name: rows.select_columns([self.text_column]) for name, rows in _LOADED[key].items()}
 
     def _texts(self, rows: Any, start: int, stop: int) -> list[Any]:
-        """What some rows have in the text column; of rows that are not there, nothing."""
+        """The text column of some rows; rows that do not exist are left out."""
         try:
             return rows[start:stop][self.text_column]
         except Exception as error:

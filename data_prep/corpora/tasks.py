@@ -1,4 +1,4 @@
-"""What the tasks share: corpora whose documents are drawn instead of read, and that say themselves what is to be predicted.
+"""The base of all tasks: corpora whose documents are drawn, not read, and that label their tokens themselves.
 
 A document is a text of symbols and as many targets, blanks between them: `targets[t]` is to be predicted once `text[t]` is read,
 and is `NOTHING` where there is nothing to say. It follows from the corpus's fields, its split and its number there, and from

@@ -215,7 +215,7 @@ def _row_lines(files: Sequence[Place]) -> Iterator[bytes]:
 
 
 def _articles(stream: Forward, where: str) -> Iterator[tuple[str, int, int, int]]:
-    """Title, offset, bytes and lines of every article. What stands before the first title belongs to it."""
+    """Title, offset, bytes and lines of every article. Lines before the first title belong to it."""
     title = ""
     begin = 0
     count = 0

@@ -1,4 +1,4 @@
-"""What every tokenizer is, and how long texts are encoded piece by piece in memory that the ids alone decide.
+"""The interface of tokenizers, and the encoding of long texts piece by piece, in memory for the ids alone.
 
 Ids [tokens] are uint16 or uint32, by the size of the vocabulary. The last id is ours, begin-of-document: `vocab_size - 1`.
 """
@@ -122,8 +122,8 @@ FOLDS = (
     "\u2581", "\t", "\n", "\r", "\0", "\x7f", "  ", "A", "é", "\u00a0", "\u00ad", "\u2009", "\u200b", "\u200d", "\u2028", "\u3000",
     "\ufeff", "²", "½", "…", "™", "ﬁ", "Ａ", "\u212b", "漢", "😀",
 )  # fmt: skip
-"""What tokenizers are known to change: SentencePiece's own sign for a space, white space, signs that cannot be seen, capitals,
-accents, what NFKC writes otherwise, and letters that a vocabulary may lack."""
+"""Characters that tokenizers are known to change: SentencePiece's own sign for a space, white space, signs that cannot be seen,
+capitals, accents, what NFKC writes otherwise, and letters that a vocabulary may lack."""
 
 
 def folded(tokenizer: Tokenizer) -> list[str] | None:

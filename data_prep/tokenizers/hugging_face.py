@@ -2,8 +2,8 @@
 
     tokenizer = HuggingFaceTokenizer(Path("tokenizer.json").read_bytes(), "tokenizer.json")
 
-The ids are the file's own, and one more begins a document. What the file says of truncation, padding and special tokens around a
-text does not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
+The ids are the file's own, and one more begins a document. The file's settings of truncation, padding and special tokens around
+a text do not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
 
 Long texts are cut between two letters and a space that a letter follows (letters.py says which), where the pipeline is made of the
 parts listed here. These normalizers look at a character and the marks that combine with it, and keep the space as it is and what
@@ -89,7 +89,7 @@ class HuggingFaceTokenizer:
 
     @property
     def library_file(self) -> str:
-        """What the library reads: the file, with the names of special tokens as ordinary text (special_names.py)."""
+        """The library's input: the file, with the names of special tokens as ordinary text (special_names.py)."""
         return self._renamed or self.data.decode()
 
     def encode(self, text: str) -> np.ndarray:

@@ -138,8 +138,8 @@ class Checkpoint:
         return {"state": state, "param_groups": values["groups"]}
 
     def lanes(self, start: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """What belongs to these global lanes (State and more), gathered from whichever files hold it; and what the process
-        that owned just these lanes had saved of its own (generators), or None when the lanes were divided in another way.
+        """Tensors of these global lanes (State and more), gathered from the files that hold them; and tensors of the process that
+        owned just these lanes (generators), or None if the lanes were divided in another way.
         """
         import torch
 

@@ -135,7 +135,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray._private import ray_constants
 
-    # What was read of OWN as Ray was imported: that may have been before this module, as in a notebook.
+    # Ray read OWN when it was imported, perhaps before this module, as in a notebook.
     ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True)
     before = psutil.Process().children(recursive=True)
     for left in reversed(range(STARTS)):

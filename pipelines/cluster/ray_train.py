@@ -79,7 +79,7 @@ def trainer() -> type[TorchTrainer]:
 
 
 def reservations(*states: str) -> set[str]:
-    """What this program has reserved, or those of it in such a state, as Ray's placement groups: their ids end in its own."""
+    """Ids of this program's placement groups in Ray, all or those in these states. They end in the program's own id."""
     import ray
     from ray.util import placement_group_table
 

@@ -59,7 +59,7 @@ class Facts:
 
 
 def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
-    """What a run asks of machines, in bytes, counted from the model's sizes; nothing is built, and activations come on top.
+    """Bytes that a run needs, counted from the model's sizes; nothing is built, and activations come on top.
 
     Returns those of one checkpoint (weights, optimizer, State of all lanes), and of one worker's memory (weights, gradients,
     optimizer, and its lanes' State).
@@ -242,7 +242,7 @@ def asked(config: TrainConfig, use_gpu: bool) -> str:
     return f"{each} ({config.placement.strategy})"
 
 
-# What is called on the machines
+# Functions that are called on the machines
 
 
 def facts(libraries: Sequence[str]) -> Facts:

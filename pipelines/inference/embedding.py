@@ -57,7 +57,7 @@ class Texts:
     lengths: np.ndarray
     """int64 [documents]. Tokens of each, without begin-of-document."""
     numbers: np.ndarray
-    """int64 [documents]. What ``read`` calls each."""
+    """int64 [documents]. The number of each for ``read``."""
     read: Callable[[int, int, int], np.ndarray]
     """Tokens start to stop (not included) of a document."""
     bod_id: int
@@ -81,7 +81,7 @@ class Texts:
         return replace(self, ids=self.ids[some], lengths=self.lengths[some], numbers=self.numbers[some])
 
     def spans(self, segment: Any) -> Iterator[tuple[int, int, np.ndarray]]:
-        """What was read in a segment of them: document, offset of the first token, hidden states [n, D] in float32."""
+        """The spans of documents in a segment: document, offset of the first token, hidden states [n, D] in float32."""
         schedule = segment.schedule
         for lane, hidden_TD in enumerate(segment.output.float().cpu().numpy()):
             for column, document, offset, length in schedule.spans(segment.step, lane):
@@ -125,7 +125,7 @@ def width_of(model: RecurrentModel) -> int:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What is made of texts' hidden states, and the folder that it is in. Neither lanes nor segments change a value."""
+    """The embeddings made of texts' hidden states, in a folder. Neither lanes nor segments change a value."""
 
     output: Place
     texts: Texts

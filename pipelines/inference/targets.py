@@ -1,4 +1,4 @@
-"""What a command reads held-out text with: checkpoints, each with the split that it reads, and where the report goes.
+"""The targets of an evaluation: checkpoints, each with the split that it reads, and the place of the report.
 
 targets = load_targets(config)                                              # checkpoints and splits are found, and fit each other
 output = output_for(config.output, targets[0].run, "rec", config.split)    # and it can be written there

@@ -1,4 +1,4 @@
-"""What a model writes behind a reading, and what it writes where it knows its context through the recurrence alone.
+"""Writes text after a context, also with the context known through the recurrence alone.
 
     for token in write(decoder, reading, logits_BTV, bod_id, count=100, choose=torch.argmax): ...
     continued(model, text_N, start=4096, blocks=0, count=80)

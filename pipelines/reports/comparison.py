@@ -231,7 +231,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
-    """What a token costs and the best figure, of those runs whose vocabulary is known."""
+    """FLOPs per token and best result of the runs whose vocabulary is known."""
     spots = []
     what = ""
     for run in comparison.runs:

@@ -199,9 +199,7 @@ def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
-    """What each costs and gives, of evaluations on one split: word perplexity where it is known, else perplexity per token, of one
-    text's tokens.
-    """
+    """Cost and result of each evaluation on one split: word perplexity if it is known, else perplexity per token of one text."""
     scores = [e.carried for e in evaluations]
     by_word = all(math.isfinite(score.word_perplexity) for score in scores)
     values = [score.word_perplexity if by_word else 2**score.bits_per_token for score in scores]

@@ -92,7 +92,7 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
 
 class Worth(NamedTuple):
-    """What State is worth: how much more others need than what needs the fewest bits."""
+    """The worth of State: how many more bits the others need than the best."""
 
     best: str
     bits: float
@@ -130,7 +130,7 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
 
 
 def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
-    """What State is worth: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
+    """Draw the worth of State: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
     bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. None where nothing stands beside the best.
     """
     if not of_one_text(evaluations) or is_labelled(evaluations):
@@ -174,7 +174,7 @@ def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
 
 def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
-    """What is drawn as one, by its name in the legend: several seeds of one thing on one text, or an evaluation by itself."""
+    """The curves by their names in the legend: several seeds of one config on one text, or a single evaluation."""
     several = groups(evaluations)
     grouped = {place for places in several.values() for place in places}
     alone = [place for place in range(len(evaluations)) if place not in grouped]

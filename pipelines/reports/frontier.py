@@ -1,4 +1,4 @@
-"""What a figure costs: the figure over FLOPs per token with the Pareto frontier, and over the window where runs differ in it.
+"""Draws results over their cost: over FLOPs per token with the Pareto frontier, and over the window if runs differ in it.
 
     plot_frontier(spots, "validation perplexity", "FLOPs of the forward pass per token", Path("frontier.png"))
 

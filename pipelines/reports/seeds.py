@@ -18,7 +18,7 @@ from pipelines.terminal.tables import plain_table
 
 
 class Seeded(Protocol):
-    """What has a name, a seed, and marks of all that decides its figures but the seed."""
+    """A result with a name, a seed, and hashes of all that decides it but the seed."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,7 @@ def groups(items: Sequence[Seeded]) -> dict[str, list[int]]:
 
 
 def _common(names: list[str]) -> str:
-    """What the names begin with in common, the word "seed" left out; the first of them where that is nothing."""
+    """The common beginning of the names without the word "seed"; the first name if there is none."""
     letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = "".join(each[0] for each in letters)
     return re.sub(r"(^|[-_.@ ]+)((seed|s)[-_.@ ]*\d*)?[-_.@ ]*$", "", common) or names[0]

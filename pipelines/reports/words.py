@@ -173,7 +173,7 @@ def where(before: int, window: int, begins: int, offset: int) -> str:
 
 
 def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
-    """What repeated words cost each model, by how far back they stood last: powers of two, each with so many words at least.
+    """The cost of repeated words for each model, by the distance to their last occurrence: powers of two with ``least`` words each.
 
     Returns rows of `from`, `to` (tokens), `words`, and lists over the models: `nats`, the means, and `errors`, their standard
     errors. The first row is of words that did not stand before: from 0 to 0.

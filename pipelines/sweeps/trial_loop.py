@@ -136,7 +136,7 @@ def ended_as(outcome: str, said: str) -> dict[str, Any]:
 
 
 def outcome_of(error: UserError) -> Outcome:
-    """What a user's error makes of a trial: it is over, but for what has nothing to do with its config."""
+    """A trial's outcome after a user's error: retryable if its config is not to blame, else failed."""
     return "retryable" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
 
 

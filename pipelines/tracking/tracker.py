@@ -1,4 +1,4 @@
-"""What a run calls to be tracked, and the thread that brings MLflow up to date: at the start, under way and at the end alike."""
+"""The tracker of a run, and the thread that brings MLflow up to date: at the start, during the run and at its end."""
 
 from __future__ import annotations
 

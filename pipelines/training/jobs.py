@@ -69,7 +69,7 @@ class Job:
 
 
 def mark(place: Place) -> str:
-    """What tells whether a file or folder is the same: of checkpoints, the newest one's own record; else names, sizes and times."""
+    """A mark that changes with a file or folder: the record of the newest checkpoint; else names, sizes and times."""
     if place.name == "checkpoints":
         newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"

@@ -28,8 +28,8 @@ POLL_SECONDS = 0.2
 
 
 Work = Callable[[torch.device], Callable[[int], Iterator[int]]]
-"""What is given to each process, picklable: it opens what does a piece, by its number, and yields how many more tokens have been
-read, those of an earlier call included."""
+"""The picklable work of a process. On a device it opens a function that does a piece by its number, and yields how many more tokens
+have been read, those of an earlier call included."""
 
 
 def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:

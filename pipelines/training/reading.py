@@ -177,7 +177,7 @@ class Shard(NamedTuple):
 Kept = dict[str, np.ndarray]
 """A sink's arrays by name, saved with the State. A mapped file is flushed then, before anything else is saved."""
 Sink = Callable[[Shard, Kept], AbstractContextManager[Callable[[Segment], None]]]
-"""What a process opens for a shard: it gets what was kept of it, and gives what takes in each segment."""
+"""A process opens a sink for each shard: it gets the kept arrays, and gives a function that takes each segment."""
 
 
 @dataclass(frozen=True)

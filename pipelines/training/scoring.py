@@ -120,7 +120,7 @@ class Scoring:
     """The checkpoint's, or another one that its weights are read with."""
     store: SegmentStore
     state_modes: tuple[StateMode, ...]
-    """The first reads all. What the others clear, a document may be too short for: it is not read again."""
+    """The first reads all. The others skip documents that are too short for any clearing."""
     where: StateReset
     lanes: int
     """Documents that a process reads side by side."""

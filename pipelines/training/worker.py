@@ -1,5 +1,5 @@
-"""What each process of a training run does, whoever started it: open the stores and the newest checkpoint, check that they fit,
-start tracking on rank 0, and call the loop.
+"""One process of a training run, whoever started it: opens the stores and the newest checkpoint, checks that they fit, starts
+tracking on rank 0, and calls the loop.
 
 Rank 0 chooses the checkpoint, and holds a lock on the folder of checkpoints: a process of an earlier start that is still alive (its
 driver was killed, say) has to end before another one writes there.

@@ -141,7 +141,7 @@ WORDS = "Words are those of the split that is read; of the whole test split PG-1
 
 
 def notes(paper: str, *both: str, pieces: str = PIECES) -> dict[str, str]:
-    """What a reader has to know of the paper's scale, and of both; ``pieces`` says which vocabulary the tiny scale has."""
+    """Notes on the paper's scale, and on ``both``; ``pieces`` describes the tiny scale's vocabulary."""
     return {"tiny": " ".join([THIRTY_SECOND, pieces, *both]), "paper": " ".join([paper, *both])}
 
 

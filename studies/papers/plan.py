@@ -40,7 +40,7 @@ class Plan:
     place: StudyFolder
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
-        """What is trained for a row's columns; ``prepared``: of what there is a store of."""
+        """Runs to train for a row's columns; ``prepared``: only those that have a store."""
         runs = row.runs.get(self.scale, {})
         wanted = {column.of for column in self.table.columns} - {""}
         found = {key: run for key, run in runs.items() if key in wanted or not wanted}

@@ -9,7 +9,7 @@ Within a task all have the same data, optimizer and steps, and parameters within
 The appendix with the settings is not in the text that we have. Those of Algorithm are known: 4 layers, d 256, 4 heads, MLP 1,024,
 dropout 0.2, Adam at 1e-4 after 1,000 steps, clip 0.1, C 64 of a step of 128, spans of 100; its Transformer-XL has 8 layers
 (`algorithm-xl-2x`). Reddit's sizes follow from Table 2, all of whose counts they give: 8 layers of d 1,024 and 8,000 symbols.
-What is ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
+These are ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
 Random Walk, which has Algorithm's sizes and shorter chunks; enwik8, at the sizes of a 12-layer Transformer-XL (Dai et al. 2019).
 
     python -m pipelines.prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400

@@ -1,4 +1,4 @@
-"""What a table of a paper is: its columns, its rows with the paper's figures, and the run that each figure of ours comes from.
+"""A table of a paper: its columns, its rows with the paper's results, and the run behind each of our results.
 
     Table(
         "Table 1: the models",

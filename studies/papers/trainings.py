@@ -85,7 +85,7 @@ class StudyFolder:
         return Record(places.Place.parse(self.root) / "jobs.json")
 
     def data(self, data: Data) -> Data:
-        """What is read for it."""
+        """``data`` with this folder's corpus and options in place of its own."""
         if self.corpus and data.tokenizer:
             data = replace(data, corpus=self.corpus, options=())
         given = self.options.get(data.corpus, {})
@@ -201,7 +201,7 @@ class Training:
         return Job(name, "evaluate", words, self.reads(split), made, where, self.place.log(name))
 
     def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
-        """What was kept; None where there is nothing, or it is of other weights or another text than there are now."""
+        """The finished evaluation; None if there is none, or if the weights or the text have changed since."""
         if not self.place.record.is_current(self.evaluating(read, split)):
             return None
         (found,) = read_report(self.report(read, split))
