@@ -269,7 +269,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     [
         ({"overlap": 8}, "a window has 8 tokens"),
         ({"overlap": -1}, "model.overlap is -1"),
-        ({"window": 33}, "with 32 positions"),
+        ({"window": 33}, "has only 32 positions"),
         ({"heads": 5}, "must divide model.d_model, 24"),
         ({"dropout": 1.0}, "model.dropout is 1.0"),
         ({"insert_layer": 4}, "there are 3 layers"),

@@ -167,7 +167,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         ({"rope_base": -1.0}, "model.rope_base is -1.0: it must be above 0"),
         ({"rope_base": math.nan}, "model.rope_base is nan: it must be a number"),
         ({"norm_eps": math.inf}, "model.norm_eps is inf: it must be a number"),
-        ({"window": 33}, "with 32 positions"),
+        ({"window": 33}, "has only 32 positions"),
         ({"insert_layer": 4}, "there are 3 layers"),
     ],
 )
