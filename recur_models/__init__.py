@@ -7,6 +7,7 @@ from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
+from recur_models.mixers import MixersConfig
 from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
 from recur_models.registry import MODELS, model_from_json, register
 from recur_models.sliding_window import SlideConfig, XLConfig
@@ -26,6 +27,7 @@ for config in (
     TransformerXLConfig,
     UniversalTransformerConfig,
     LSTMConfig,
+    MixersConfig,
     GPT2Config,
     GPT2RecConfig,
     LlamaConfig,
@@ -45,6 +47,7 @@ __all__ = [
     "LlamaConfig",
     "LlamaRecConfig",
     "MemorizingConfig",
+    "MixersConfig",
     "ModelConfig",
     "RecConfig",
     "Recompute",

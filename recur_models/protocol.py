@@ -209,14 +209,17 @@ class Places:
 
     Attributes:
         of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
+        valid_Bn: bool. Whether it is one of the lane's own.
     """
 
     def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
         """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
         step_n = torch.arange(int(counts_B.max()))
         places_Bn = filled_B[:, None] + step_n
-        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
+        valid_Bn = step_n < counts_B[:, None]
+        row, step = valid_Bn.nonzero(as_tuple=True)
         self.of_tokens_Bn = places_Bn.to(device)
+        self.valid_Bn = valid_Bn.to(device)
         self._row = row.to(device)
         self._step = step.to(device)
         self._place = places_Bn[row, step].to(device)

@@ -12,6 +12,7 @@ from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.memorizing import MemorizingConfig
+from recur_models.mixers import MixersConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
 from recur_models.transformer_xl import TransformerXLConfig, UniversalTransformerConfig
@@ -47,6 +48,11 @@ def small_configs() -> dict[str, ModelConfig]:
         feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
         configs[f"feedback-two-layers-{equations}"] = feedback
     configs["lstm"] = LSTMConfig(layers=2, d_model=24, window=4)
+    mixer: dict[str, Any] = {"d_model": 24, "heads": 2, "key_dim": 6, "value_dim": 8, "mlp_dim": 20, "window": 4}
+    configs["mixers-delta"] = MixersConfig(**mixer, layers=("delta", "delta"), chunk=2, negative_eigenvalues=True)
+    configs["mixers-householders"] = MixersConfig(**mixer, layers=("delta", "window"), decays=False, householders=2)
+    configs["mixers-mamba2"] = MixersConfig(**mixer, layers=("mamba2", "window"), chunk=2)
+    configs["mixers-mlstm"] = MixersConfig(**mixer, layers=("mlstm", "retention"), chunk=2)
     core: dict[str, Any] = {**SIZE, "layers": 2}
     window = core.pop("window")
     for absent in ("zeros", "masked"):

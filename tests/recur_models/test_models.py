@@ -20,6 +20,7 @@ from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
 from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
+from tests.recur_models.naive_mixers import NaiveMixers
 
 VOCAB = 31
 
@@ -51,7 +52,7 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def restated(config: ModelConfig) -> Any:
-    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
+    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama, "mixers": NaiveMixers}
     own = {**OF_NAME, **decoders, **{f"{name}-rec": kind for name, kind in decoders.items()}}.get(config.name)
     return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 

@@ -1,0 +1,162 @@
+"""The gated delta rule: S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ and o_t = S_tᵀ q_t / √E, in chunks; and the mixer `delta`.
+
+    output, state = gated_delta_rule(q, k, v, log_decay, beta, initial_state)
+
+Gated DeltaNet: Yang et al. 2024 (arXiv 2412.06464). Without the gate (a = 1) it is DeltaNet. β up to 2 gives transitions negative
+eigenvalues, on which state tracking depends (Grazzi et al. 2024, arXiv 2411.12537). Several keys per token make a product of Householder
+transitions (DeltaProduct: Siems et al. 2025, arXiv 2502.10297). Within a chunk, the values that the keys replace follow from one
+triangular system; a loop over chunks carries S, so the work is linear in the length. All of it is computed in float32 or more: bfloat16
+breaks the system. Letters: see mixer.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.costs import Costs, product, scales
+from recur_models.layers import RMSNorm, linear
+from recur_models.mixer import Chunks, RecurrentMixer, ShortConvolution, Sizes, decay_between, reset_at, wide
+from recur_models.protocol import State
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    initial_state: Tensor,
+    *,
+    chunk: int = 64,
+    fresh_BK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule over a sequence.
+
+    Args:
+        q, k: [B, T, H, E], of unit length for a stable recurrence; v: [B, T, H, V].
+        log_decay: [B, T, H], at most 0; beta: [B, T, H], 0 to 1, or to 2 for negative eigenvalues.
+        initial_state: [B, H, E, V].
+        chunk: tokens that are computed at once; any number gives the same.
+        fresh_BK: before which of K equal parts of T the state is reset.
+
+    Returns:
+        Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
+    """
+    cut = Chunks.of(q.shape[1], chunk)
+    fresh_BN = cut.fresh(
+        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
+    )
+    q, k, v, log_decay, beta = (cut.cut(x) for x in (q, k, v, log_decay, beta))
+    sum_BHNC = log_decay.cumsum(-1)
+    between = decay_between(sum_BHNC)
+    grown = sum_BHNC.exp()[..., None]
+    # (I + A) U = β V and (I + A) M = β exp(b) K, with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
+    system = ((k @ k.transpose(-1, -2)) * between * beta[..., None]).tril(-1)
+    known = torch.cat([v, k * grown], -1) * beta[..., None]
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    wanted, replaced = solved.split([v.shape[-1], k.shape[-1]], -1)
+    seen = (q @ k.transpose(-1, -2)) * between
+    q = q * grown
+    left = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
+    whole = sum_BHNC[..., -1].exp()[..., None, None]
+    state = initial_state.to(q.dtype)
+    outputs = []
+    for n in range(cut.count):
+        state = reset_at(state, fresh_BN[:, n])
+        new = wanted[:, :, n] - replaced[:, :, n] @ state
+        outputs.append(q[:, :, n] @ state + seen[:, :, n] @ new)
+        state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ new
+    return cut.joined(torch.stack(outputs, 2)) * k.shape[-1] ** -0.5, state
+
+
+class GatedDelta(RecurrentMixer):
+    """Keys, queries and values after a short convolution, the gated delta rule, a norm of each head, a gate of the output.
+
+    State: ``states`` [B, H, E, V]; ``inputs`` [B, taps − 1, Z] of the convolution.
+    """
+
+    def __init__(self, sizes: Sizes, decays: bool, negative_eigenvalues: bool, householders: int):
+        super().__init__(sizes)
+        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        self.householders = householders
+        self.beta_scale = 2.0 if negative_eigenvalues else 1.0
+        self.split = [H * E, householders * H * E, householders * H * V]
+        self.qkv = linear(sizes.d_model, sum(self.split))
+        self.convolution = ShortConvolution(sum(self.split), sizes.conv)
+        self.beta = linear(sizes.d_model, householders * H)
+        self.gate = linear(sizes.d_model, H * V)
+        self.head_norm = RMSNorm(V)
+        self.out = linear(H * V, sizes.d_model)
+        self.decay = linear(sizes.d_model, H) if decays else None
+        if decays:
+            step_H = torch.exp(torch.empty(H).uniform_(-6.907755, -2.302585))  # 0.001 to 0.1, as Mamba-2's
+            self.decay_bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+            self.log_rate_H = nn.Parameter(torch.empty(H).uniform_(1.0, 16.0).log())
+
+    def initial_state(self, lanes: int) -> State:
+        sizes = self.sizes
+        like = self.out.weight
+        return {
+            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim),
+            "inputs": like.new_zeros(lanes, self.convolution.kept, sum(self.split)),
+        }
+
+    def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
+        sizes = self.sizes
+        H, R = sizes.heads, self.householders
+        mixed, inputs = self.convolution(self.qkv(x_BTD), state["inputs"], fresh_BK, valid_BT)
+        q, k, v = mixed.split(self.split, -1)
+        q = unit(q.unflatten(-1, (H, -1)))
+        k = unit(k.unflatten(-1, (R, H, -1)))
+        v = v.unflatten(-1, (R, H, -1))
+        beta = torch.sigmoid(wide(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
+        log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
+        if self.decay is not None:
+            # The decay is the first transition's of each token.
+            rate_BTH = nn.functional.softplus(wide(self.decay(x_BTD)) + self.decay_bias_H)
+            first = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
+            log_decay = -self.log_rate_H.exp() * rate_BTH[:, :, None] * first
+        if valid_BT is not None:
+            beta = beta * valid_BT[..., None, None]
+            log_decay = log_decay * valid_BT[..., None, None]
+        # A token's output is read after the last of its transitions.
+        q = torch.cat([torch.zeros_like(k[:, :, 1:]), q[:, :, None]], 2)
+        o, states = gated_delta_rule(
+            q.flatten(1, 2),
+            k.flatten(1, 2),
+            v.flatten(1, 2),
+            log_decay.flatten(1, 2),
+            beta.flatten(1, 2),
+            state["states"],
+            chunk=sizes.chunk,
+            fresh_BK=fresh_BK,
+        )
+        o_BTHV = o.unflatten(1, (-1, R))[:, :, -1]
+        y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(self.gate(x_BTD))
+        return self.out(y), {"states": states, "inputs": inputs}
+
+    @staticmethod
+    def costs(sizes: Sizes, decays: bool, householders: int) -> Costs:
+        """Of one block. The triangular system is not counted."""
+        H, E, V, R = sizes.heads, sizes.key_dim, sizes.value_dim, householders
+        W, d = sizes.window, sizes.d_model
+        C = min(sizes.chunk, W)
+        chunks = W * R // C
+        channels = H * (E + R * (E + V))
+        pairs = 2 * E + V
+        states = 3 * E * V
+        rule = Costs(
+            0,
+            flops=2 * H * chunks * (C * (C + 1) // 2 * pairs + C * states),
+            computed_flops=2 * H * chunks * (C * C * pairs + C * states),
+        )
+        parts = scales(d, V, channels * sizes.conv, 2 * H if decays else 0)
+        parts += product(W, d, channels) + product(W, d, R * H) + product(W, d, H * V) + product(W, H * V, d)
+        return parts + (product(W, d, H) if decays else Costs()) + rule
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x|, in float32 or more."""
+    x = wide(x)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -1,0 +1,113 @@
+"""Linear attention with a decay: S_t = a_t S_{t−1} + k_t v_tᵀ and o_t = S_tᵀ q_t, in chunks; and `retention`, whose decay is fixed.
+
+    decayed_attention(q, k, v, log_decay, state)
+
+Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V with b the cumulative log decay; a loop over chunks carries S. So the work is
+linear in the length. Retention: Sun et al. 2023 (arXiv 2307.08621), heads with decays 1 − 2^(−5−h). Letters: see mixer.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.costs import Costs, product, scales
+from recur_models.layers import RMSNorm, linear
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, decay_between, reset_at
+from recur_models.protocol import State
+
+
+def decayed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor,
+    *,
+    chunk: int = 64,
+    fresh_BK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention to everything before, each token's part decaying from then on.
+
+    Args:
+        q, k: [B, T, H, E]; v: [B, T, H, V]; log_decay: [B, T, H], at most 0.
+        initial_state: [B, H, E, V].
+        chunk: tokens that are computed at once; any number gives the same.
+        fresh_BK: before which of K equal parts of T the state is reset.
+
+    Returns:
+        Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
+    """
+    cut = Chunks.of(q.shape[1], chunk)
+    fresh_BN = cut.fresh(
+        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
+    )
+    q, k, v, log_decay = (cut.cut(x) for x in (q, k, v, log_decay))
+    sum_BHNC = log_decay.cumsum(-1)
+    inside = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
+    grown = q * sum_BHNC.exp()[..., None]
+    left = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
+    whole = sum_BHNC[..., -1].exp()[..., None, None]
+    state = initial_state.to(q.dtype)
+    outputs = []
+    for n in range(cut.count):
+        state = reset_at(state, fresh_BN[:, n])
+        outputs.append(inside[:, :, n] + grown[:, :, n] @ state)
+        state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ v[:, :, n]
+    return cut.joined(torch.stack(outputs, 2)), state
+
+
+def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:
+    """Matrix products of `decayed_attention` over one block."""
+    C = min(sizes.chunk, sizes.window)
+    chunks = sizes.window // C
+    pairs = key_dim + value_dim
+    states = 2 * key_dim * value_dim
+    return Costs(
+        0,
+        flops=2 * heads * chunks * (C * (C + 1) // 2 * pairs + C * states),
+        computed_flops=2 * heads * chunks * (C * C * pairs + C * states),
+    )
+
+
+class Retention(RecurrentMixer):
+    """Linear attention whose heads forget at fixed rates. State: ``states`` [B, H, E, V]."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__(sizes)
+        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        self.qkvg = linear(sizes.d_model, 2 * H * (E + V))
+        self.head_norm = RMSNorm(V)
+        self.out = linear(H * V, sizes.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        sizes = self.sizes
+        return {"states": self.out.weight.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
+
+    def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
+        sizes = self.sizes
+        key, value = sizes.heads * sizes.key_dim, sizes.heads * sizes.value_dim
+        q, k, v, gate = self.qkvg(x_BTD).split([key, key, value, value], -1)
+        q, k, v = (x.unflatten(-1, (sizes.heads, -1)) for x in (q, k, v))
+        log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
+        log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
+        if valid_BT is not None:
+            k = k * valid_BT[..., None, None]
+            log_decay_BTH = log_decay_BTH * valid_BT[..., None]
+        q = q * sizes.key_dim**-0.5
+        o_BTHV, states = decayed_attention(
+            q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK
+        )
+        y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(gate)
+        return self.out(y), {"states": states}
+
+    @staticmethod
+    def costs(sizes: Sizes) -> Costs:
+        """Of one block."""
+        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        return (
+            scales(sizes.d_model, V)
+            + product(sizes.window, sizes.d_model, 2 * H * (E + V))
+            + product(sizes.window, H * V, sizes.d_model)
+            + decayed_attention_costs(sizes, H, E, V)
+        )

@@ -1,0 +1,200 @@
+"""What the mixers of a stack share: their interface, chunks of a sequence, and a short causal convolution whose State is carried.
+
+A mixer maps the residual stream x [B, T, D], its own State and ``fresh`` to what it adds to the stream, and its State after them. Every
+mixer reads a segment in chunks in parallel, and a part of a block token by token or several tokens at once; both give the same.
+
+Letters: B lanes · T tokens · K blocks · W block · C chunk · N chunks · D width · H heads · E key size · V value size · Z channels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.layers import RMSNorm
+from recur_models.protocol import Places, Probe, State
+
+
+class Sizes(NamedTuple):
+    """What a mixer is built with."""
+
+    d_model: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+    chunk: int
+    conv: int
+
+
+class Mixer(nn.Module, ABC):
+    """One way of mixing the tokens of a document. State and block are the layer's own part of them, under its own names."""
+
+    @abstractmethod
+    def initial_state(self, lanes: int) -> State:
+        """Its State before a document."""
+
+    @abstractmethod
+    def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        """What whole blocks add to the residual stream, and the State after them."""
+
+    @abstractmethod
+    def open(self, state: State) -> State:
+        """An empty block that begins at ``state``."""
+
+    @abstractmethod
+    def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Read some tokens of one block; returns what they add, and the block with them."""
+
+    @abstractmethod
+    def close(self, block: State) -> State:
+        """The State after a full block."""
+
+    @abstractmethod
+    def probes(self) -> list[Probe]:
+        """As `RecurrentModel.probes`."""
+
+
+class Carried(nn.Module):
+    """Where a probe sees the recurrent state before and after some tokens."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return after
+
+
+def change(before: Tensor, after: Tensor) -> Tensor:
+    """How much the state has changed, relative to its size before; 1 where it was zero."""
+    was = before.float().square().mean()
+    moved = (after - before).float().square().mean()
+    return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
+
+
+class RecurrentMixer(Mixer):
+    """A mixer whose State is updated at every token. Of a block that is read in parts it keeps the State after the tokens so far."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.norm = RMSNorm(sizes.d_model)
+        self.carried = Carried()
+
+    @abstractmethod
+    def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
+        """`forward` of the normed stream; T is a whole number of blocks, or one part of one. Tokens that are not valid change nothing."""
+
+    def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        y_BTD, after = self.mix(self.norm(x_BTD), state, fresh_BK, None)
+        after = {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+        return y_BTD, {**after, "states": self.carried(state["states"], after["states"])}
+
+    def open(self, state: State) -> State:
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        fresh_B1 = torch.zeros(len(x_BnD), 1, dtype=torch.bool, device=x_BnD.device)
+        y_BnD, after = self.mix(self.norm(x_BnD), block, fresh_B1, places.valid_Bn)
+        return y_BnD, {name: tensor.to(block[name].dtype) for name, tensor in after.items()}
+
+    def close(self, block: State) -> State:
+        return {name: tensor.clone() for name, tensor in block.items()}
+
+    def probes(self) -> list[Probe]:
+        return [Probe("state_change", self.carried, change)]
+
+
+class ShortConvolution(nn.Module):
+    """A causal convolution of each channel by itself over the last few tokens of the document, then SiLU.
+
+    State: ``inputs`` [B, taps − 1, Z], what was put into it last, before the convolution.
+    """
+
+    def __init__(self, channels: int, taps: int, bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    @property
+    def kept(self) -> int:
+        """Tokens of the past that it sees."""
+        return self.weight.shape[1] - 1
+
+    def forward(
+        self, x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs [B, T, Z], and the inputs that the next tokens see. A document sees nothing of the one before it."""
+        kept = self.kept
+        blocks = fresh_BK.shape[1]
+        length = x_BTZ.shape[1] // blocks
+        before_BSZ = torch.cat([inputs_BJZ.to(x_BTZ.dtype), x_BTZ], 1)
+        lefts = [before_BSZ[:, k * length : k * length + kept] for k in range(blocks)]
+        left_BKJZ = torch.stack(lefts, 1).masked_fill(fresh_BK[:, :, None, None], 0.0)
+        padded_BKSZ = torch.cat([left_BKJZ, x_BTZ.unflatten(1, (blocks, length))], 2)
+        weight_ZJ = self.weight.to(x_BTZ.dtype)
+        y_BKWZ = padded_BKSZ[:, :, :length] * weight_ZJ[:, 0]
+        for j in range(1, kept + 1):
+            y_BKWZ = y_BKWZ + padded_BKSZ[:, :, j : j + length] * weight_ZJ[:, j]
+        if self.bias is not None:
+            y_BKWZ = y_BKWZ + self.bias.to(x_BTZ.dtype)
+        last_BSZ = padded_BKSZ[:, -1]
+        if valid_BT is None:
+            after_BJZ = last_BSZ[:, length:].clone()
+        else:
+            index_BJ = valid_BT.sum(1, keepdim=True) + torch.arange(kept, device=x_BTZ.device)
+            after_BJZ = torch.take_along_dim(last_BSZ, index_BJ[..., None], 1)
+        return nn.functional.silu(y_BKWZ).flatten(1, 2), after_BJZ
+
+
+class Chunks(NamedTuple):
+    """How a sequence is cut into chunks."""
+
+    size: int
+    count: int
+    padding: int
+    """Tokens past the last one."""
+
+    @classmethod
+    def of(cls, length: int, size: int) -> Chunks:
+        """Chunks of at most ``size`` tokens."""
+        size = min(size, length)
+        count = -(-length // size)
+        return cls(size, count, count * size - length)
+
+    def cut(self, x_BTH: Tensor) -> Tensor:
+        """[B, T, H, …] → [B, H, N, C, …], padded with zeros, in float32 or more."""
+        x_BTH = wide(x_BTH)
+        if self.padding:
+            pad: list[int] = [0, 0] * (x_BTH.dim() - 2) + [0, self.padding]
+            x_BTH = nn.functional.pad(x_BTH, pad)
+        return x_BTH.unflatten(1, (self.count, self.size)).movedim(3, 1)
+
+    def joined(self, x_BHNCE: Tensor) -> Tensor:
+        """[B, H, N, C, E] → [B, T, H, E] without the padding."""
+        x_BTHE = x_BHNCE.movedim(1, 3).flatten(1, 2)
+        return x_BTHE[:, : x_BTHE.shape[1] - self.padding]
+
+    def fresh(self, fresh_BK: Tensor) -> Tensor:
+        """Before which chunk a document begins: bool [B, N]. A block is a whole number of chunks, or the sequence is one block."""
+        found_BN = fresh_BK.new_zeros(len(fresh_BK), self.count)
+        found_BN[:, :: self.count // fresh_BK.shape[1]] = fresh_BK
+        return found_BN
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 or more."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def reset_at(state_BHEV: Tensor, fresh_B: Tensor) -> Tensor:
+    """Zeros on the lanes where a document begins."""
+    return state_BHEV.masked_fill(fresh_B[:, None, None, None], 0.0)
+
+
+def decay_between(sum_BHNC: Tensor) -> Tensor:
+    """exp(b_i − b_j) for i ≥ j, else 0: what is left at token i of what token j wrote, by cumulative log decays b."""
+    C = sum_BHNC.shape[-1]
+    later_CC = torch.ones(C, C, dtype=torch.bool, device=sum_BHNC.device).triu(1)
+    difference = sum_BHNC[..., :, None] - sum_BHNC[..., None, :]
+    return difference.masked_fill(later_CC, float("-inf")).exp()

@@ -1,0 +1,247 @@
+"""A stack of layers whose mixers are exchangeable: gated delta rule, Mamba-2, mLSTM, retention, sliding window, in any order.
+
+    MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
+
+A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). Embeddings and logits are one matrix. A mixer is one
+module with a file of its own (mixer.py has what they share). State: what the mixers carry, under ``layers.i``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+from recur_models.costs import Costs, product, scales
+from recur_models.gated_delta import GatedDelta
+from recur_models.hidden import note
+from recur_models.layers import RMSNorm, linear
+from recur_models.linear_attention import Retention
+from recur_models.losses import tied_output
+from recur_models.mamba2 import Mamba2
+from recur_models.mixer import Mixer, Sizes
+from recur_models.mlstm import MatrixLSTM
+from recur_models.protocol import (
+    IncrementalDecoder,
+    ModelConfig,
+    Places,
+    Probe,
+    RecurrentModel,
+    State,
+    check_sizes,
+    layer_state,
+    prefix_layer_state,
+)
+from recur_models.sliding_window import SlideConfig
+from recur_models.window_mixer import WindowMixer
+
+MixerName = Literal["delta", "mamba2", "mlstm", "retention", "window"]
+
+
+@dataclass(frozen=True)
+class MixersConfig(ModelConfig):
+    """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, window."""
+
+    name: ClassVar[str] = "mixers"
+    training_fields: ClassVar[tuple[str, ...]] = ("dropout",)
+
+    layers: tuple[MixerName, ...] = ("delta", "delta", "delta", "delta")
+    """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), window (sliding window)."""
+    d_model: int = 96
+    """Width of the residual stream."""
+    heads: int = 3
+    """Heads of each mixer."""
+    key_dim: int = 24
+    """Size of a key and a query of one head; in Mamba-2 the size N of its state."""
+    value_dim: int = 48
+    """Size of a value of one head. A window's values have the size of its keys."""
+    mlp_dim: int = 280
+    """Hidden size of the gated MLP."""
+    window: int = 64
+    """Tokens in a block, and tokens that a window sees."""
+    chunk: int = 64
+    """Tokens that recurrent mixers compute at once: divides the window. It changes speed and memory, and no result."""
+    conv: int = 4
+    """Tokens that the short convolution of delta and mamba2 sees."""
+    decays: bool = True
+    """Whether delta forgets by a gate; without it, it is DeltaNet."""
+    negative_eigenvalues: bool = False
+    """delta: β goes to 2 in place of 1, on which state tracking depends."""
+    householders: int = 1
+    """delta: keys per token, each with a transition of its own."""
+    dropout: float = 0.0
+    """Share of what each mixer and MLP adds to the residual stream that is dropped in training."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        if not self.layers:
+            raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
+        if self.window % min(self.chunk, self.window):
+            raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    @property
+    def sizes(self) -> Sizes:
+        """What a recurrent mixer is built with."""
+        chunk = min(self.chunk, self.window)
+        return Sizes(self.d_model, self.heads, self.key_dim, self.value_dim, self.window, chunk, self.conv)
+
+    @property
+    def windowed(self) -> SlideConfig:
+        """The sizes of a layer's window."""
+        size: dict[str, Any] = {"d_model": self.d_model, "heads": self.heads, "head_dim": self.key_dim}
+        return SlideConfig(layers=1, mlp_dim=self.mlp_dim, window=self.window, dropout=0.0, **size)
+
+    def build(self, vocab_size: int) -> MixersModel:
+        return MixersModel(self, vocab_size)
+
+    def mixer(self, name: MixerName) -> Mixer:
+        """A fresh mixer of this kind."""
+        if name == "delta":
+            return GatedDelta(self.sizes, self.decays, self.negative_eigenvalues, self.householders)
+        if name == "window":
+            return WindowMixer(self.windowed)
+        return {"mamba2": Mamba2, "mlstm": MatrixLSTM, "retention": Retention}[name](self.sizes)
+
+    def mixer_costs(self, name: MixerName) -> Costs:
+        """Of one mixer, for one block of one lane."""
+        if name == "delta":
+            return GatedDelta.costs(self.sizes, self.decays, self.householders)
+        if name == "window":
+            return WindowMixer.costs(self.windowed)
+        return {"mamba2": Mamba2, "mlstm": MatrixLSTM, "retention": Retention}[name].costs(self.sizes)
+
+    def costs(self, vocab_size: int) -> Costs:
+        logits = product(self.window, self.d_model, vocab_size)
+        mlp = product(self.window, self.d_model, 2 * self.mlp_dim) + product(self.window, self.mlp_dim, self.d_model)
+        total = replace(logits, block=self.window) + scales(self.d_model)
+        for name in self.layers:
+            total = total + self.mixer_costs(name) + mlp + scales(self.d_model)
+        return replace(total, embedding_parameters=logits.parameters)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU: SiLU of one half gates the other."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.norm = RMSNorm(width)
+        self.hidden = linear(width, 2 * hidden)
+        self.out = linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.hidden(self.norm(x)).chunk(2, -1)
+        return self.out(nn.functional.silu(gate) * value)
+
+
+class MixerLayer(nn.Module):
+    """A mixer and a gated MLP, each added to the residual stream."""
+
+    one_graph = True
+
+    def __init__(self, config: MixersConfig, name: MixerName):
+        super().__init__()
+        self.mixer = config.mixer(name)
+        self.mlp = GatedMLP(config.d_model, config.mlp_dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        y_BTD, after = self.mixer(x_BTD, state, fresh_BK)
+        return self.finish(x_BTD, y_BTD), after
+
+    def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+        """The residual stream after what the mixer adds, and the MLP."""
+        x_BTD = x_BTD + self.dropout(y_BTD)
+        return x_BTD + self.dropout(self.mlp(x_BTD))
+
+
+class MixersModel(RecurrentModel):
+    """The stack with tied embeddings; logits are divided by √d, as those of the other models here."""
+
+    one_graph = True
+
+    def __init__(self, config: MixersConfig, vocab_size: int):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers: Any = nn.ModuleList(MixerLayer(config, name) for name in config.layers)
+        self.final_norm = RMSNorm(config.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        state: State = {}
+        for i, layer in enumerate(self.layers):
+            state |= prefix_layer_state(i, layer.mixer.initial_state(lanes))
+        return state
+
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Reads all blocks at once, or block by block under recomputation."""
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        if self.recompute != "block":
+            x_BTD, state = self.stack(x_BTD, state, fresh_BK)
+            return tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT), state
+        outputs = []
+        run = self.recomputed("block", self.stack)
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
+            outputs.append(x_BWD)
+        return tied_output(self.hidden(torch.cat(outputs, 1)), self.embedding.weight, targets_BT), state
+
+    def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        """All layers over some blocks."""
+        after: State = {}
+        for i, layer in enumerate(self.layers):
+            note(i, x_BTD)
+            x_BTD, changed = self.recomputed("layer", layer)(x_BTD, layer_state(i, state), fresh_BK)
+            after |= prefix_layer_state(i, changed)
+        return x_BTD, after
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the logits are made of."""
+        return self.final_norm(x) / self.config.d_model**0.5
+
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return MixersIncrementalDecoder(self)
+
+    def probes(self) -> list[Probe]:
+        return [probe for layer in self.layers for probe in layer.mixer.probes()]
+
+
+class MixersIncrementalDecoder(IncrementalDecoder):
+    """Each mixer keeps what it needs of the block: recurrent ones the State after its last token, a window its keys and values."""
+
+    model: MixersModel
+
+    def open(self, state: State, lanes: int) -> State:
+        block: State = {}
+        for i, layer in enumerate(self.model.layers):
+            block |= prefix_layer_state(i, layer.mixer.open(layer_state(i, state)))
+        return block
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens of the block through all layers."""
+        model = self.model
+        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        after: State = {}
+        for i, layer in enumerate(model.layers):
+            note(i, x_BnD)
+            y_BnD, changed = layer.mixer.extend(x_BnD, places, layer_state(i, state), layer_state(i, block))
+            x_BnD = layer.finish(x_BnD, y_BnD)
+            after |= prefix_layer_state(i, changed)
+        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), after
+
+    def close(self, state: State, block: State) -> State:
+        after: State = {}
+        for i, layer in enumerate(self.model.layers):
+            after |= prefix_layer_state(i, layer.mixer.close(layer_state(i, block)))
+        return after

@@ -1,0 +1,136 @@
+"""mLSTM, the matrix memory of xLSTM (Beck et al. 2024, arXiv 2405.04517): exponential input gates, a normaliser and a stabiliser.
+
+    C_t = f_t C_{t−1} + i_t k_t v_tᵀ,   n_t = f_t n_{t−1} + i_t k_t,   h_t = C_tᵀ q_t / max(|n_t·q_t|, 1)
+
+with f = sigmoid(f̃) and i = exp(ĩ). All of it is divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing overflows. The
+normaliser is one more column of C. Letters: see mixer.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.costs import Costs, product, scales
+from recur_models.layers import RMSNorm, linear
+from recur_models.linear_attention import decayed_attention_costs
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, reset_at, wide
+from recur_models.protocol import State
+
+CAP = 15.0
+"""Gates' logits are capped softly at this size."""
+NOTHING = -1e30
+"""The input gate of a token that is not there."""
+
+
+def matrix_memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor,
+    log_forget: Tensor,
+    initial_state: Tensor,
+    initial_scale: Tensor,
+    *,
+    chunk: int = 64,
+    fresh_BK: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """mLSTM over a sequence, chunk by chunk.
+
+    Args:
+        q, k: [B, T, H, E], q scaled by 1/√E; v: [B, T, H, V].
+        input_gate: ĩ [B, T, H]; log_forget: log f [B, T, H], at most 0.
+        initial_state: C and n side by side, divided by exp(m): [B, H, E, V + 1].
+        initial_scale: m [B, H].
+        chunk: tokens that are computed at once; any number gives the same.
+        fresh_BK: before which of K equal parts of T the state is reset.
+
+    Returns:
+        Outputs [B, T, H, V], and the state and m after the last token, in float32 or more.
+    """
+    cut = Chunks.of(q.shape[1], chunk)
+    fresh_BN = cut.fresh(
+        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
+    )
+    if cut.padding:
+        input_gate = nn.functional.pad(input_gate, (0, 0, 0, cut.padding), value=NOTHING)
+        input_gate = input_gate[:, : q.shape[1] + cut.padding]
+    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    q, k, v, log_forget = (cut.cut(x) for x in (q, k, v, log_forget))
+    written = wide(input_gate).unflatten(1, (cut.count, cut.size)).movedim(3, 1)
+    sum_BHNC = log_forget.cumsum(-1)
+    ahead = written - sum_BHNC
+    highest = sum_BHNC + ahead.cummax(-1).values
+    later_CC = torch.ones(cut.size, cut.size, dtype=torch.bool, device=q.device).triu(1)
+    reached = (sum_BHNC[..., :, None] + ahead[..., None, :]).masked_fill(later_CC, float("-inf"))
+    products = q @ k.transpose(-1, -2)
+    state = initial_state.to(q.dtype)
+    scale = initial_scale.to(q.dtype)
+    outputs = []
+    for n in range(cut.count):
+        state = reset_at(state, fresh_BN[:, n])
+        scale = scale.masked_fill(fresh_BN[:, n, None], 0.0)
+        carried = sum_BHNC[:, :, n] + scale[..., None]
+        scale_BHC = torch.maximum(carried, highest[:, :, n])
+        inside = products[:, :, n] * (reached[:, :, n] - scale_BHC[..., None]).exp()
+        both = inside @ v[:, :, n] + ((carried - scale_BHC).exp()[..., None] * q[:, :, n]) @ state
+        floor = (-scale_BHC).exp()[..., None]
+        outputs.append(both[..., :-1] / (torch.maximum(both[..., -1:].abs(), floor) + 1e-6))
+        scale = scale_BHC[..., -1]
+        left = (sum_BHNC[:, :, n, -1:] + ahead[:, :, n] - scale[..., None]).exp()[..., None] * k[:, :, n]
+        state = (carried[..., -1] - scale).exp()[..., None, None] * state + left.transpose(-1, -2) @ v[:, :, n]
+    return cut.joined(torch.stack(outputs, 2)), state, scale.clone()
+
+
+class MatrixLSTM(RecurrentMixer):
+    """mLSTM with a norm of each head and an output gate. State: ``states`` [B, H, E, V + 1]; ``log_scale`` [B, H], the stabiliser m."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__(sizes)
+        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        self.qkvo = linear(sizes.d_model, 2 * H * (E + V))
+        self.gates = nn.Linear(sizes.d_model, 2 * H)
+        nn.init.normal_(self.gates.weight, std=0.1 * sizes.d_model**-0.5)
+        self.gates.bias.data = torch.cat([0.1 * torch.randn(H), torch.linspace(3.0, 6.0, H)])
+        self.head_norm = RMSNorm(V)
+        self.out = linear(H * V, sizes.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        sizes = self.sizes
+        like = self.out.weight
+        return {
+            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim + 1),
+            "log_scale": like.new_zeros(lanes, sizes.heads),
+        }
+
+    def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
+        sizes = self.sizes
+        key, value = sizes.heads * sizes.key_dim, sizes.heads * sizes.value_dim
+        q, k, v, gate = self.qkvo(x_BTD).split([key, key, value, value], -1)
+        q, k, v = (x.unflatten(-1, (sizes.heads, -1)) for x in (q, k, v))
+        written, kept = (CAP * torch.tanh(wide(self.gates(x_BTD)) / CAP)).chunk(2, -1)
+        log_forget = nn.functional.logsigmoid(kept)
+        if valid_BT is not None:
+            written = written.masked_fill(~valid_BT[..., None], NOTHING)
+            log_forget = log_forget * valid_BT[..., None]
+        h_BTHV, states, scale = matrix_memory(
+            q * sizes.key_dim**-0.5,
+            k,
+            v,
+            written,
+            log_forget,
+            state["states"],
+            state["log_scale"],
+            chunk=sizes.chunk,
+            fresh_BK=fresh_BK,
+        )
+        y = self.head_norm(h_BTHV).to(x_BTD.dtype).flatten(-2) * torch.sigmoid(gate)
+        return self.out(y), {"states": states, "log_scale": scale}
+
+    @staticmethod
+    def costs(sizes: Sizes) -> Costs:
+        """Of one block."""
+        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        parts = scales(sizes.d_model, V, 2 * H) + product(sizes.window, sizes.d_model, 2 * H * (E + V))
+        parts += product(sizes.window, sizes.d_model, 2 * H) + product(sizes.window, H * V, sizes.d_model)
+        return parts + decayed_attention_costs(sizes, H, E, V + 1)

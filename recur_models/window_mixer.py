@@ -1,0 +1,72 @@
+"""The mixer `window`: the sliding window of `slide`, as one layer of a stack of other mixers. Letters: see mixer.py and layers.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recur_models.costs import Costs, attention, product, scales
+from recur_models.layers import PositionBias, Projector, StackConfig, linear, merge_heads, projector_costs
+from recur_models.mixer import Mixer
+from recur_models.protocol import Places, Probe, State
+from recur_models.stepping import append, attend_halves, bias
+from recur_models.window import Window, window_bias, windowed_attention, with_previous
+
+
+class WindowMixer(Mixer):
+    """Each token attends to the W tokens before it. State: ``keys`` and ``values`` [B, H, W, E] of the last block."""
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.config = config
+        self.project = Projector(config, cross=False)
+        self.position_bias = PositionBias(config.heads)
+        self.out = linear(config.width, config.d_model)
+
+    def initial_state(self, lanes: int) -> State:
+        config = self.config
+        shape = (lanes, config.heads, config.window, config.head_dim)
+        like = self.out.weight
+        return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+
+    def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        tokens = self.project(x_BTD.unflatten(1, (fresh_BK.shape[1], -1)))
+        kz = with_previous(tokens.k, state["keys"], fresh_BK)
+        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        window = Window(window_bias(self.position_bias, self.project.scale_H, self.config.window), None)
+        heads_BKHWE = windowed_attention(tokens.q_self, kz, vz, window)
+        last = {"keys": tokens.k[:, -1], "values": tokens.v[:, -1]}
+        after = {name: tensor.to(state[name].dtype).clone() for name, tensor in last.items()}
+        return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), after
+
+    def open(self, state: State) -> State:
+        return {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+
+    def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        window = self.config.window
+        tokens = self.project(x_BnD)
+        keys, values, after = append(places, tokens, block)
+        distance_BnZ = places.of_tokens_Bn[..., None] + window - torch.arange(2 * window, device=x_BnD.device)
+        unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
+        bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
+        bias_BHnZ = bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
+        previous = state["keys"], state["values"]
+        heads_BHnE = attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, None)
+        return self.out(merge_heads(heads_BHnE)), after
+
+    def close(self, block: State) -> State:
+        return block
+
+    def probes(self) -> list[Probe]:
+        return []
+
+    @staticmethod
+    def costs(config: StackConfig) -> Costs:
+        """Of one block: W keys are seen by each token, 2W are multiplied."""
+        W = config.window
+        return (
+            projector_costs(config, W, cross=False)
+            + scales(PositionBias.BUCKETS * config.heads)
+            + attention(config.width, W * W, 2 * W * W)
+            + product(W, config.width, config.d_model)
+        )

@@ -1,0 +1,137 @@
+"""The mixers' equations restated for one document, a token at a time; shares nothing with the models but their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.recur_models.naive import heads_of, norm, project, t5_bucket, under
+
+
+class NaiveMixers:
+    def __init__(self, model: Any):
+        self.config = model.config
+        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.p["embedding.weight"])
+        for i, name in enumerate(self.config.layers):
+            p = under(self.p, f"layers.{i}.mixer.")
+            x = x + getattr(self, name)(p, x)
+            m = under(self.p, f"layers.{i}.mlp.")
+            gate, value = (norm(x, m["norm.scale"]) @ m["hidden.weight"].T).chunk(2, -1)
+            x = x + (F.silu(gate) * value) @ m["out.weight"].T
+        return norm(x, self.p["final_norm.scale"]) / self.config.d_model**0.5 @ self.p["embedding.weight"].T
+
+    def convolved(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        taps = self.config.conv
+        bias = p.get("convolution.bias", torch.zeros(x.shape[1]))
+        outputs = []
+        for t in range(len(x)):
+            sum_Z = bias
+            for j in range(taps):
+                if t - j >= 0:
+                    sum_Z = sum_Z + p["convolution.weight"][:, taps - 1 - j] * x[t - j]
+            outputs.append(F.silu(sum_Z))
+        return torch.stack(outputs)
+
+    def delta(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        config = self.config
+        H, E, V, R = config.heads, config.key_dim, config.value_dim, config.householders
+        x = norm(x, p["norm.scale"])
+        mixed = self.convolved(p, x @ p["qkv.weight"].T)
+        gate = x @ p["gate.weight"].T
+        betas = torch.sigmoid(x @ p["beta.weight"].T) * (2 if config.negative_eigenvalues else 1)
+        outputs = []
+        for h in range(H):
+            S = torch.zeros(E, V)
+            heads = []
+            for t in range(len(x)):
+                q = mixed[t, h * E : (h + 1) * E]
+                if config.decays:
+                    step = F.softplus(x[t] @ p["decay.weight"][h] + p["decay_bias_H"][h])
+                    S = S * torch.exp(-torch.exp(p["log_rate_H"][h]) * step)
+                for r in range(R):
+                    key = H * E + (r * H + h) * E
+                    value = H * E * (1 + R) + (r * H + h) * V
+                    k = mixed[t, key : key + E]
+                    k = k / torch.sqrt((k * k).sum() + 1e-6)
+                    v = mixed[t, value : value + V]
+                    S = S + betas[t, r * H + h] * torch.outer(k, v - S.T @ k)
+                heads.append(S.T @ (q / torch.sqrt((q * q).sum() + 1e-6)) / E**0.5)
+            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
+        return (torch.cat(outputs, -1) * F.silu(gate)) @ p["out.weight"].T
+
+    def retention(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        config = self.config
+        H, E, V = config.heads, config.key_dim, config.value_dim
+        x = norm(x, p["norm.scale"])
+        q, k, v, gate = (x @ p["qkvg.weight"].T).split([H * E, H * E, H * V, H * V], -1)
+        outputs = []
+        for h, (qh, kh, vh) in enumerate(zip(heads_of(q, H), heads_of(k, H), heads_of(v, H), strict=True)):
+            S = torch.zeros(E, V)
+            heads = []
+            for t in range(len(x)):
+                S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(kh[t], vh[t])
+                heads.append(S.T @ qh[t] / E**0.5)
+            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
+        return (torch.cat(outputs, -1) * F.silu(gate)) @ p["out.weight"].T
+
+    def mlstm(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        config = self.config
+        H, E, V = config.heads, config.key_dim, config.value_dim
+        x = norm(x, p["norm.scale"])
+        q, k, v, gate = (x @ p["qkvo.weight"].T).split([H * E, H * E, H * V, H * V], -1)
+        gates = 15 * torch.tanh((x @ p["gates.weight"].T + p["gates.bias"]) / 15)
+        outputs = []
+        for h, (qh, kh, vh) in enumerate(zip(heads_of(q, H), heads_of(k, H), heads_of(v, H), strict=True)):
+            C, n = torch.zeros(E, V), torch.zeros(E)
+            heads = []
+            for t in range(len(x)):
+                written, kept = torch.exp(gates[t, h]), torch.sigmoid(gates[t, H + h])
+                C = kept * C + written * torch.outer(kh[t], vh[t])
+                n = kept * n + written * kh[t]
+                query = qh[t] / E**0.5
+                heads.append(C.T @ query / torch.clamp((n @ query).abs(), min=1.0))
+            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
+        return (torch.cat(outputs, -1) * torch.sigmoid(gate)) @ p["out.weight"].T
+
+    def mamba2(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        config = self.config
+        H, E, V = config.heads, config.key_dim, config.value_dim
+        x = norm(x, p["norm.scale"])
+        z, raw, step = (x @ p["inward.weight"].T).split([H * V, H * V + 2 * E, H], -1)
+        u, B, C = self.convolved(p, raw).split([H * V, E, E], -1)
+        steps = F.softplus(step + p["step_bias_H"])
+        outputs = []
+        for h, uh in enumerate(heads_of(u, H)):
+            S = torch.zeros(E, V)
+            heads = []
+            for t in range(len(x)):
+                S = torch.exp(-torch.exp(p["log_rate_H"][h]) * steps[t, h]) * S
+                S = S + steps[t, h] * torch.outer(B[t], uh[t])
+                heads.append(S.T @ C[t] + p["skip_H"][h] * uh[t])
+            outputs.append(torch.stack(heads))
+        return norm(torch.cat(outputs, -1) * F.silu(z), p["inner_norm.scale"]) @ p["out.weight"].T
+
+    def window(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        W = self.config.window
+        part = under(p, "project.")
+        k, v, q = project(part, norm(x, part["norm.scale"]), self.config.heads, cross=False)
+        outputs = []
+        for h in range(self.config.heads):
+            rows = []
+            for t in range(len(x)):
+                logits, values = [], []
+                for j in range(t - W, t):
+                    bias = p["position_bias.table_HN"][h, t5_bucket(t - j)] * part["scale_H"][h].abs()
+                    inside = j >= (t // W - 1) * W
+                    if inside:  # before the document there are zeros, which are attended to
+                        logits.append((q[h, t] @ k[h, j] if j >= 0 else torch.zeros(())) + bias)
+                        values.append(v[h, j] if j >= 0 else torch.zeros(v.shape[-1]))
+                rows.append(torch.softmax(torch.stack(logits), 0) @ torch.stack(values))
+            outputs.append(torch.stack(rows))
+        return torch.cat(outputs, -1) @ p["out.weight"].T
