@@ -91,7 +91,9 @@ class MatrixLSTM(RecurrentMixer):
         self.qkvo = linear(sizes.d_model, 2 * H * (E + V))
         self.gates = nn.Linear(sizes.d_model, 2 * H)
         nn.init.normal_(self.gates.weight, std=0.1 * sizes.d_model**-0.5)
-        self.gates.bias.data = torch.cat([0.1 * torch.randn(H), torch.linspace(3.0, 6.0, H)])
+        with torch.no_grad():
+            self.gates.bias[:H].normal_(std=0.1)
+            self.gates.bias[H:] = torch.arange(H) * (3.0 / max(H - 1, 1)) + 3.0  # from 3 to 6
         self.head_norm = RMSNorm(V)
         self.out = linear(H * V, sizes.d_model)
 
