@@ -1,12 +1,14 @@
-"""The gated delta rule: S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ and o_t = S_tᵀ q_t / √E, in chunks; and the mixer `delta`.
+"""The gated delta rule in chunks, and the mixer `delta`.
 
     output, state = gated_delta_rule(q, k, v, log_decay, beta, initial_state)
 
+    S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ,   o_t = S_tᵀ q_t / √E
+
 Gated DeltaNet: Yang et al. 2024 (arXiv 2412.06464). Without the gate (a = 1) it is DeltaNet. β up to 2 gives transitions negative
-eigenvalues, on which state tracking depends (Grazzi et al. 2024, arXiv 2411.12537). Several keys per token make a product of Householder
-transitions (DeltaProduct: Siems et al. 2025, arXiv 2502.10297). Within a chunk, the values that the keys replace follow from one
-triangular system; a loop over chunks carries S, so the work is linear in the length. All of it is computed in float32 or more: bfloat16
-breaks the system. Letters: see mixer.py.
+eigenvalues, on which state tracking depends (Grazzi et al. 2024, arXiv 2411.12537). Several keys per token make a product of
+Householder transitions (DeltaProduct: Siems et al. 2025, arXiv 2502.10297). Within a chunk, the values that the keys replace
+follow from one triangular system; a loop over chunks carries S, so the work is linear in the length. All of it is computed in
+float32 or more: bfloat16 breaks the system. Letters: see mixer.py.
 """
 
 from __future__ import annotations

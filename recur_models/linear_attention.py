@@ -1,9 +1,11 @@
-"""Linear attention with a decay: S_t = a_t S_{t−1} + k_t v_tᵀ and o_t = S_tᵀ q_t, in chunks; and `retention`, whose decay is fixed.
+"""Linear attention with a decay, in chunks; and the mixer `retention`, whose decays are fixed.
 
-    decayed_attention(q, k, v, log_decay, state)
+    output, state = decayed_attention(q, k, v, log_decay, initial_state)
 
-Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V with b the cumulative log decay; a loop over chunks carries S. So the work is
-linear in the length. Retention: Sun et al. 2023 (arXiv 2307.08621), heads with decays 1 − 2^(−5−h). Letters: see mixer.py.
+    S_t = a_t S_{t−1} + k_t v_tᵀ,   o_t = S_tᵀ q_t
+
+Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V with b the cumulative log decay; a loop over chunks carries S. So the
+work is linear in the length. Retention: Sun et al. 2023 (arXiv 2307.08621), heads with decays 1 − 2^(−5−h). Letters: see mixer.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the mixers of a stack share: their interface, chunks of a sequence, and a short causal convolution whose State is carried.
 
-A mixer maps the residual stream x [B, T, D], its own State and ``fresh`` to what it adds to the stream, and its State after them. Every
-mixer reads a segment in chunks in parallel, and a part of a block token by token or several tokens at once; both give the same.
+A mixer maps the residual stream x [B, T, D], its own State and ``fresh`` to what it adds to the stream, and its State after them.
+It reads a segment in chunks in parallel, and a part of a block token by token or several tokens at once; both give the same.
 
 Letters: B lanes · T tokens · K blocks · W block · C chunk · N chunks · D width · H heads · E key size · V value size · Z channels.
 """
@@ -73,7 +73,7 @@ def change(before: Tensor, after: Tensor) -> Tensor:
 
 
 class RecurrentMixer(Mixer):
-    """A mixer whose State is updated at every token. Of a block that is read in parts it keeps the State after the tokens so far."""
+    """A mixer whose State changes at every token. While a block is read in parts, it keeps the State after the tokens so far."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -83,7 +83,9 @@ class RecurrentMixer(Mixer):
 
     @abstractmethod
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
-        """`forward` of the normed stream; T is a whole number of blocks, or one part of one. Tokens that are not valid change nothing."""
+        """`forward` of the normed stream. T is a whole number of blocks, or a part of one. Tokens that are not valid change
+        nothing.
+        """
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         y_BTD, after = self.mix(self.norm(x_BTD), state, fresh_BK, None)

@@ -2,8 +2,8 @@
 
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
-A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). Embeddings and logits are one matrix. A mixer is one
-module with a file of its own (mixer.py has what they share). State: what the mixers carry, under ``layers.i``.
+A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). Embeddings and logits are one matrix. A mixer is
+one module with a file of its own (mixer.py has what they share). State: what the mixers carry, under ``layers.i``.
 """
 
 from __future__ import annotations

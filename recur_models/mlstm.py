@@ -2,8 +2,8 @@
 
     C_t = f_t C_{t−1} + i_t k_t v_tᵀ,   n_t = f_t n_{t−1} + i_t k_t,   h_t = C_tᵀ q_t / max(|n_t·q_t|, 1)
 
-with f = sigmoid(f̃) and i = exp(ĩ). All of it is divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing overflows. The
-normaliser is one more column of C. Letters: see mixer.py.
+with f = sigmoid(f̃) and i = exp(ĩ). All of it is divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing
+overflows. The normaliser is one more column of C. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def matrix_memory(
 
 
 class MatrixLSTM(RecurrentMixer):
-    """mLSTM with a norm of each head and an output gate. State: ``states`` [B, H, E, V + 1]; ``log_scale`` [B, H], the stabiliser m."""
+    """mLSTM with a norm of each head and an output gate.
+
+    State: ``states`` [B, H, E, V + 1]; ``log_scale`` [B, H], the stabiliser m.
+    """
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)

@@ -1,4 +1,4 @@
-"""The mixer `window`: the sliding window of `slide`, as one layer of a stack of other mixers. Letters: see mixer.py and layers.py."""
+"""The mixer `window`: the sliding window of `slide` as a layer among other mixers. Letters: see mixer.py and layers.py."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from recur_models import (
     LlamaConfig,
     LlamaRecConfig,
     MemorizingConfig,
+    MixersConfig,
     RecConfig,
     SlideConfig,
     VanillaConfig,
@@ -83,6 +84,18 @@ RECALL = TrainConfig(
     validate_tokens=20_000,
 )
 
+MIXER_SIZE: dict[str, Any] = {"d_model": 256, "window": 128}
+# Today's mixers at the same size: states of equal size, and a gated MLP that makes up the parameters.
+MIXERS = {
+    "delta": MixersConfig(layers=("delta",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE),
+    "mamba2": MixersConfig(layers=("mamba2",) * 6, heads=8, key_dim=36, value_dim=64, mlp_dim=528, **MIXER_SIZE),
+    "mlstm": MixersConfig(layers=("mlstm",) * 6, heads=4, key_dim=64, value_dim=72, mlp_dim=608, **MIXER_SIZE),
+    "retention": MixersConfig(layers=("retention",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE),
+    "delta-window": MixersConfig(
+        layers=("delta", "delta", "window") * 2, heads=4, key_dim=48, value_dim=96, mlp_dim=640, **MIXER_SIZE
+    ),
+}
+
 DEMO_PRESETS = {
     "demo-rec": DEMO,
     "demo-slide": replace(DEMO, model=STUDY_SLIDE),
@@ -96,6 +109,7 @@ DEMO_PRESETS = {
     "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
     "small-xl": replace(SMALL, model=XLConfig(layers=7, **SMALL_SIZE)),
     "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
+    **{f"small-{name}": replace(SMALL, model=mixer) for name, mixer in MIXERS.items()},
     "small-gpt2-rec": SMALL_GPT2,
     "small-gpt2": replace(SMALL_GPT2, model=GPT2Config(**DECODER_SIZE)),
     "small-llama-rec": replace(SMALL_GPT2, model=LlamaRecConfig(kv_heads=2, **DECODER_SIZE)),

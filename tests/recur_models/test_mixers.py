@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
         q * E**-0.5, k, v, written, torch.nn.functional.logsigmoid(kept), joined, scale, chunk=16
     )
     heads_first = [each.transpose(1, 2) for each in (q, k, v, written, kept)]
-    theirs, (C, n, theirs_m) = xlstm.mlstm_recurrent_sequence_native(
+    found: Any = xlstm.mlstm_recurrent_sequence_native(
         *heads_first,
         c_initial=state,
         n_initial=normaliser,
@@ -97,11 +98,15 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
         return_last_states=True,
         eps=1e-6,
     )
+    theirs, (C, n, theirs_m) = found
     torch.testing.assert_close(ours, theirs.transpose(1, 2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after[..., :-1], C, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after[..., -1], n, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(m, theirs_m.flatten(1), rtol=1e-5, atol=1e-5)
     used = {name: given[name] for name in ("q", "k", "v", "initial_state")}
-    mine, others = gradients((ours, after), used), gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used)
+    mine, others = (
+        gradients((ours, after), used),
+        gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used),
+    )
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
