@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version as version_of
+from typing import Any
 
 project = "Throughline"
 author = "The Throughline authors"
@@ -36,6 +37,10 @@ pygments_dark_style = "a11y-high-contrast-dark"
 highlight_language = "console"
 
 
+written: dict[str, list[str]] = {}
+"""Docstrings by the names of what they describe, as they are before Napoleon reads them."""
+
+
 def as_restructured_text(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Docstrings indent their examples, before which reStructuredText wants a `::`, and put code between single backticks."""
     literal: list[str] = []
@@ -46,7 +51,16 @@ def as_restructured_text(app: object, what: str, name: str, obj: object, options
             literal += ["::", ""]
         literal.append(re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line))
     lines[:] = literal
+    written[name] = literal
 
 
-def setup(app: object) -> None:
-    app.connect("autodoc-process-docstring", as_restructured_text, 400)  # type: ignore[attr-defined]
+def keep_attributes(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Napoleon takes what stands before a colon for the type of an attribute: here types are annotations."""
+    if what == "attribute":
+        lines[:] = written[name]
+
+
+def setup(app: Any) -> None:
+    """Napoleon changes docstrings between the two (priority 500)."""
+    app.connect("autodoc-process-docstring", as_restructured_text, 400)
+    app.connect("autodoc-process-docstring", keep_attributes, 600)

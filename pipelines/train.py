@@ -165,10 +165,11 @@ def _shown(config: TrainConfig) -> str:
 
 
 def _next(config: TrainConfig) -> str:
+    root = "" if config.root == TrainConfig.root else f" --root {shlex.quote(cli.shown(config.root))}"
     return (
         f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
-        f"  look      {typed('ui')}"
+        f"  look      {typed('ui')}{root}"
     )
 
 

@@ -62,7 +62,8 @@ class RecConfig(WindowedConfig):
         for layer in self.recurrent_layers:
             if not 1 <= layer <= self.layers:
                 raise ValueError(
-                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}"
+                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}: add "
+                    f"--model.recurrent-layers {self.layers}"
                 )
 
     @property

@@ -140,7 +140,7 @@ class GatedDelta(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes, decays: bool, householders: int) -> Costs:
-        """Of one block. The triangular system is not counted."""
+        """Costs of one block. The triangular system is not counted."""
         H, E, V, R = sizes.heads, sizes.key_dim, sizes.value_dim, householders
         W, d = sizes.window, sizes.d_model
         C = min(sizes.chunk, W)

@@ -105,7 +105,7 @@ class Retention(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Of one block."""
+        """Costs of one block."""
         H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
         return (
             scales(sizes.d_model, V)

@@ -68,7 +68,7 @@ class Mamba2(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Of one block."""
+        """Costs of one block."""
         H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
         inner = H * V
         channels = inner + 2 * E

@@ -110,7 +110,7 @@ class MixersConfig(ModelConfig):
         return {"mamba2": Mamba2, "mlstm": MatrixLSTM, "retention": Retention}[name](self.sizes)
 
     def mixer_costs(self, name: MixerName) -> Costs:
-        """Of one mixer, for one block of one lane."""
+        """Costs of one mixer, for one block of one lane."""
         if name == "delta":
             return GatedDelta.costs(self.sizes, self.decays, self.householders)
         if name == "window":

@@ -134,7 +134,7 @@ class MatrixLSTM(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Of one block."""
+        """Costs of one block."""
         H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
         parts = scales(sizes.d_model, V, 2 * H) + product(sizes.window, sizes.d_model, 2 * H * (E + V))
         parts += product(sizes.window, sizes.d_model, 2 * H) + product(sizes.window, H * V, sizes.d_model)

@@ -62,7 +62,7 @@ class WindowMixer(Mixer):
 
     @staticmethod
     def costs(config: StackConfig) -> Costs:
-        """Of one block: W keys are seen by each token, 2W are multiplied."""
+        """Costs of one block: W keys are seen by each token, 2W are multiplied."""
         W = config.window
         return (
             projector_costs(config, W, cross=False)

@@ -91,7 +91,7 @@ STATE_TRACKING_GROUPS = {
     "Tasks that need a state (benchmarks/state_tracking.py), for each model with 50,000 parameters": {
         "tiny-walk-*": "where an agent is after each action on a grid",
         "tiny-algorithm-*": "which values a program prints",
-        "tiny-mqar-*": "which value belongs to a key that comes back",
+        "tiny-mqar-*": "associative recall: which value belongs to a key that comes back",
         "tiny-permutation-*": "products of permutations, in the group S3",
         "tiny-permutation-a5-*": "products in A5, which is not solvable",
         "tiny-permutation-s5-*": "products in S5, which is not solvable",

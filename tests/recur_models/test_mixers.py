@@ -33,7 +33,7 @@ def inputs(seed: int = 0) -> dict[str, Tensor]:
 
 
 def gradients(found: tuple[Tensor, ...], given: dict[str, Tensor]) -> list[Tensor]:
-    """Of a weighted sum of the outputs and the state."""
+    """Gradients of a weighted sum of the outputs and the state."""
     torch.manual_seed(1)
     loss = sum((each * torch.randn(each.shape)).sum() for each in found)
     return list(torch.autograd.grad(loss, list(given.values())))  # type: ignore[arg-type]
