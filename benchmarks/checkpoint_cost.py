@@ -35,7 +35,7 @@ from recur_models import RecurrentModel, State, detach
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is trained and restored."""
+    """The run to train and restore."""
 
     lanes: int = 2
     segment_length: int = 512

@@ -1,4 +1,4 @@
-"""What is timed and weighed: a model in training on random tokens, ours or a public one, in one of two sizes.
+"""Contenders to time and weigh: models in training on random tokens, ours or public ones, in one of two sizes.
 
     contender = contenders("small")["rec:fixed:skip"]()
     seconds = contender.step()

@@ -1,4 +1,4 @@
-"""What carrying the State is worth where it matters most: the loss on the first block of each segment.
+"""Measures the worth of State where it matters most: the loss on the first block of each segment.
 
     python -m benchmarks.first_block runs/demo-rec
 

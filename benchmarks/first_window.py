@@ -1,4 +1,4 @@
-"""What it changes that a document's first window is as long as a block, and so shorter than the paper's by the overlap.
+"""Measures the effect of a document's first window, which is as long as a block, and so shorter than the paper's by the overlap.
 
     python -m benchmarks.first_window runs/gpt2 --store STORE --split validation --overlaps 10 50
 

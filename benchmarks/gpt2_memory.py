@@ -36,7 +36,7 @@ KINDS: tuple[Recompute, ...] = ("nothing", "block")
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is weighed and timed."""
+    """Models to weigh and time."""
 
     windows: tuple[int, ...] = (1, 5, 20, 60)
     """Windows of a step."""

@@ -89,7 +89,7 @@ class Figures:
 
 
 class Report:
-    """What is printed, and written anew after each line: a table, and the same as JSON."""
+    """The report, printed and written anew after each line: a table, and the same as JSON."""
 
     def __init__(self, config: BenchConfig, rates: dict[str, Any]) -> None:
         self.output, self.lines = config.output, [machine.describe()]

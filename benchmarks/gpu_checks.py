@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py measures beside speed: where a step goes, what bfloat16 and resuming cost, and generation."""
+"""The measurements of benchmarks/gpu.py beside speed: a step's kernels, the cost of bfloat16 and resuming, and generation."""
 
 from __future__ import annotations
 

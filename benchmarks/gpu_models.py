@@ -70,7 +70,7 @@ BY_DEFAULT: tuple[Model, ...] = (
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured (benchmarks/gpu.py)."""
+    """Measurements to take (benchmarks/gpu.py)."""
 
     measure: Literal["speed", "profile", "precision", "generation", "attention"] = "speed"
     """Which figures."""

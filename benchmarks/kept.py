@@ -1,4 +1,4 @@
-"""What a forward pass leaves behind it until its backward pass.
+"""Memory that a forward pass keeps until its backward pass.
 
 kept_bytes(lambda: model(tokens_BT, state, None, tokens_BT))
 """

@@ -133,7 +133,7 @@ class Trap:
 
 
 def function_of(moment: str) -> tuple[Any, str]:
-    """What holds the function of a moment, a module or a class, and the function's name there."""
+    """The module or class that holds the function of a moment, and the function's name there."""
     module, name = {**MOMENTS, **BUCKET_MOMENTS}[moment]
     *path, last = name.split(".")
     return reduce(getattr, path, importlib.import_module(module)), last
@@ -246,7 +246,7 @@ class Group:
             process.join()
 
     def said(self) -> str:
-        """What rank 0 has printed."""
+        """The output of rank 0."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 

@@ -31,7 +31,7 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is run, and how often it is killed."""
+    """Runs to kill, and how often."""
 
     models: tuple[str, ...] = tuple(MODELS)
     """Of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing, staircase, cached-staircase, feedback-transformer, transformer-xl,

@@ -1,4 +1,4 @@
-"""What the pipeline costs: step time under Ray Train with tracking on, one worker, against a bare loop over the same batches.
+"""Measures the pipeline's cost: step time under Ray Train with tracking on, one worker, against a bare loop over the same batches.
 
     python -m benchmarks.pipeline_cost                  about eight minutes on two cores
 

@@ -8,7 +8,7 @@ and asks for it once, 6 to 12 windows on, where `recall-slide`, which sees three
 once, and in no training document.
 
 Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and says how many of the words with
-the largest gain are planted ones, and with the right distance. What is done already is not done again.
+the largest gain are planted ones, and with the right distance. A rerun skips finished work.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ they cannot, unless all had ended. Any other is a failure of its own, and no kil
 
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""What is called like a worker and is none: the raylet ends with them."""
+"""Processes with a worker's name that are none: the raylet ends with them."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ SHARDS = 2
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is prepared, and how often."""
+    """Corpora to prepare, and how often."""
 
     source: str = ""
     """Folder in the layout of PG-19."""
@@ -185,7 +185,7 @@ def few_words(folder: Path) -> Path:
 
 
 def task_of(config: BenchConfig, source: Path, target: Path) -> Task:
-    """What the options ask for."""
+    """The work that the options ask for."""
     if config.lines:
         return short_documents(source, config.lines, target)
     return books(source, config.copies, target)

@@ -9,7 +9,7 @@ benchmarks/peers_data.txt lists; without it only numpy is compared with.
 
 Then epochs: the store is opened anew and every row read once, or three times, with the record batches verified when they are first
 touched, and with a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs,
-targets, marks). What a checksum of the same bytes costs alone is printed too.
+targets, marks). The cost of a checksum alone over the same bytes is printed too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Unverified(SegmentStore):
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is read, and how often."""
+    """Stores to read, and how often."""
 
     source: str = ""
     """Folder in the layout of PG-19."""

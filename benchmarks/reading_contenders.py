@@ -66,7 +66,7 @@ def unverified(folder):
 
 
 def lanes(folder, trusting=False):
-    """What training reads of our segment store: inputs, targets and marks of 16 lanes, whatever the rows."""
+    """Training's reads from our segment store: inputs, targets and marks of 16 lanes, whatever the rows."""
     from data_prep.lanes import TrainingLanes, read_batch
 
     store = open_store(folder, trusting)

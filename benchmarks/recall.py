@@ -15,7 +15,7 @@ vowel, consonant, vowel) occurs in no training document. Names are read off unde
 the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
 
 Makes the corpus, prepares it, trains recall-rec and recall-slide (pipelines/presets/demo.py), whose parameters are nearly equal,
-prints a table of accuracy over distance and writes recall.png. What is done already is not done again.
+prints a table of accuracy over distance and writes recall.png. A rerun skips finished work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What 1, 8, 64 and 512 workers cost: preparation, lanes, checkpoints, all-reduce; a schedule of 4,096 lanes over PG-19; GPU hours.
+"""Estimates the cost of 1, 8, 64 and 512 workers: preparation, lanes, checkpoints, all-reduce; a schedule of 4,096 lanes over
+PG-19; GPU hours.
 
     python -m benchmarks.scaling                         everything, about a minute on one core
     python -m benchmarks.scaling --parts lanes           the simulated schedule alone
@@ -45,7 +46,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is estimated, with which rates."""
+    """Estimates to make, and their rates."""
 
     parts: tuple[Part, ...] = ("prepare", "workers", "gpus", "lanes")
     """prepare: time to prepare PG-19; workers: lanes, State, checkpoints, all-reduce; gpus: hours and dollars; lanes: the

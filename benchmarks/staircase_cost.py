@@ -1,4 +1,5 @@
-"""What passes cost: a step's time over N, the cached staircase against Transformer-XL, the feedback transformer; in one process.
+"""Measures the cost of passes: a step's time over N, the cached staircase against Transformer-XL, the feedback transformer; in
+one process.
 
     python -m benchmarks.staircase_cost                     about ten minutes on two cores
     python -m benchmarks.staircase_cost --rounds 12 --segment 1024

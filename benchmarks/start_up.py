@@ -1,4 +1,4 @@
-"""What a command costs before it does anything: CPU and wall time of `--help` and of refusals, the least of several.
+"""Measures a command's start-up: CPU and wall time of `--help` and of refusals, the least of several.
 
     python -m benchmarks.start_up                           # all commands of this tree
     python -m benchmarks.start_up --times 3 train tune      # some of them

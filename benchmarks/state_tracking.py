@@ -54,12 +54,12 @@ DATA = {
     "permutation-a5": Data("permutation", options=tuple(f"--group A5 {HARD} {SMALL}".split())),
     "permutation-s5": Data("permutation", options=tuple(f"--group S5 {HARD} {SMALL}".split())),
 }
-"""What each task's store is prepared with."""
+"""Options with which each task's store is prepared."""
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is trained, and where."""
+    """Trainings to run, and their folder."""
 
     root: Path = Path("runs/state-tracking")
     """Folder of store, runs, figures."""

@@ -1,4 +1,5 @@
-"""What tracking costs a training step: MLflow on sqlite and through a server, against metrics.jsonl alone, in turn in one process.
+"""Measures the cost of tracking in a training step: MLflow on sqlite and through a server, against metrics.jsonl alone, in turn
+in one process.
 
     python -m benchmarks.tracking_cost                  about four minutes on two cores
 

@@ -1,4 +1,4 @@
-"""What the start of a sweep's trial costs: from the decision to train it to its first step, with workers reused and with new ones.
+"""Measures the start of a sweep's trial: from the decision to train it to its first step, with workers reused and with new ones.
 
     python -m benchmarks.trial_startup                      about five minutes on two cores
 

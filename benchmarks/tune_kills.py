@@ -142,7 +142,7 @@ def finish(command: Sequence[str], log: Path) -> None:
 
 
 def compare(root: Path) -> list[str]:
-    """What differs between the two sweeps."""
+    """The differences between the two sweeps."""
     wrong = []
     trials = {
         sweep: [json.loads(path.read_text()) for path in sorted((root / sweep / "trials").glob("*/trial.json"))]
@@ -168,7 +168,7 @@ def counted_twice(folder: Path) -> list[str]:
 
 
 def in_mlflow(root: Path) -> list[str]:
-    """What MLflow lacks of either sweep: parent, children, statuses, or a point of a curve."""
+    """Records of either sweep that MLflow lacks: parent, children, statuses, or a point of a curve."""
     from mlflow import MlflowClient
 
     client, wrong = MlflowClient(f"sqlite:///{root / 'mlflow.db'}"), []
