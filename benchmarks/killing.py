@@ -43,6 +43,10 @@ SIZE = f"{CORE} --model.window 8"
 REC = f"small-rec {SIZE} --model.recurrent-layers 2 --model.states 4"
 GPT2 = "--model.layers 2 --model.d-model 16 --model.heads 2 --model.mlp-dim 32"
 WINDOWS = "--model.positions 16 --model.window 12 --model.overlap 4"
+MIXERS = (
+    "--model.d-model 16 --model.heads 2 --model.key-dim 4 --model.value-dim 8 --model.mlp-dim 16 --model.window 8 --model.chunk 4 "
+    "--model.dropout 0.1"
+)
 MODELS = {
     name: shlex.split(words)
     for name, words in {
@@ -57,6 +61,7 @@ MODELS = {
         "transformer-xl": f"algorithm-xl {SIZE} --model.span 12",
         "universal-transformer": f"algorithm-universal {SIZE} --model.span 12 --model.layers 1 --model.passes 3",
         "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
+        "mixers": f"small-delta {MIXERS} --model.layers delta mamba2 mlstm window --model.householders 2",
         "gpt2": f"small-gpt2 {GPT2} {WINDOWS}",
         "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
         "llama": f"small-llama {GPT2} {WINDOWS} --model.kv-heads 1",

@@ -82,6 +82,7 @@ NAMES = (
         "universal-masked",
     ),
     *("feedback_transformer-zeros", "feedback_transformer-masked"),
+    *("mixers-householders", "mixers-mamba2", "mixers-mlstm"),
     *("gpt2-overlap-2", "gpt2_rec-overlap-2"),
     *("llama-overlap-2", "llama_rec-overlap-2"),
 )
