@@ -84,7 +84,7 @@ class Retention(RecurrentMixer):
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
-        return {"states": self.out.weight.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
+        return {"states": self.head_norm.scale.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes

@@ -37,7 +37,7 @@ class Mamba2(RecurrentMixer):
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
-        like = self.out.weight
+        like = self.norm.scale
         return {
             "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim),
             "inputs": like.new_zeros(lanes, self.convolution.kept, sum(self.parts)),

@@ -102,7 +102,7 @@ class MatrixLSTM(RecurrentMixer):
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
-        like = self.out.weight
+        like = self.norm.scale
         return {
             "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim + 1),
             "log_scale": like.new_zeros(lanes, sizes.heads),

@@ -26,7 +26,7 @@ class WindowMixer(Mixer):
     def initial_state(self, lanes: int) -> State:
         config = self.config
         shape = (lanes, config.heads, config.window, config.head_dim)
-        like = self.out.weight
+        like = self.project.scale_H
         return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
