@@ -83,13 +83,13 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="bytes").located()
     assert [s.name for s in stages(config)] == ["prepare", "train demo-rec", "train demo-slide", "evaluate", "compare"]
     config = PipelineConfig(
-        "demo-rec", tune="lr", tune_set=("samples=4",), set=("steps=9",), root="/r", name="a"
+        "demo-rec", tune="lr", tune_set=("num_samples=4",), set=("steps=9",), root="/r", name="a"
     ).located()
     planned = stages(config)
     assert [s.name for s in planned] == ["prepare", "tune a-demo-rec", "train a-demo-rec", "evaluate"]
     tune, train = planned[1].words, planned[2].words
     assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
-    assert tune[-4:] == ("--steps", "9", "--num-samples", "4")
+    assert tune[-4:] == ("--steps", "9", "--num_samples", "4")
     assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
     config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
@@ -117,7 +117,7 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
         ),
         (
             ["demo-rec", "--tune", "lr", "--tune-set", "num_sampels=3"],
-            "unknown option --num-sampels: did you mean --num-samples",
+            "unknown option --num_sampels: did you mean --num-samples",
         ),
     ],
 )
