@@ -165,11 +165,13 @@ def _shown(config: TrainConfig) -> str:
 
 
 def _next(config: TrainConfig) -> str:
-    root = "" if config.root == TrainConfig.root else f" --root {shlex.quote(cli.shown(config.root))}"
+    run = RunFolder.of(config)
+    root = cli.shown(root_of(run.folder, config.run)) if run.is_local else "runs"  # MLflow's file of a bucket's run is local
+    below = "" if root == "runs" else f" --root {shlex.quote(root)}"
     return (
         f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
-        f"  look      {typed('ui')}{root}"
+        f"  look      {typed('ui')}{below}"
     )
 
 

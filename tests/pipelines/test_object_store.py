@@ -214,7 +214,7 @@ def test_two_machines_prepare_the_same_in_a_bucket_at_once(
     monkeypatch: pytest.MonkeyPatch, moment: str,
 ) -> None:  # fmt: skip
     """The second one begins and ends while the first one is at a moment: no lock of this machine keeps it out."""
-    monkeypatch.setattr("pipelines.prepare.hold", lambda *_: nullcontext())
+    monkeypatch.setattr("pipelines.prepare.file_lock", lambda *_: nullcontext())
     made = make_config(store=bucket("store"), splits=("train", "validation"))
     function, calls = getattr(sharding, moment), []
 

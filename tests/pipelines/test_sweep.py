@@ -236,7 +236,7 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
 ) -> None:
     with pytest.raises(Killed):
         here(*PBT).run(kill_after=6)
-    assert "after a kill each continues from its newest checkpoint" in capsys.readouterr().out
+    assert "After a kill each trial continues from its newest checkpoint" in capsys.readouterr().out
     again = here(*PBT)
     newest = {name: again.sweep.run_folder(trial).newest_step() for name, trial in again.sweep.trials.items()}
     known = results(again.sweep)
