@@ -166,7 +166,8 @@ def _shown(config: TrainConfig) -> str:
 
 def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
-    root = cli.shown(root_of(run.folder, config.run)) if run.is_local else "runs"  # MLflow's file of a bucket's run is local
+    # MLflow's file of a bucket's run is local.
+    root = cli.shown(root_of(run.folder, config.run)) if run.is_local else "runs"
     below = "" if root == "runs" else f" --root {shlex.quote(root)}"
     return (
         f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
