@@ -188,7 +188,7 @@ def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
     config = PRESETS["small-rec"]
     before = to_json(config)
     check_resumable(before, config, "there")
-    with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says listed"):
+    with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says sequential"):
         check_resumable(before, with_fields(config, {"data.order": "sequential"}), "there")
 
 

@@ -140,7 +140,7 @@ def test_a_command_imports_the_modules_that_the_environment_names(
     known, unknown = (
         python("pipelines.prepare", "--help", THROUGHLINE_PLUGINS=names) for names in ("mine", "mine, mien")
     )
-    assert known.returncode == 0 and "  mine\n" in known.stdout
+    assert known.returncode == 0 and "  mine  " in known.stdout
     assert unknown.returncode == 2 and unknown.stderr.startswith(
         "error: THROUGHLINE_PLUGINS names mien, which cannot be"
     )

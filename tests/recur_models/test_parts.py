@@ -126,6 +126,7 @@ def test_the_registry_knows_every_model_by_its_name() -> None:
     }
     assert (
         set(MODELS)
-        == {"rec", "slide", "xl", "memorizing", "vanilla", "gpt2", "gpt2-rec", "llama", "llama-rec"} | staircase
+        == {"rec", "slide", "xl", "memorizing", "vanilla", "mixers", "gpt2", "gpt2-rec", "llama", "llama-rec"}
+        | staircase
     )
     assert all(config.name == name for name, config in MODELS.items())

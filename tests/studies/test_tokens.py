@@ -187,7 +187,7 @@ def test_every_token_is_there_once_and_sums_to_the_score(trained: Path, store: P
     for lanes in (1, 3):
         path = tmp_path / f"{lanes}.arrow"
         with TokenLosses.make(path, split, {"lanes": lanes}) as nats:
-            sizes: dict[str, Any] = {"lanes": lanes, "segment_length": 32, "shares": lanes}
+            sizes: dict[str, Any] = {"lanes": lanes, "segment_length": 32, "shards": lanes}
             where: dict[str, Any] = {"where": SEGMENTS, "folder": nats.parent}
             scoring = Scoring(checkpoint, model, split, ("nothing",), **sizes, **where)
             losses = replace(scoring.reading, sink=partial(token_nats, nats, split.lengths))
