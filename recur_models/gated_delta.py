@@ -17,9 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear
-from recur_models.mixer import Chunks, RecurrentMixer, ShortConvolution, Sizes, decay_between, reset_at, wide
-from recur_models.protocol import State
+from recur_models.layers import RMSNorm, linear, unit_norm
+from recur_models.mixer import (
+    Chunks,
+    RecurrentMixer,
+    ShortConvolution,
+    Sizes,
+    chunk_costs,
+    decay_between,
+    initial_log_rate,
+    initial_step_bias,
+    wide,
+)
+from recur_models.protocol import State, reset
 
 
 def gated_delta_rule(
@@ -46,9 +56,7 @@ def gated_delta_rule(
         Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
     """
     cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(
-        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
-    )
+    fresh_BN = cut.fresh(fresh_BK, q)
     q, k, v, log_decay, beta = (cut.cut(x) for x in (q, k, v, log_decay, beta))
     sum_BHNC = log_decay.cumsum(-1)
     between = decay_between(sum_BHNC)
@@ -65,7 +73,7 @@ def gated_delta_rule(
     state = initial_state.to(q.dtype)
     outputs = []
     for n in range(cut.count):
-        state = reset_at(state, fresh_BN[:, n])
+        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         new = wanted[:, :, n] - replaced[:, :, n] @ state
         outputs.append(q[:, :, n] @ state + seen[:, :, n] @ new)
         state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ new
@@ -78,23 +86,22 @@ class GatedDelta(RecurrentMixer):
     State: ``states`` [B, H, E, V]; ``inputs`` [B, taps − 1, Z] of the convolution.
     """
 
-    def __init__(self, sizes: Sizes, decays: bool, negative_eigenvalues: bool, householders: int):
+    def __init__(self, sizes: Sizes):
         super().__init__(sizes)
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
-        self.householders = householders
-        self.beta_scale = 2.0 if negative_eigenvalues else 1.0
-        self.split = [H * E, householders * H * E, householders * H * V]
+        keys = sizes.heads * sizes.key_dim
+        values = sizes.heads * sizes.value_dim
+        self.beta_scale = 2.0 if sizes.negative_eigenvalues else 1.0
+        self.split = [keys, sizes.householders * keys, sizes.householders * values]
         self.qkv = linear(sizes.d_model, sum(self.split))
         self.convolution = ShortConvolution(sum(self.split), sizes.conv)
-        self.beta = linear(sizes.d_model, householders * H)
-        self.gate = linear(sizes.d_model, H * V)
-        self.head_norm = RMSNorm(V)
-        self.out = linear(H * V, sizes.d_model)
-        self.decay = linear(sizes.d_model, H) if decays else None
-        if decays:
-            step_H = torch.exp(torch.empty(H).uniform_(-6.907755, -2.302585))  # 0.001 to 0.1, as Mamba-2's
-            self.decay_bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
-            self.log_rate_H = nn.Parameter(torch.empty(H).uniform_(1.0, 16.0).log())
+        self.beta = linear(sizes.d_model, sizes.householders * sizes.heads)
+        self.gate = linear(sizes.d_model, values)
+        self.head_norm = RMSNorm(sizes.value_dim)
+        self.out = linear(values, sizes.d_model)
+        self.decay = linear(sizes.d_model, sizes.heads) if sizes.decays else None
+        if sizes.decays:
+            self.decay_bias_H = initial_step_bias(sizes.heads)
+            self.log_rate_H = initial_log_rate(sizes.heads)
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
@@ -106,11 +113,12 @@ class GatedDelta(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        H, R = sizes.heads, self.householders
+        H = sizes.heads
+        R = sizes.householders
         mixed, inputs = self.convolution(self.qkv(x_BTD), state["inputs"], fresh_BK, valid_BT)
         q, k, v = mixed.split(self.split, -1)
-        q = unit(q.unflatten(-1, (H, -1)))
-        k = unit(k.unflatten(-1, (R, H, -1)))
+        q = unit_norm(wide(q.unflatten(-1, (H, -1))))
+        k = unit_norm(wide(k.unflatten(-1, (R, H, -1))))
         v = v.unflatten(-1, (R, H, -1))
         beta = torch.sigmoid(wide(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
         log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
@@ -139,26 +147,16 @@ class GatedDelta(RecurrentMixer):
         return self.out(y), {"states": states, "inputs": inputs}
 
     @staticmethod
-    def costs(sizes: Sizes, decays: bool, householders: int) -> Costs:
-        """Costs of one block. The triangular system is not counted."""
-        H, E, V, R = sizes.heads, sizes.key_dim, sizes.value_dim, householders
-        W, d = sizes.window, sizes.d_model
-        C = min(sizes.chunk, W)
-        chunks = W * R // C
+    def costs(sizes: Sizes) -> Costs:
+        """As `Mixer.costs`. The triangular system is not counted."""
+        H = sizes.heads
+        E = sizes.key_dim
+        V = sizes.value_dim
+        R = sizes.householders
+        W = sizes.window
+        d = sizes.d_model
         channels = H * (E + R * (E + V))
-        pairs = 2 * E + V
-        states = 3 * E * V
-        rule = Costs(
-            0,
-            flops=2 * H * chunks * (C * (C + 1) // 2 * pairs + C * states),
-            computed_flops=2 * H * chunks * (C * C * pairs + C * states),
-        )
-        parts = scales(d, V, channels * sizes.conv, 2 * H if decays else 0)
+        parts = scales(d, V, channels * sizes.conv, 2 * H if sizes.decays else 0)
         parts += product(W, d, channels) + product(W, d, R * H) + product(W, d, H * V) + product(W, H * V, d)
-        return parts + (product(W, d, H) if decays else Costs()) + rule
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / |x|, in float32 or more."""
-    x = wide(x)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+        parts += product(W, d, H) if sizes.decays else Costs()
+        return parts + chunk_costs(sizes, H, pairs=2 * E + V, states=3 * E * V, per_token=R)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, decay_between, reset_at
-from recur_models.protocol import State
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, decay_between, split_heads
+from recur_models.protocol import State, reset
 
 
 def decayed_attention(
@@ -41,9 +41,7 @@ def decayed_attention(
         Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
     """
     cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(
-        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
-    )
+    fresh_BN = cut.fresh(fresh_BK, q)
     q, k, v, log_decay = (cut.cut(x) for x in (q, k, v, log_decay))
     sum_BHNC = log_decay.cumsum(-1)
     inside = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
@@ -53,7 +51,7 @@ def decayed_attention(
     state = initial_state.to(q.dtype)
     outputs = []
     for n in range(cut.count):
-        state = reset_at(state, fresh_BN[:, n])
+        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         outputs.append(inside[:, :, n] + grown[:, :, n] @ state)
         state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ v[:, :, n]
     return cut.joined(torch.stack(outputs, 2)), state
@@ -61,15 +59,7 @@ def decayed_attention(
 
 def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:
     """Matrix products of `decayed_attention` over one block."""
-    C = min(sizes.chunk, sizes.window)
-    chunks = sizes.window // C
-    pairs = key_dim + value_dim
-    states = 2 * key_dim * value_dim
-    return Costs(
-        0,
-        flops=2 * heads * chunks * (C * (C + 1) // 2 * pairs + C * states),
-        computed_flops=2 * heads * chunks * (C * C * pairs + C * states),
-    )
+    return chunk_costs(sizes, heads, pairs=key_dim + value_dim, states=2 * key_dim * value_dim)
 
 
 class Retention(RecurrentMixer):
@@ -77,10 +67,9 @@ class Retention(RecurrentMixer):
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
-        self.qkvg = linear(sizes.d_model, 2 * H * (E + V))
-        self.head_norm = RMSNorm(V)
-        self.out = linear(H * V, sizes.d_model)
+        self.qkvg = linear(sizes.d_model, 2 * sizes.heads * (sizes.key_dim + sizes.value_dim))
+        self.head_norm = RMSNorm(sizes.value_dim)
+        self.out = linear(sizes.heads * sizes.value_dim, sizes.d_model)
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
@@ -88,9 +77,7 @@ class Retention(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        key, value = sizes.heads * sizes.key_dim, sizes.heads * sizes.value_dim
-        q, k, v, gate = self.qkvg(x_BTD).split([key, key, value, value], -1)
-        q, k, v = (x.unflatten(-1, (sizes.heads, -1)) for x in (q, k, v))
+        q, k, v, gate = split_heads(self.qkvg(x_BTD), sizes)
         log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
         log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
         if valid_BT is not None:
@@ -105,8 +92,9 @@ class Retention(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Costs of one block."""
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        H = sizes.heads
+        E = sizes.key_dim
+        V = sizes.value_dim
         return (
             scales(sizes.d_model, V)
             + product(sizes.window, sizes.d_model, 2 * H * (E + V))

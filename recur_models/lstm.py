@@ -27,6 +27,7 @@ from recur_models.protocol import (
     RecurrentModel,
     State,
     check_sizes,
+    relative_change,
     reset,
 )
 
@@ -139,12 +140,7 @@ class LSTM(RecurrentModel):
         return LSTMIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
-        def change(before: Tensor, after: Tensor) -> Tensor:
-            was = before.float().square().mean()
-            moved = (after - before).float().square().mean()
-            return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
-
-        return [Probe("state_change", layer.before, change, layer.after) for layer in self.layers]
+        return [Probe("state_change", layer.before, relative_change, layer.after) for layer in self.layers]
 
 
 class LSTMIncrementalDecoder(IncrementalDecoder):

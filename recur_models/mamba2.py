@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention, decayed_attention_costs
-from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, wide
+from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, initial_log_rate, initial_step_bias, wide
 from recur_models.protocol import State
 
 
@@ -23,14 +23,14 @@ class Mamba2(RecurrentMixer):
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
-        inner = H * V
+        H = sizes.heads
+        E = sizes.key_dim
+        inner = H * sizes.value_dim
         self.parts = [inner, E, E]
         self.inward = linear(sizes.d_model, 2 * inner + 2 * E + H)
         self.convolution = ShortConvolution(sum(self.parts), sizes.conv, bias=True)
-        step_H = torch.exp(torch.empty(H).uniform_(-6.907755, -2.302585))  # 0.001 to 0.1
-        self.step_bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))  # softplus gives the step
-        self.log_rate_H = nn.Parameter(torch.empty(H).uniform_(1.0, 16.0).log())
+        self.step_bias_H = initial_step_bias(H)
+        self.log_rate_H = initial_log_rate(H)
         self.skip_H = nn.Parameter(torch.ones(H))
         self.inner_norm = RMSNorm(inner)
         self.out = linear(inner, sizes.d_model)
@@ -68,8 +68,9 @@ class Mamba2(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Costs of one block."""
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        H = sizes.heads
+        E = sizes.key_dim
+        V = sizes.value_dim
         inner = H * V
         channels = inner + 2 * E
         parts = scales(sizes.d_model, channels * (sizes.conv + 1), 3 * H, inner)

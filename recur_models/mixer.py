@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recur_models.costs import Costs
 from recur_models.layers import RMSNorm
-from recur_models.protocol import Places, Probe, State
+from recur_models.protocol import Places, Probe, State, relative_change
 
 
 class Sizes(NamedTuple):
-    """What a mixer is built with."""
+    """A mixer is built with these, and its costs are counted from them: the fields of `MixersConfig`, of which it reads its own."""
 
     d_model: int
     heads: int
@@ -27,7 +28,11 @@ class Sizes(NamedTuple):
     value_dim: int
     window: int
     chunk: int
+    """Divides the window."""
     conv: int
+    decays: bool
+    negative_eigenvalues: bool
+    householders: int
 
 
 class Mixer(nn.Module, ABC):
@@ -57,19 +62,17 @@ class Mixer(nn.Module, ABC):
     def probes(self) -> list[Probe]:
         """As `RecurrentModel.probes`."""
 
+    @staticmethod
+    @abstractmethod
+    def costs(sizes: Sizes) -> Costs:
+        """Costs of one block of one lane."""
+
 
 class Carried(nn.Module):
     """Where a probe sees the recurrent state before and after some tokens."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return after
-
-
-def change(before: Tensor, after: Tensor) -> Tensor:
-    """How much the state has changed, relative to its size before; 1 where it was zero."""
-    was = before.float().square().mean()
-    moved = (after - before).float().square().mean()
-    return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
 
 
 class RecurrentMixer(Mixer):
@@ -104,7 +107,7 @@ class RecurrentMixer(Mixer):
         return {name: tensor.clone() for name, tensor in block.items()}
 
     def probes(self) -> list[Probe]:
-        return [Probe("state_change", self.carried, change)]
+        return [Probe("state_change", self.carried, relative_change)]
 
 
 class ShortConvolution(nn.Module):
@@ -177,10 +180,14 @@ class Chunks(NamedTuple):
         x_BTHE = x_BHNCE.movedim(1, 3).flatten(1, 2)
         return x_BTHE[:, : x_BTHE.shape[1] - self.padding]
 
-    def fresh(self, fresh_BK: Tensor) -> Tensor:
-        """Before which chunk a document begins: bool [B, N]. A block is a whole number of chunks, or the sequence is one block."""
-        found_BN = fresh_BK.new_zeros(len(fresh_BK), self.count)
-        found_BN[:, :: self.count // fresh_BK.shape[1]] = fresh_BK
+    def fresh(self, fresh_BK: Tensor | None, like_BT: Tensor) -> Tensor:
+        """Before which chunk a document begins: bool [B, N]; nowhere by default.
+
+        A block is a whole number of chunks, or the sequence is one block.
+        """
+        found_BN = torch.zeros(len(like_BT), self.count, dtype=torch.bool, device=like_BT.device)
+        if fresh_BK is not None:
+            found_BN[:, :: self.count // fresh_BK.shape[1]] = fresh_BK
         return found_BN
 
 
@@ -189,14 +196,42 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def reset_at(state_BHEV: Tensor, fresh_B: Tensor) -> Tensor:
-    """Zeros on the lanes where a document begins."""
-    return state_BHEV.masked_fill(fresh_B[:, None, None, None], 0.0)
-
-
 def decay_between(sum_BHNC: Tensor) -> Tensor:
     """exp(b_i − b_j) for i ≥ j, else 0: what is left at token i of what token j wrote, by cumulative log decays b."""
     C = sum_BHNC.shape[-1]
     later_CC = torch.ones(C, C, dtype=torch.bool, device=sum_BHNC.device).triu(1)
     difference = sum_BHNC[..., :, None] - sum_BHNC[..., None, :]
     return difference.masked_fill(later_CC, float("-inf")).exp()
+
+
+def chunk_costs(sizes: Sizes, heads: int, pairs: int, states: int, per_token: int = 1) -> Costs:
+    """Matrix products of one block in chunks. ``pairs``: multiplications for two tokens of a chunk, ``states``: for a token and the
+    state; ``per_token``: keys that a token has.
+    """
+    C = sizes.chunk
+    chunks = sizes.window * per_token // C
+    return Costs(
+        0,
+        flops=2 * heads * chunks * (C * (C + 1) // 2 * pairs + C * states),
+        computed_flops=2 * heads * chunks * (C * C * pairs + C * states),
+    )
+
+
+def initial_step_bias(heads: int) -> nn.Parameter:
+    """The bias whose softplus is a step between 0.001 and 0.1, uniform in its logarithm."""
+    step_H = torch.exp(torch.empty(heads).uniform_(-6.907755, -2.302585))
+    return nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+
+
+def initial_log_rate(heads: int) -> nn.Parameter:
+    """The logarithm of a rate of decay between 1 and 16."""
+    return nn.Parameter(torch.empty(heads).uniform_(1.0, 16.0).log())
+
+
+def split_heads(projected_BTZ: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries and keys [B, T, H, E], values [B, T, H, V], and the output's gate [B, T, H·V], out of one projection."""
+    key = sizes.heads * sizes.key_dim
+    value = sizes.heads * sizes.value_dim
+    q, k, v, gate = projected_BTZ.split([key, key, value, value], -1)
+    q, k, v = (x.unflatten(-1, (sizes.heads, -1)) for x in (q, k, v))
+    return q, k, v, gate

@@ -35,10 +35,16 @@ from recur_models.protocol import (
     layer_state,
     prefix_layer_state,
 )
-from recur_models.sliding_window import SlideConfig
 from recur_models.window_mixer import WindowMixer
 
 MixerName = Literal["delta", "mamba2", "mlstm", "retention", "window"]
+MIXERS: dict[MixerName, type[Mixer]] = {
+    "delta": GatedDelta,
+    "mamba2": Mamba2,
+    "mlstm": MatrixLSTM,
+    "retention": Retention,
+    "window": WindowMixer,
+}
 
 
 @dataclass(frozen=True)
@@ -88,41 +94,19 @@ class MixersConfig(ModelConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """What a recurrent mixer is built with."""
-        chunk = min(self.chunk, self.window)
-        return Sizes(self.d_model, self.heads, self.key_dim, self.value_dim, self.window, chunk, self.conv)
-
-    @property
-    def windowed(self) -> SlideConfig:
-        """The sizes of a layer's window."""
-        size: dict[str, Any] = {"d_model": self.d_model, "heads": self.heads, "head_dim": self.key_dim}
-        return SlideConfig(layers=1, mlp_dim=self.mlp_dim, window=self.window, dropout=0.0, **size)
+        """The sizes that all its mixers are built with."""
+        fields = {name: getattr(self, name) for name in Sizes._fields}
+        return Sizes(**fields | {"chunk": min(self.chunk, self.window)})
 
     def build(self, vocab_size: int) -> MixersModel:
         return MixersModel(self, vocab_size)
-
-    def mixer(self, name: MixerName) -> Mixer:
-        """A fresh mixer of this kind."""
-        if name == "delta":
-            return GatedDelta(self.sizes, self.decays, self.negative_eigenvalues, self.householders)
-        if name == "window":
-            return WindowMixer(self.windowed)
-        return {"mamba2": Mamba2, "mlstm": MatrixLSTM, "retention": Retention}[name](self.sizes)
-
-    def mixer_costs(self, name: MixerName) -> Costs:
-        """Costs of one mixer, for one block of one lane."""
-        if name == "delta":
-            return GatedDelta.costs(self.sizes, self.decays, self.householders)
-        if name == "window":
-            return WindowMixer.costs(self.windowed)
-        return {"mamba2": Mamba2, "mlstm": MatrixLSTM, "retention": Retention}[name].costs(self.sizes)
 
     def costs(self, vocab_size: int) -> Costs:
         logits = product(self.window, self.d_model, vocab_size)
         mlp = product(self.window, self.d_model, 2 * self.mlp_dim) + product(self.window, self.mlp_dim, self.d_model)
         total = replace(logits, block=self.window) + scales(self.d_model)
         for name in self.layers:
-            total = total + self.mixer_costs(name) + mlp + scales(self.d_model)
+            total = total + MIXERS[name].costs(self.sizes) + mlp + scales(self.d_model)
         return replace(total, embedding_parameters=logits.parameters)
 
 
@@ -147,7 +131,7 @@ class MixerLayer(nn.Module):
 
     def __init__(self, config: MixersConfig, name: MixerName):
         super().__init__()
-        self.mixer = config.mixer(name)
+        self.mixer = MIXERS[name](config.sizes)
         self.mlp = GatedMLP(config.d_model, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention_costs
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, reset_at, wide
-from recur_models.protocol import State
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, wide
+from recur_models.protocol import State, reset
 
 CAP = 15.0
 """Gates' logits are capped softly at this size."""
@@ -49,12 +49,9 @@ def matrix_memory(
         Outputs [B, T, H, V], and the state and m after the last token, in float32 or more.
     """
     cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(
-        fresh_BK if fresh_BK is not None else torch.zeros(len(q), 1, dtype=torch.bool, device=q.device)
-    )
+    fresh_BN = cut.fresh(fresh_BK, q)
     if cut.padding:
         input_gate = nn.functional.pad(input_gate, (0, 0, 0, cut.padding), value=NOTHING)
-        input_gate = input_gate[:, : q.shape[1] + cut.padding]
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     q, k, v, log_forget = (cut.cut(x) for x in (q, k, v, log_forget))
     written = wide(input_gate).unflatten(1, (cut.count, cut.size)).movedim(3, 1)
@@ -68,8 +65,8 @@ def matrix_memory(
     scale = initial_scale.to(q.dtype)
     outputs = []
     for n in range(cut.count):
-        state = reset_at(state, fresh_BN[:, n])
-        scale = scale.masked_fill(fresh_BN[:, n, None], 0.0)
+        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
+        scale = reset(scale, scale.new_zeros(()), fresh_BN[:, n])
         carried = sum_BHNC[:, :, n] + scale[..., None]
         scale_BHC = torch.maximum(carried, highest[:, :, n])
         inside = products[:, :, n] * (reached[:, :, n] - scale_BHC[..., None]).exp()
@@ -90,15 +87,15 @@ class MatrixLSTM(RecurrentMixer):
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
-        self.qkvo = linear(sizes.d_model, 2 * H * (E + V))
+        H = sizes.heads
+        self.qkvo = linear(sizes.d_model, 2 * H * (sizes.key_dim + sizes.value_dim))
         self.gates = nn.Linear(sizes.d_model, 2 * H)
         nn.init.normal_(self.gates.weight, std=0.1 * sizes.d_model**-0.5)
         with torch.no_grad():
             self.gates.bias[:H].normal_(std=0.1)
             self.gates.bias[H:] = torch.arange(H) * (3.0 / max(H - 1, 1)) + 3.0  # from 3 to 6
-        self.head_norm = RMSNorm(V)
-        self.out = linear(H * V, sizes.d_model)
+        self.head_norm = RMSNorm(sizes.value_dim)
+        self.out = linear(H * sizes.value_dim, sizes.d_model)
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
@@ -110,9 +107,7 @@ class MatrixLSTM(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        key, value = sizes.heads * sizes.key_dim, sizes.heads * sizes.value_dim
-        q, k, v, gate = self.qkvo(x_BTD).split([key, key, value, value], -1)
-        q, k, v = (x.unflatten(-1, (sizes.heads, -1)) for x in (q, k, v))
+        q, k, v, gate = split_heads(self.qkvo(x_BTD), sizes)
         written, kept = (CAP * torch.tanh(wide(self.gates(x_BTD)) / CAP)).chunk(2, -1)
         log_forget = nn.functional.logsigmoid(kept)
         if valid_BT is not None:
@@ -134,8 +129,9 @@ class MatrixLSTM(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """Costs of one block."""
-        H, E, V = sizes.heads, sizes.key_dim, sizes.value_dim
+        H = sizes.heads
+        E = sizes.key_dim
+        V = sizes.value_dim
         parts = scales(sizes.d_model, V, 2 * H) + product(sizes.window, sizes.d_model, 2 * H * (E + V))
         parts += product(sizes.window, sizes.d_model, 2 * H) + product(sizes.window, H * V, sizes.d_model)
         return parts + decayed_attention_costs(sizes, H, E, V + 1)

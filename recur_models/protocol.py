@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -209,7 +209,6 @@ class Places:
 
     Attributes:
         of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
-        valid_Bn: bool. Whether it is one of the lane's own.
     """
 
     def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
@@ -219,10 +218,15 @@ class Places:
         valid_Bn = step_n < counts_B[:, None]
         row, step = valid_Bn.nonzero(as_tuple=True)
         self.of_tokens_Bn = places_Bn.to(device)
-        self.valid_Bn = valid_Bn.to(device)
+        self._valid_Bn = valid_Bn
         self._row = row.to(device)
         self._step = step.to(device)
         self._place = places_Bn[row, step].to(device)
+
+    @cached_property
+    def valid_Bn(self) -> Tensor:
+        """bool. Whether a token is one of its lane's own."""
+        return self._valid_Bn.to(self._row.device)
 
     def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
         """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
@@ -243,6 +247,13 @@ class Probe:
     """A number, of what ``module`` was given first and what ``until`` made."""
     until: nn.Module | None = None
     """A module that runs after ``module``; by default the same one."""
+
+
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """How much a State has changed, relative to its size before; 1 where it was zero."""
+    was = before.float().square().mean()
+    moved = (after - before).float().square().mean()
+    return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
 
 
 def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:

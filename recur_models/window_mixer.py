@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.layers import PositionBias, Projector, StackConfig, linear, merge_heads, projector_costs
-from recur_models.mixer import Mixer
+from recur_models.layers import PositionBias, Projector, linear, merge_heads, projector_costs
+from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
+from recur_models.sliding_window import SlideConfig
 from recur_models.stepping import append, attend_halves, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
@@ -16,8 +17,9 @@ from recur_models.window import Window, window_bias, windowed_attention, with_pr
 class WindowMixer(Mixer):
     """Each token attends to the W tokens before it. State: ``keys`` and ``values`` [B, H, W, E] of the last block."""
 
-    def __init__(self, config: StackConfig):
+    def __init__(self, sizes: Sizes):
         super().__init__()
+        config = windowed(sizes)
         self.config = config
         self.project = Projector(config, cross=False)
         self.position_bias = PositionBias(config.heads)
@@ -61,8 +63,9 @@ class WindowMixer(Mixer):
         return []
 
     @staticmethod
-    def costs(config: StackConfig) -> Costs:
-        """Costs of one block: W keys are seen by each token, 2W are multiplied."""
+    def costs(sizes: Sizes) -> Costs:
+        """As `Mixer.costs`: W keys are seen by each token, 2W are multiplied."""
+        config = windowed(sizes)
         W = config.window
         return (
             projector_costs(config, W, cross=False)
@@ -70,3 +73,15 @@ class WindowMixer(Mixer):
             + attention(config.width, W * W, 2 * W * W)
             + product(W, config.width, config.d_model)
         )
+
+
+def windowed(sizes: Sizes) -> SlideConfig:
+    """The sizes of one layer's window as `slide` has them."""
+    return SlideConfig(
+        layers=1,
+        d_model=sizes.d_model,
+        heads=sizes.heads,
+        head_dim=sizes.key_dim,
+        window=sizes.window,
+        dropout=0.0,
+    )

@@ -125,7 +125,8 @@ class NaiveMixers:
         for h in range(self.config.heads):
             rows = []
             for t in range(len(x)):
-                logits, values = [], []
+                logits = []
+                values = []
                 for j in range(t - W, t):
                     bias = p["position_bias.table_HN"][h, t5_bucket(t - j)] * part["scale_H"][h].abs()
                     inside = j >= (t // W - 1) * W

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from transformers.models.xlstm import modeling_xlstm as xlstm
 
-from recur_models.gated_delta import gated_delta_rule, unit
+from recur_models.gated_delta import gated_delta_rule
+from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
 from recur_models.mlstm import matrix_memory
 
@@ -22,8 +23,8 @@ def inputs(seed: int = 0) -> dict[str, Tensor]:
     """Random q, k, v, log decays, betas and an initial state, all with gradients."""
     torch.manual_seed(seed)
     found = {
-        "q": unit(torch.randn(B, T, H, E)),
-        "k": unit(torch.randn(B, T, H, E)),
+        "q": unit_norm(torch.randn(B, T, H, E)),
+        "k": unit_norm(torch.randn(B, T, H, E)),
         "v": torch.randn(B, T, H, V),
         "log_decay": -torch.rand(B, T, H),
         "beta": 2 * torch.rand(B, T, H),

@@ -52,8 +52,9 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 
 
 def restated(config: ModelConfig) -> Any:
-    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama, "mixers": NaiveMixers}
-    own = {**OF_NAME, **decoders, **{f"{name}-rec": kind for name, kind in decoders.items()}}.get(config.name)
+    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
+    recurrent = {f"{name}-rec": kind for name, kind in decoders.items()}
+    own = {**OF_NAME, **decoders, **recurrent, "mixers": NaiveMixers}.get(config.name)
     return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 
