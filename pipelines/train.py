@@ -170,7 +170,7 @@ def _next(config: TrainConfig) -> str:
     root = cli.shown(root_of(run.folder, config.run)) if run.is_local else "runs"
     below = "" if root == "runs" else f" --root {shlex.quote(root)}"
     return (
-        f"  result    {cli.shown(RunFolder.of(config).checkpoints.recorded)}\n"
+        f"  result    {cli.shown(run.checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
         f"  look      {typed('ui')}{below}"
     )

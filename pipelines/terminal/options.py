@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from common.renamed import nearest_option
+from common.renamed import RENAMED
 from pipelines.terminal import home
 
 
@@ -30,6 +31,17 @@ def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> st
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
     near = nearest_option(written, known)
     return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
+
+
+def nearest_option(option: str, options: Collection[str]) -> str:
+    """The option among ``options`` that a person who typed an unknown one means: its new name, one that is spelt almost like it,
+    or one with its name in a group. Empty where there is none.
+    """
+    field = option.removeprefix("--").replace("-", "_")
+    new = "--" + RENAMED.get(field, "").replace("_", "-")
+    grouped = [known for known in options if known.rpartition(".")[2] == option.lstrip("-")]
+    near = [new] if new in options else difflib.get_close_matches(option, options, n=1, cutoff=0.6) or grouped
+    return next(iter(near), "")
 
 
 def options(read: Callable[[Sequence[str]], object]) -> list[str]:
