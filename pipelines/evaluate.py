@@ -184,19 +184,20 @@ def main(argv: list[str]) -> None:
         at = f"{target.name}, step {target.checkpoint.step:,}"
         print(f"evaluating {at}, on {cli.shown(target.store.folder)}: {counts}")
 
-    target = RunFolder(output)  # a bucket gets it from a working folder
-    with file_lock(partial := target.folder / PARTIAL, "another pipelines.evaluate"):
+    report_folder = RunFolder(output)  # a bucket gets it from a working folder
+    partial = report_folder.folder / PARTIAL
+    with file_lock(partial, "another pipelines.evaluate"):
         evaluations = [evaluate(target, config, partial) for target in targets]
-        paths = report(config, targets, evaluations, target)
+        paths = report(config, targets, evaluations, report_folder)
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {typed('ui')}")
-    refresh_index(target.folder)
+    refresh_index(report_folder.folder)
 
 
 def report(
-    config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], target: RunFolder
+    config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], report_folder: RunFolder
 ) -> list[Path]:
     """Print the table, write the report, and log it; the report's files."""
     first = targets[0]
@@ -210,8 +211,8 @@ def report(
             print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
     for line in leads(evaluations):
         print(line, flush=True)
-    paths = write_report(evaluations, target.folder, unigram=unigram)
-    target.publish(*(path.name for path in paths))
+    paths = write_report(evaluations, report_folder.folder, unigram=unigram)
+    report_folder.publish(*(path.name for path in paths))
     track(config, targets, evaluations, paths)
     return paths
 

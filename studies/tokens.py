@@ -256,16 +256,16 @@ def main(argv: list[str]) -> None:
     targets = load_targets(config)
     passes = passes_of(config, targets)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
-    target = RunFolder(output_for(config.output, targets[0].run, name, config.split))
+    report_folder = RunFolder(output_for(config.output, targets[0].run, name, config.split))
     check_tracking(*tracking_of(targets[-1].checkpoint, targets[-1].run, config.tracking))
     totals = targets[-1].store.manifest.totals
     counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
     print(f"comparing {passes[-1].name} with {others} on {cli.shown(targets[-1].store.folder)}: {counts}", flush=True)
-    with file_lock(target.folder, "another pipelines.tokens"):
-        comparison = compared(config, passes, target.folder)
-        paths = write_pages(comparison, target.folder)
-    target.publish(*(path.name for path in target.folder.iterdir() if path.is_file()))
+    with file_lock(report_folder.folder, "another pipelines.tokens"):
+        comparison = compared(config, passes, report_folder.folder)
+        paths = write_pages(comparison, report_folder.folder)
+    report_folder.publish(*(path.name for path in report_folder.folder.iterdir() if path.is_file()))
     console = Console(width=max(Console().width, 120), markup=False)
     facts = comparison.facts
     base, better = comparison.pair
@@ -287,11 +287,11 @@ def main(argv: list[str]) -> None:
     told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
     print(f"bits per token: {told} ({comparison.difference()})")
     print(comparison.said_of_names())
-    track(config, targets, comparison, target.folder, paths)
+    track(config, targets, comparison, report_folder.folder, paths)
     print(
-        f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(target.folder)}/*.arrow: document, offset, token, nats"
+        f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(report_folder.folder)}/*.arrow: document, offset, token, nats"
     )
-    refresh_index(target.folder)
+    refresh_index(report_folder.folder)
 
 
 def track(
