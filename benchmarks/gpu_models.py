@@ -26,6 +26,9 @@ from pipelines.training.optim import build_optimizer
 from recur_models import (
     CachedStaircaseConfig,
     GPT2RecConfig,
+    LlamaConfig,
+    LlamaRecConfig,
+    MixersConfig,
     StaircaseConfig,
     State,
     TransformerXLConfig,
@@ -37,9 +40,15 @@ from recur_models.compiling import compile_model
 Ours = Literal[
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing",
     "staircase", "cached-staircase", "transformer-xl", "gpt2-rec", "vanilla",
+    "delta", "mamba2", "mlstm", "retention", "llama", "llama-rec",
 ]  # fmt: skip
 Model = Literal[Ours, "peer"]
 SIZE: dict[str, Any] = {"layers": 12, "d_model": 1024, "heads": 8, "head_dim": 128, "mlp_dim": 4096}
+MIXER_SIZE: dict[str, Any] = {"d_model": 1024, "window": 512}
+SMOLLM2: dict[str, Any] = {
+    "pretrained": "none", "layers": 30, "d_model": 576, "heads": 9, "kv_heads": 3, "mlp_dim": 1536, "positions": 8192,
+    "window": 256,
+}  # fmt: skip
 MODELS: dict[Ours, ModelSettings] = {
     "slide": PRESETS["pg19-slide-13L"].model,
     "rec": PRESETS["pg19-rec-fixed-skip"].model,
@@ -54,17 +63,30 @@ MODELS: dict[Ours, ModelSettings] = {
         **{name: size for name, size in SIZE.items() if name != "head_dim"}, window=320, overlap=64, positions=1024
     ),
     "vanilla": VanillaConfig(layers=13),
+    "delta": MixersConfig(layers=("delta",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2368, **MIXER_SIZE),
+    "mamba2": MixersConfig(layers=("mamba2",) * 12, heads=32, key_dim=72, value_dim=64, mlp_dim=2336, **MIXER_SIZE),
+    "mlstm": MixersConfig(layers=("mlstm",) * 12, heads=8, key_dim=128, value_dim=144, mlp_dim=2592, **MIXER_SIZE),
+    "retention": MixersConfig(
+        layers=("retention",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2400, **MIXER_SIZE
+    ),
+    "llama": LlamaConfig(**SMOLLM2),
+    "llama-rec": LlamaRecConfig(**SMOLLM2),
 }
-"""The block-recurrent paper's 150M models, and the others at the same width and depth. The window of gpt2-rec is so short that
-windows fill a segment; its layers run once for each."""
+"""The block-recurrent paper's 150M models, and the others at the same width and depth; of the mixers, States of equal size and
+slide's parameters. llama has SmolLM2-135M's sizes. The windows of gpt2-rec and llama are so short that they fill a segment; the
+layers of the recurrent ones run once for each."""
 
 TINY: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 2, "head_dim": 16, "mlp_dim": 64, "window": 16}
 TINY |= {"recurrent_layers": (2,), "states": 16, "memory": 64, "top_k": 4, "chunk": 16, "span": 16, "positions": 64}
+TINY |= {"kv_heads": 1, "key_dim": 8, "value_dim": 8}
 TINY_OF: dict[Ours, dict[str, Any]] = {"xl": {"window": 32}, "gpt2-rec": {"window": 20, "overlap": 4}}
+TINY_OF |= {"delta": {"layers": ("delta",) * 2}, "mamba2": {"layers": ("mamba2",) * 2}}
+TINY_OF |= {"mlstm": {"layers": ("mlstm",) * 2}, "retention": {"layers": ("retention",) * 2}}
 
 
 BY_DEFAULT: tuple[Model, ...] = (
-    "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing", "staircase", "cached-staircase", "gpt2-rec", "peer",
+    "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing", "staircase", "cached-staircase", "gpt2-rec",
+    "delta", "mamba2", "mlstm", "retention", "llama", "llama-rec", "peer",
 )  # fmt: skip
 
 
