@@ -4,7 +4,7 @@ ENV := .venv/.complete
 RUN := .venv/bin/python
 ROOT ?= runs
 
-.PHONY: demo test test-cluster test-documents check docs ui bench environment
+.PHONY: demo test test-long test-cluster test-documents check docs ui bench environment
 environment: $(ENV)
 
 $(ENV): pyproject.toml constraints.txt
@@ -21,8 +21,13 @@ demo: $(ENV)
 	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states --lanes 4
 
 # Three at once on two cores, since Ray is waited for; after a crash xdist would wait for ever, were a worker started again.
+PYTEST := $(RUN) -m pytest -q -n 3 --dist loadgroup --max-worker-restart 0
 test: $(ENV)
-	$(RUN) -m pytest -q -n 3 --dist loadgroup --max-worker-restart 0
+	$(PYTEST) -m "not long"
+
+# Kills, sweeps and whole pipelines, of 20 seconds and more each.
+test-long: $(ENV)
+	$(PYTEST) -m long
 
 # Two machines made of namespaces: `ray up cluster.yaml`, every stage on them. Needs root, iproute2, openssh-server, rsync.
 test-cluster: $(ENV)

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> float:
         if group := shared[item]:  # Ray's workers know the buckets that were there when it started
             return SHARED.index(group) + 0.5 * ("s3_endpoint" not in getattr(item, "fixturenames", ()))
-        slowest = ("ray", "slow")
+        slowest = ("ray", "long", "slow")
         return len(SHARED) + next((i for i, name in enumerate(slowest) if item.get_closest_marker(name)), len(slowest))
 
     items.sort(key=place)

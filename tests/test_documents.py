@@ -305,6 +305,7 @@ MORE = {
 """What makes them small. Words that come later count."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_chain_of_commands_runs(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -43,7 +43,7 @@ def test_all_models_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert table == capsys.readouterr().out and table.count("| no | 2 |") == len(done)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_is_compiled_profiled_resumed_and_writes(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
     words = [*TINY, "--models", "slide", "--backend", "aot_eager", "--output", str(output)]

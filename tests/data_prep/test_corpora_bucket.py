@@ -68,7 +68,7 @@ def bucket(endpoint: str) -> Callable[[str], str]:
     return uri
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bucket_reads_as_a_folder(bucket: Callable[[str], str], tmp_path: Path) -> None:
     put(tmp_path, FILES)
     for name, corpus in CORPORA.items():

@@ -80,6 +80,7 @@ def local_copy(run: RunFolder, folder: Path, step: int) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket_is_the_run_in_a_folder(
     words: list[str], calm: Path, bucket: Bucket, tmp_path: Path, machine: Callable[[str], None],
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -131,6 +132,7 @@ def test_a_run_that_keeps_no_segment_files_is_read_without_them(
     assert not (cache_folder() / "segments").exists()
 
 
+@pytest.mark.long
 def test_the_stages_of_a_pipeline_in_a_bucket(made: Path, bucket: Bucket, tmp_path: Path) -> None:
     """All but `prepare`, whose test is test_object_store.py."""
     words = [*WORDS[1:-2], "--steps", "6"]
@@ -302,7 +304,7 @@ def test_credentials_of_a_root_are_in_no_record(
     assert written and not [name for name, data in written.items() if b"testing-secret" in data]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
     words: list[str], made: Path, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -327,7 +329,7 @@ def test_two_machines_without_a_shared_folder_are_killed_and_go_on(
     assert final_tensors(found, 18) == final_tensors(tmp_path / "mine", 18) and curve(found) == curve(tmp_path / "mine")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_ray_workers_train_into_a_bucket(
@@ -373,6 +375,7 @@ def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp
     assert RunFolder.of(local).folder == tmp_path / "mine"
 
 
+@pytest.mark.long
 def test_credentials_in_uris_are_printed_and_recorded_nowhere(
     made: Path, bucket: Bucket, tmp_path: Path, machine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ def words(store: Path, bucket: Bucket) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_killed_and_resumed_from_elsewhere_it_ends_as_in_a_folder(
     words: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +113,7 @@ def swept(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Swept:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_best_report_and_results_are_there(swept: Swept, tmp_path: Path) -> None:
     done, place = swept.done, Place.parse(swept.uri("runs/sweep"))
@@ -138,7 +138,7 @@ def test_best_report_and_results_are_there(swept: Swept, tmp_path: Path) -> None
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_passwords_and_keys_are_in_no_file(swept: Swept) -> None:
     """Neither of the sweep's, nor of Ray's; Tune writes what it pickles as hexadecimal digits."""

@@ -137,6 +137,7 @@ def test_figures_that_are_added_to_a_copy_stay_out_of_the_originals_run(
     assert {metric["key"] for metric in server.run(copied)["data"]["metrics"]} == {"a", "whole_test/copy"}
 
 
+@pytest.mark.long
 def test_a_copied_run_is_trained_evaluated_and_registered_by_itself(
     server: Server, train: Callable[..., Path], tmp_path: Path, store: Path
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_bucket_under_another_uri_is_the_same_place(bucket: Callable[[str], st
     assert begin("fourth", bucket("copy")) == ""
 
 
+@pytest.mark.long
 def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     server: Server, store: Path, tmp_path: Path, config: TrackingConfig
 ) -> None:

@@ -86,6 +86,7 @@ def naive_errors(checkpoint: Checkpoint, store: SegmentStore) -> tuple[int, int]
     return wrong, labels
 
 
+@pytest.mark.long
 def test_a_task_is_learned_scored_and_compared(
     train: Train, task: PrepareConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,7 @@ def forget(folder: Path, *steps: int) -> None:
         (folder / "checkpoints" / f"step-{step:08d}").rmdir()
 
 
+@pytest.mark.long
 def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_path: Path, text_folder: Path) -> None:
     where = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.experiment", "notebook")
     words = (*where, "--tracking.system-metrics", "off", "--validate-tokens", "0", "--checkpoint.keep", "2")
@@ -226,6 +227,7 @@ print([process.exitcode for process in crowd])
 """
 
 
+@pytest.mark.long
 def test_many_runs_at_once_lose_no_figure(server: Server, tmp_path: Path) -> None:
     """Into one sqlite file, which none of them finds there, and into one server."""
     names = [f"run-{number}" for number in range(3)]

@@ -56,6 +56,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.long
 def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
     bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], text_folder: Path, tmp_path: Path
 ) -> None:

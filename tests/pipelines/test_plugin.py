@@ -83,7 +83,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session", "plugin")
 def test_all_commands_know_what_a_plugin_defines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, root = str(tmp_path / "store"), tmp_path / "runs"

@@ -140,7 +140,7 @@ def test_kill_and_resume(make_config, tmp_path: Path, parts: int) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_after_some_parts(make_config, text_folder: Path, tmp_path: Path) -> None:
     for i in range(40):
         (text_folder / "train" / f"more{i}.txt").write_text(words(f"more{i}", 3000))

@@ -180,6 +180,7 @@ def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_p
         assert group.wait() == [0], group.said()
 
 
+@pytest.mark.long
 def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> None:
     """Two of the kills of benchmarks/kills.py, whose results are in results/reliability."""
     kills.random.seed(5)

@@ -35,7 +35,7 @@ def words(text_folder: Path, root: Path, *more: str, steps: int = 4) -> list[str
     return ["small-rec", *given, "--set", *PAIRS, f"steps={steps}", "validate_every=0", "checkpoint.every=2", *more]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_done_stages_are_skipped_and_changed_ones_done_again(
     text_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

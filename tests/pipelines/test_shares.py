@@ -66,6 +66,7 @@ def naive_nats(model: RecurrentModel, text: torch.Tensor, bod_id: int, mode: Sta
     return nats
 
 
+@pytest.mark.long
 def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(scored: Scoring) -> None:
     found = scores(scored)
     others: list[dict[str, Any]] = [{"shards": 3, "lanes": 1}, {"shards": 2, "lanes": 8}]

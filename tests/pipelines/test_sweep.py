@@ -152,7 +152,7 @@ def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_killed_twice_and_files_damaged_it_ends_as_if_nothing_had_happened(
     here: Make, capsys: pytest.CaptureFixture[str]
@@ -212,7 +212,7 @@ def test_a_plateau_stops_trials_and_a_scheduler_by_its_path_too(here: Make) -> N
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_searcher_keeps_what_it_drew_and_continues_from_what_is_known(here: Make) -> None:
     pytest.importorskip("optuna")
@@ -229,7 +229,7 @@ def test_a_searcher_keeps_what_it_drew_and_continues_from_what_is_known(here: Ma
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
     here: Make, capsys: pytest.CaptureFixture[str]
@@ -257,7 +257,7 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
     words = ("optim.lr=1e-7,1e-6,3e-3", "--search", "grid", "--rung-tokens", "640", *PAUSING)
@@ -271,7 +271,7 @@ def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_budget_is_kept_and_a_larger_one_continues(here: Make) -> None:
     words = (*GRID, "--steps", "100", "--validate-every", "50", "--checkpoint.every", "50")
@@ -286,7 +286,7 @@ def test_a_budget_is_kept_and_a_larger_one_continues(here: Make) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_searcher_may_have_no_more_or_nothing_that_fits(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
     space = "model.window=8,16+data.segment_length=32,16"  # of which the second two do not fit together

@@ -67,6 +67,7 @@ def test_a_run_has_an_ascii_name_of_its_own_in_ray_train() -> None:
     assert re.fullmatch(r"zw-lf-[0-9a-f]{8}", elastic.ascii_name("zwölf"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_killed_worker_a_killed_controller_and_a_stop_cost_no_step(
     plain: Plain, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -117,6 +118,7 @@ def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     assert "starting again" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_passing_error_in_a_worker_is_tried_again_and_one_that_stays_is_shown(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -243,6 +245,7 @@ sys.exit(main(sys.argv[1:]))
 """A training command whose Ray session comes up too late at first; before it trains it prints what it has then."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_late_session_and_the_whole_run_killed_and_the_same_command_again(
     train: Train, plain: Plain, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,7 @@ def trials(root: Path, name: str = "sweep") -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((root / "runs" / name / "trials").glob("*/trial.json"))]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlflow(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -118,6 +119,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
         assert len(points) == len(set(points)) and set(points) == expected  # none lost, none twice
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_refused(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -145,6 +147,7 @@ def test_two_workers_each_take_turns_and_a_killed_one_costs_nothing_or_they_are_
     assert (tmp_path / "runs" / "sweep" / "trials" / "001" / "logs" / "worker-1.log").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_the_notebook_runs_cell_by_cell(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,6 +166,7 @@ def test_the_notebook_runs_cell_by_cell(
     assert f"runs/notebook/trials/{best['trial']}" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp_path: Path) -> None:
     """The sweep says why it ends, and resumes once the obstacle is gone."""
@@ -215,6 +219,7 @@ class Ends(TrialActor):
         return {**told, "done": True, "outcome": "finished", "said": ""}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

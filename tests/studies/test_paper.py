@@ -273,6 +273,7 @@ def make(
     return run
 
 
+@pytest.mark.long
 def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no training of mine table-1 is done"):
         make("one", "--no-train")

@@ -222,6 +222,7 @@ def test_what_is_damaged_or_of_another_key_is_not_there(trained: Path, store: Pa
     assert TokenLosses.open(path, {"weights": "a"}) is None
 
 
+@pytest.mark.long
 def test_two_runs_are_compared_on_one_page(
     train: Callable[..., Path], server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
