@@ -39,22 +39,9 @@ from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table
 from pipelines.training.jobs import run_jobs
-from studies.papers.staircase import TINY_DATA
-from studies.papers.tables import Data, Run
+from studies.papers.tables import Run
+from studies.papers.today import TASK_DATA
 from studies.papers.trainings import StudyFolder, Training
-
-SMALL = "--validation 500 --test 500 --segment-length 64"
-PAIRS = "--vocabulary 64 --pairs 4 --length 32 --train 200000"
-HARD = "--length 32 --curriculum 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 4 4 4 4 4 4 4 4 8 8 8 8 16 16 32 --train 500000"
-DATA = {
-    "walk": TINY_DATA["Random Walk"],
-    "algorithm": TINY_DATA["Algorithm"],
-    "mqar": Data("mqar", options=tuple(f"{PAIRS} {SMALL}".split())),
-    "permutation": Data("permutation", options=tuple(f"--group S3 --length 32 --train 100000 {SMALL}".split())),
-    "permutation-a5": Data("permutation", options=tuple(f"--group A5 {HARD} {SMALL}".split())),
-    "permutation-s5": Data("permutation", options=tuple(f"--group S5 {HARD} {SMALL}".split())),
-}
-"""Options with which each task's store is prepared."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,7 @@ class Result:
 
 def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
     place = StudyFolder(config.root.absolute(), set={"use_gpu": "no"})
-    return place.training(Run(f"tiny-{task}-{model}", DATA[task]), seed)
+    return place.training(Run(f"tiny-{task}-{model}", TASK_DATA[task]), seed)
 
 
 def make(config: BenchConfig, trainings: Sequence[Training]) -> None:

@@ -15,6 +15,7 @@ from recur_models import (
     FeedbackTransformerConfig,
     LSTMConfig,
     MemorizingConfig,
+    MixersConfig,
     RecConfig,
     SlideConfig,
     StaircaseConfig,
@@ -39,6 +40,8 @@ def windowed(d_model: int, layers: int, mlp_dim: int) -> dict[str, Any]:
 
 
 ONE: dict[str, Any] = {"layers": 1, "recurrent_layers": (1,), "states": 8}
+MIXERS: dict[str, Any] = {"d_model": 40, "heads": 2, "key_dim": 16, "value_dim": 32, "window": 8, "decays": False}
+MAMBA2: dict[str, Any] = {"heads": 4, "key_dim": 12, "value_dim": 20}
 MODELS: dict[str, ModelSettings] = {
     "staircase": StaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=2),
     "cached-staircase": CachedStaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=1, chunks=4),
@@ -51,8 +54,18 @@ MODELS: dict[str, ModelSettings] = {
     "feedback": RecConfig(**{**windowed(60, 1, 48), **ONE}, feedback=True),
     "slide": SlideConfig(**windowed(64, 2, 68)),
     "memorizing": MemorizingConfig(**windowed(64, 2, 68), memory_layer=1, memory=256, top_k=8),
+    "delta": MixersConfig(**MIXERS, layers=("delta",) * 2, mlp_dim=116),
+    "delta-negative": MixersConfig(**MIXERS, layers=("delta",) * 2, mlp_dim=116, negative_eigenvalues=True),
+    "delta-two-keys": MixersConfig(
+        **MIXERS | {"value_dim": 16}, layers=("delta",) * 2, mlp_dim=128, negative_eigenvalues=True, householders=2
+    ),
+    "mamba2": MixersConfig(**MIXERS | MAMBA2, layers=("mamba2",) * 2, mlp_dim=112),
+    "mlstm": MixersConfig(**MIXERS, layers=("mlstm",) * 2, mlp_dim=120),
+    "retention": MixersConfig(**MIXERS, layers=("retention",) * 2, mlp_dim=120),
+    "delta-window": MixersConfig(**MIXERS, layers=("delta", "window"), mlp_dim=140, negative_eigenvalues=True),
+    "mamba2-window": MixersConfig(**MIXERS | MAMBA2, layers=("mamba2", "window"), mlp_dim=128),
 }
-"""By name; block-recurrent's have windows of 8 tokens and as many states."""
+"""By name; block-recurrent's have windows of 8 tokens and as many states. The delta rule has no gate, as is usual on such tasks."""
 
 TASKS: dict[str, tuple[str, int]] = {
     "walk": ("random-walk", 3000),

@@ -6,13 +6,18 @@ A plug-in (pipelines/terminal/plugins.py): importing it adds its presets, with t
 from dataclasses import replace
 
 from pipelines.presets import GROUPS, PRESETS
-from studies.papers import block_recurrent, gpt2, groups, staircase
+from studies.papers import block_recurrent, gpt2, groups, staircase, today
 from tune_spaces import SPACES
 
-PAPERS = {"block-recurrent": block_recurrent.TABLES, "gpt2": gpt2.TABLES, "staircase": staircase.TABLES}
+PAPERS = {
+    "block-recurrent": block_recurrent.TABLES,
+    "gpt2": gpt2.TABLES,
+    "staircase": staircase.TABLES,
+    "today": today.TABLES,
+}
 """By paper and by table."""
 
-for paper in (block_recurrent, staircase, gpt2):
+for paper in (block_recurrent, staircase, gpt2, today):
     PRESETS.update({name: replace(config, run=name) for name, config in paper.PRESETS.items()})
     SPACES.update(paper.SPACES)
 GROUPS.update(groups.GROUPS)

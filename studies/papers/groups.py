@@ -26,5 +26,9 @@ GROUPS = {
         "tiny-wikitext-gpt2-*": "Table 1 at a size that a CPU trains, from untrained weights",
         "tiny-pg19-gpt2-*": "Table 2 at a size that a CPU trains, from untrained weights",
     },
+    "Today's recurrent models beside those of the papers (paper today table-1)": {
+        "tiny-bytes-*": "all models with 576,000 parameters, on bytes",
+        "pg19-mixers-*": "the gated delta rule, Mamba-2, mLSTM and retention on PG-19, 150M and 400M parameters",
+    },
 }
 """As `pipelines.presets.GROUPS`: patterns of names by heading."""

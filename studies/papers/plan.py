@@ -26,7 +26,7 @@ from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
-from studies.papers.trainings import StudyFolder, Training
+from studies.papers.trainings import StudyFolder, Training, state_bytes
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,12 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
 
 def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
     """Ours; `relative_time` is a time still, in milliseconds."""
+    if figure == "written_per_second":
+        return training.written_per_second()
     if figure in TIMES:
-        return training.ms_per_step()
+        time = training.ms_per_step()
+        in_time = figure == "tokens_per_second"
+        return 1e3 * training.config.tokens_per_step / time if in_time and time else time
     score = evaluation.carried
     split = evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
@@ -225,6 +229,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "vocabulary": float(store.vocab_size - 1),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / words if words else None,
+        "state_bytes": float(state_bytes(training.config.model, store.vocab_size)),
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
     return values[figure]

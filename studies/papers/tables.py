@@ -27,16 +27,19 @@ Scale = Literal["tiny", "paper"]
 Figure = Literal[
     "bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "relative_time", "ms_per_step",
     "flops_without_output", "parameters", "layers", "vocabulary", "tokens", "tokens_per_word", "states_cleared",
+    "state_bytes", "tokens_per_second", "written_per_second",
 ]  # fmt: skip
 """What is measured. `perplexity` is by token, `error_percent` of labels, `flops_without_output` those of the forward pass for a
 token, the output layer's left out; `relative_time` of a step is against that of `Table.base`; `vocabulary` are the tokenizer's ids
 without begin-of-document; `tokens` and `tokens_per_word` are of the split; `states_cleared` are the bits per token that clearing
-the recurrent states, or the memory, at each segment costs."""
+the recurrent states, or the memory, at each segment costs; `state_bytes` are those of a lane; `tokens_per_second` are read in
+training, `written_per_second` written one by one by one lane."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
 """Figures of which the lower is the better, and by which rows are ordered."""
 BY_WORD = ("word_perplexity", "tokens_per_word")
-TIMES = ("relative_time", "ms_per_step")
-COSTS = ("parameters", "layers", "vocabulary", "flops_without_output")
+TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_second")
+"""Figures that are measured when the table is written, on no text."""
+COSTS = ("parameters", "layers", "vocabulary", "flops_without_output", "state_bytes")
 """Figures of a model's size, which are known before it is trained."""
 
 

@@ -32,7 +32,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import TrainConfig, check_resumable, may_change
+from pipelines.config.run import ModelSettings, TrainConfig, check_resumable, may_change
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
 from pipelines.terminal import cli
@@ -224,6 +224,12 @@ class Training:
         rates = [rate for record in records if (rate := record.metrics.get("train/tokens_per_second"))]
         return 1e3 * self.config.tokens_per_step / median(rates) if rates else None
 
+    def written_per_second(self) -> float | None:
+        """Tokens that a lane writes in a second, timed here and now; None where the model is too large for that."""
+        vocab_size = self.vocab_size()
+        flops = self.config.model.costs(vocab_size).flops_per_token * self.config.model.block
+        return written_per_second(self.config.model, vocab_size) if flops <= MEASURED_FLOPS else None
+
     def cost(self, rate: float = 0.0) -> Cost:
         """``rate``: FLOP/s; 0 times two steps here where they are small, and assumes one otherwise."""
         vocab_size = self.vocab_size()
@@ -269,6 +275,43 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
         return median(seconds[1:]) * config.data.lanes / lanes
     finally:
         torch.set_num_threads(threads)
+
+
+def written_per_second(config: ModelSettings, vocab_size: int) -> float:
+    """Tokens that this model reads one by one in a second of a thread's processor time, as it does where it writes.
+
+    From the second block on, where State has begun; each of four blocks is timed, and the median counts.
+    """
+    import torch
+
+    from recur_models.decoding import begin, read
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = config.build(vocab_size).eval()
+        tokens_BT = torch.randint(vocab_size - 1, (1, 5 * config.block))
+        decoder = model.incremental_decoder()
+        reading = begin(decoder, lanes=1)
+        rates = []
+        with torch.no_grad():
+            for block_BW in tokens_BT.split(config.block, 1):
+                began = time.process_time()
+                for token_B1 in block_BW.split(1, 1):
+                    _, reading = read(decoder, reading, token_B1, keep=1)
+                rates.append(config.block / (time.process_time() - began))
+        return median(rates[1:])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def state_bytes(config: ModelSettings, vocab_size: int) -> int:
+    """Bytes of a lane's State between two segments."""
+    import torch
+
+    with torch.device("meta"):
+        state = config.build(vocab_size).initial_state(1)
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def value_of(text: str) -> Any:

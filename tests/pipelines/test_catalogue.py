@@ -23,17 +23,24 @@ def test_every_preset_stands_in_the_overview_once() -> None:
     every = {pattern: line for lines in GROUPS.values() for pattern, line in lines.items()}
     assert counts.keys() == {pattern for pattern, line in every.items() if line and "*" in pattern}
     assert catalogue.OTHERS not in shown
-    assert len(shown.splitlines()) < 60 and max(map(len, shown.splitlines())) < 132
+    assert len(shown.splitlines()) <= 60 and max(map(len, shown.splitlines())) < 132
 
 
 def test_the_overview_begins_with_where_to_start_and_has_a_line_for_each_table() -> None:
     headings = [line for line in catalogue.overview().splitlines() if line.endswith(":") and line[0] != " "]
-    assert [heading.partition(" ")[0] for heading in headings] == ["Start", "Your", "Studies", "Tasks", *["Paper:"] * 3]
+    assert [heading.partition(" ")[0] for heading in headings] == [
+        "Start",
+        "Your",
+        "Studies",
+        "Tasks",
+        *["Paper:"] * 3,
+        "Today's",
+    ]
     lines = dict(re.findall(r"(?m)^  (\S+)  +(.*)$", catalogue.overview()))
     assert lines["small-vanilla"] == "Transformer without memory: nothing passes from one window to the next"
     assert lines["small-xl"] == "Transformer-XL: the previous block's keys and values are read, and get no gradient"
     assert lines["pg19-scale-*"] == "Table 4, 40 million to 1.3 billion parameters (12 presets)"
-    assert lines["tiny-walk-*"].endswith("(11 presets)") and "tiny-pg19-gpt2-rec-overlap-0" not in lines
+    assert lines["tiny-walk-*"].endswith("(19 presets)") and "tiny-pg19-gpt2-rec-overlap-0" not in lines
 
 
 def test_the_longest_pattern_counts() -> None:
@@ -52,7 +59,7 @@ def found(*words: str) -> list[str]:
 
 
 def test_search_takes_parts_of_names_models_and_corpora_patterns_and_words_of_the_line() -> None:
-    assert found("walk", "lstm") == ["tiny-walk-lstm", "tiny-walk-rec-lstm-dual", "walk-lstm"]
+    assert found("walk", "lstm") == ["tiny-walk-lstm", "tiny-walk-rec-lstm-dual", "tiny-walk-mlstm", "walk-lstm"]
     assert found("LLAMA", "text") == ["small-llama-rec", "small-llama"]
     assert found("pg19-scale-*") == [name for name in PRESETS if name.startswith("pg19-scale-")]
     assert found("yoshida", "rec", "overlap-50", "tiny") == [

@@ -1,0 +1,75 @@
+"""The table of today's models: equal sizes, one row each, and what it measures beside the scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipelines.presets import PRESETS
+from pipelines.presets.state_tracking import MODELS, TASKS
+from recur_models import LSTMConfig, MixersConfig
+from studies.papers import PAPERS
+from studies.papers.tables import Run
+from studies.papers.today import LABELS, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
+from studies.papers.trainings import state_bytes, written_per_second
+
+VOCABULARY = 257
+
+
+def beside_embeddings(name: str) -> int:
+    costs = PRESETS[name].model.costs(32_001)
+    return costs.parameters - costs.embedding_parameters
+
+
+def test_models_on_text_have_as_many_parameters() -> None:
+    counts = {name: model.costs(VOCABULARY).parameters for name, model in ON_BYTES.items()}
+    assert counts == pytest.approx(dict.fromkeys(counts, 576_000), rel=0.003)
+    for name, model in ON_BYTES.items():
+        assert sum(parameter.numel() for parameter in model.build(VOCABULARY).parameters()) == counts[name]
+
+
+@pytest.mark.parametrize(
+    ("names", "parameters"),
+    [
+        ([f"pg19-mixers-{name}" for name in ON_PG19], beside_embeddings("pg19-slide-13L")),
+        ([f"pg19-mixers-{name}-400M" for name in ON_PG19_400M], 400_000_000),
+    ],
+)
+def test_large_models_have_as_many_parameters_and_states_of_one_size(names: list[str], parameters: int) -> None:
+    assert {name: beside_embeddings(name) for name in names} == pytest.approx(
+        dict.fromkeys(names, parameters), rel=0.003
+    )
+    with torch.device("meta"):
+        states = [PRESETS[name].model.build(257).initial_state(1)["layers.0.states"].numel() for name in names]
+    assert states == pytest.approx([states[0]] * len(states), rel=0.01)  # mLSTM has a normaliser beside
+
+
+def test_mixers_on_the_tasks_have_the_size_of_the_others() -> None:
+    sizes = {name: model.costs(33) for name, model in MODELS.items()}
+    counts = {name: costs.parameters - costs.embedding_parameters for name, costs in sizes.items()}
+    assert counts == pytest.approx(dict.fromkeys(counts, 51_000), rel=0.03)
+
+
+def test_every_row_names_presets_and_data_that_there_are() -> None:
+    table = PAPERS["today"]["table-1"]
+    assert [row.label for row in table.rows] == list(LABELS.values())
+    assert set(LABELS) == set(ON_BYTES)
+    runs = [run for row in table.rows for of in row.runs.values() for run in of.values()]
+    assert all(isinstance(run, Run) and run.preset in PRESETS for run in runs)
+    assert set(TASK_DATA) == set(TASKS)
+
+
+def test_state_of_a_lane_is_counted_in_bytes() -> None:
+    # Two layers of h and c, 8 numbers of four bytes each.
+    assert state_bytes(LSTMConfig(layers=2, d_model=8, window=4), VOCABULARY) == 2 * 2 * 8 * 4
+    # H × E × V of float32 for each layer.
+    mixers = MixersConfig(layers=("retention",) * 3, d_model=8, heads=2, key_dim=3, value_dim=5, window=4, mlp_dim=8)
+    assert state_bytes(mixers, VOCABULARY) == 3 * 2 * 3 * 5 * 4
+
+
+def test_a_model_is_timed_while_it_writes() -> None:
+    threads = torch.get_num_threads()
+    mixers = MixersConfig(layers=("retention",), d_model=8, heads=1, key_dim=4, value_dim=4, window=4, mlp_dim=8)
+    rate = written_per_second(mixers, VOCABULARY)
+    assert 1 < rate < 1e6
+    assert torch.get_num_threads() == threads
