@@ -6,6 +6,7 @@ from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
+from recur_models.mamba2_model import Mamba2Config
 from recur_models.memorizing import MemorizingConfig
 from recur_models.mixers import MixersConfig
 from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
@@ -32,6 +33,7 @@ for config in (
     GPT2RecConfig,
     LlamaConfig,
     LlamaRecConfig,
+    Mamba2Config,
 ):
     register(config)
 
@@ -46,6 +48,7 @@ __all__ = [
     "LSTMConfig",
     "LlamaConfig",
     "LlamaRecConfig",
+    "Mamba2Config",
     "MemorizingConfig",
     "MixersConfig",
     "ModelConfig",

@@ -127,14 +127,20 @@ def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Scale-only root-mean-square norm, eps 1e-6, computed in float32."""
+    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
+        self.eps = eps
+        self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.scale.shape, self.scale.to(x.dtype), eps=1e-6)
+        scale = self.scale.to(x.dtype)
+        if self.groups == 1:
+            return F.rms_norm(x, scale.shape, scale, eps=self.eps)
+        each = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(each, each.shape[-1:], eps=self.eps).flatten(-2) * scale
 
 
 def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:

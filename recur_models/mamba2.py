@@ -2,11 +2,15 @@
 
     S_t = exp(Δ_t A) S_{t−1} + Δ_t B_t x_tᵀ,   y_t = S_tᵀ C_t + D x_t
 
-with Δ = softplus(· + bias) and one A < 0 per head; B and C are shared by the heads. x, B and C pass a short convolution first; y is
-gated, then normed. Letters: see mixer.py; E is the size of B and C (the paper's N), V that of a head of x (its P).
+with Δ = softplus(· + bias) and one A < 0 per head; the heads of a group share B and C. x, B and C pass a short convolution first; y
+is gated, then normed, each group by itself. mamba2_model.py is the published language model of such mixers alone.
+
+Letters: see mixer.py; E is the size of B and C (the paper's N), V that of a head of x (its P), G groups.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +22,36 @@ from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, initial_
 from recur_models.protocol import State
 
 
+class Variant(NamedTuple):
+    """In what published models differ, beside sizes."""
+
+    groups: int = 1
+    """Of heads that share B and C: divides the heads."""
+    norm_eps: float = 1e-6
+    projection_bias: bool = False
+    conv_bias: bool = True
+    step_limit: tuple[float, ...] = (0.0,)
+    """The least step Δ, and the largest where there is one."""
+
+
 class Mamba2(RecurrentMixer):
     """State: ``states`` [B, H, E, V]; ``inputs`` [B, taps − 1, Z] of the convolution."""
 
-    def __init__(self, sizes: Sizes):
-        super().__init__(sizes)
+    def __init__(self, sizes: Sizes, variant: Variant = Variant()):  # noqa: B008
+        super().__init__(sizes, variant.norm_eps)
         H = sizes.heads
-        E = sizes.key_dim
         inner = H * sizes.value_dim
-        self.parts = [inner, E, E]
-        self.inward = linear(sizes.d_model, 2 * inner + 2 * E + H)
-        self.convolution = ShortConvolution(sum(self.parts), sizes.conv, bias=True)
+        shared = variant.groups * sizes.key_dim
+        bias_std = 0.0 if variant.projection_bias else None
+        self.variant = variant
+        self.parts = [inner, shared, shared]
+        self.inward = linear(sizes.d_model, 2 * inner + 2 * shared + H, bias_std=bias_std)
+        self.convolution = ShortConvolution(sum(self.parts), sizes.conv, bias=variant.conv_bias)
         self.step_bias_H = initial_step_bias(H)
         self.log_rate_H = initial_log_rate(H)
         self.skip_H = nn.Parameter(torch.ones(H))
-        self.inner_norm = RMSNorm(inner)
-        self.out = linear(inner, sizes.d_model)
+        self.inner_norm = RMSNorm(inner, variant.norm_eps, variant.groups)
+        self.out = linear(inner, sizes.d_model, bias_std=bias_std)
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
@@ -46,19 +64,23 @@ class Mamba2(RecurrentMixer):
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
         H = sizes.heads
+        G = self.variant.groups
+        x_BTD = x_BTD.to(self.norm.scale.dtype)  # a residual stream in float32 may have weights of fewer bits
         z, convolved, step = self.inward(x_BTD).split([self.parts[0], sum(self.parts), H], -1)
         mixed, inputs = self.convolution(convolved, state["inputs"], fresh_BK, valid_BT)
         x, k, q = mixed.split(self.parts, -1)
         x = wide(x).unflatten(-1, (H, -1))
         step_BTH = nn.functional.softplus(wide(step) + self.step_bias_H)
+        if self.variant.step_limit != (0.0,):
+            step_BTH = step_BTH.clamp(*self.variant.step_limit)
         if valid_BT is not None:
             step_BTH = step_BTH * valid_BT[..., None]
-        k, q = (shared[:, :, None].expand(-1, -1, H, -1) for shared in (k, q))
+        k, q = (shared.unflatten(-1, (G, 1, -1)).expand(-1, -1, -1, H // G, -1).flatten(2, 3) for shared in (k, q))
         y, states = decayed_attention(
             q,
             k,
             x * step_BTH[..., None],
-            -self.log_rate_H.exp() * step_BTH,
+            -wide(self.log_rate_H).exp() * step_BTH,
             state["states"],
             chunk=sizes.chunk,
             fresh_BK=fresh_BK,
@@ -67,14 +89,14 @@ class Mamba2(RecurrentMixer):
         return self.out(self.inner_norm(y * nn.functional.silu(z))), {"states": states, "inputs": inputs}
 
     @staticmethod
-    def costs(sizes: Sizes) -> Costs:
+    def costs(sizes: Sizes, variant: Variant = Variant()) -> Costs:  # noqa: B008
         H = sizes.heads
         E = sizes.key_dim
         V = sizes.value_dim
         inner = H * V
-        channels = inner + 2 * E
-        parts = scales(sizes.d_model, channels * (sizes.conv + 1), 3 * H, inner)
-        parts += product(sizes.window, sizes.d_model, 2 * inner + 2 * E + H) + product(
-            sizes.window, inner, sizes.d_model
-        )
+        channels = inner + 2 * variant.groups * E
+        inward = inner + channels + H
+        parts = scales(sizes.d_model, channels * (sizes.conv + variant.conv_bias), 3 * H, inner)
+        parts += product(sizes.window, sizes.d_model, inward) + product(sizes.window, inner, sizes.d_model)
+        parts += scales((inward + sizes.d_model) * variant.projection_bias)
         return parts + decayed_attention_costs(sizes, H, E, V)

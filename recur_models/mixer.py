@@ -78,10 +78,10 @@ class Carried(nn.Module):
 class RecurrentMixer(Mixer):
     """A mixer whose State changes at every token. While a block is read in parts, it keeps the State after the tokens so far."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: Sizes, norm_eps: float = 1e-6):
         super().__init__()
         self.sizes = sizes
-        self.norm = RMSNorm(sizes.d_model)
+        self.norm = RMSNorm(sizes.d_model, norm_eps)
         self.carried = Carried()
 
     @abstractmethod

@@ -8,6 +8,7 @@ one module with a file of its own (mixer.py has what they share). State: what th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -124,41 +125,51 @@ class GatedMLP(nn.Module):
         return self.out(nn.functional.silu(gate) * value)
 
 
-class MixerLayer(nn.Module):
-    """A mixer and a gated MLP, each added to the residual stream."""
+class StackLayer(nn.Module, ABC):
+    """A layer around a mixer."""
 
     one_graph = True
 
-    def __init__(self, config: MixersConfig, name: MixerName):
+    def __init__(self, mixer: Mixer):
         super().__init__()
-        self.mixer = MIXERS[name](config.sizes)
-        self.mlp = GatedMLP(config.d_model, config.mlp_dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.mixer = mixer
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         y_BTD, after = self.mixer(x_BTD, state, fresh_BK)
         return self.finish(x_BTD, y_BTD), after
 
+    @abstractmethod
     def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-        """The residual stream after what the mixer adds, and the MLP."""
+        """The residual stream after the layer, of the one before it and what the mixer adds."""
+
+
+class MixerLayer(StackLayer):
+    """A mixer and a gated MLP, each added to the residual stream."""
+
+    def __init__(self, config: MixersConfig, name: MixerName):
+        super().__init__(MIXERS[name](config.sizes))
+        self.mlp = GatedMLP(config.d_model, config.mlp_dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(y_BTD)
         return x_BTD + self.dropout(self.mlp(x_BTD))
 
 
-class MixersModel(RecurrentModel):
-    """The stack with tied embeddings; logits are divided by √d, as those of the other models here."""
+class StackModel(RecurrentModel):
+    """A stack of such layers. How tokens become a residual stream, and that logits, each model says."""
 
     one_graph = True
+    layers: Any
+    """Of `StackLayer`."""
 
-    def __init__(self, config: MixersConfig, vocab_size: int):
-        super().__init__()
-        self.config = config
-        self.vocab_size = vocab_size
-        self.block = config.window
-        self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.layers: Any = nn.ModuleList(MixerLayer(config, name) for name in config.layers)
-        self.final_norm = RMSNorm(config.d_model)
+    @abstractmethod
+    def embed(self, tokens_Bn: Tensor) -> Tensor:
+        """What the first layer reads: [B, n, D]."""
+
+    @abstractmethod
+    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        """Logits or nats, of what the last layer makes."""
 
     def initial_state(self, lanes: int) -> State:
         state: State = {}
@@ -170,16 +181,16 @@ class MixersModel(RecurrentModel):
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         """Reads all blocks at once, or block by block under recomputation."""
-        x_BTD = self.dropout(self.embedding(tokens_BT))
+        x_BTD = self.embed(tokens_BT)
         if self.recompute != "block":
             x_BTD, state = self.stack(x_BTD, state, fresh_BK)
-            return tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT), state
+            return self.made(x_BTD, targets_BT), state
         outputs = []
         run = self.recomputed("block", self.stack)
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
             outputs.append(x_BWD)
-        return tied_output(self.hidden(torch.cat(outputs, 1)), self.embedding.weight, targets_BT), state
+        return self.made(torch.cat(outputs, 1), targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""
@@ -190,21 +201,38 @@ class MixersModel(RecurrentModel):
             after |= prefix_layer_state(i, changed)
         return x_BTD, after
 
-    def hidden(self, x: Tensor) -> Tensor:
-        """What the logits are made of."""
-        return self.final_norm(x) / self.config.d_model**0.5
-
     def incremental_decoder(self) -> IncrementalDecoder:
-        return MixersIncrementalDecoder(self)
+        return StackIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
         return [probe for layer in self.layers for probe in layer.mixer.probes()]
 
 
-class MixersIncrementalDecoder(IncrementalDecoder):
+class MixersModel(StackModel):
+    """The stack with tied embeddings; logits are divided by √d, as those of the other models here."""
+
+    def __init__(self, config: MixersConfig, vocab_size: int):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(MixerLayer(config, name) for name in config.layers)
+        self.final_norm = RMSNorm(config.d_model)
+
+    def embed(self, tokens_Bn: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens_Bn))
+
+    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        x_BnD = self.final_norm(x_BnD) / self.config.d_model**0.5
+        return tied_output(x_BnD, self.embedding.weight, targets_Bn)
+
+
+class StackIncrementalDecoder(IncrementalDecoder):
     """Each mixer keeps what it needs of the block: recurrent ones the State after its last token, a window its keys and values."""
 
-    model: MixersModel
+    model: StackModel
 
     def open(self, state: State, lanes: int) -> State:
         block: State = {}
@@ -215,14 +243,14 @@ class MixersIncrementalDecoder(IncrementalDecoder):
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block through all layers."""
         model = self.model
-        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        x_BnD = model.embed(tokens_Bn)
         after: State = {}
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
             y_BnD, changed = layer.mixer.extend(x_BnD, places, layer_state(i, state), layer_state(i, block))
             x_BnD = layer.finish(x_BnD, y_BnD)
             after |= prefix_layer_state(i, changed)
-        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), after
+        return model.made(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         after: State = {}

@@ -1,6 +1,7 @@
-"""The common part of all pretrained decoders' configs, with recurrence and without: sizes, windows, costs.
+"""The common part of the configs of models that transformers saves: where their sizes and weights are from; and that of the
+pretrained decoders with recurrence and without: windows, costs.
 
-A family's own config (gpt2.py, llama.py) says which layers they are.
+A family's own config (gpt2.py, llama.py, mamba2_model.py) says which layers they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
@@ -18,43 +19,27 @@ from recur_models.costs import Costs, attention, product, scales
 from recur_models.pretrained import Decoder
 from recur_models.pretrained_layers import DecoderLayer, Pooling, Recurrence
 from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, sizes_of, weights_of
-from recur_models.protocol import ModelConfig, check_sizes
+from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 UNTRAINED = "none"
 """`pretrained` of a model that begins with untrained weights."""
 
+Model = TypeVar("Model", bound=RecurrentModel)
+
 
 @dataclass(frozen=True)
-class DecoderConfig(ModelConfig):
-    """A pretrained decoder over windows that overlap: the baseline."""
+class PretrainedConfig(ModelConfig):
+    """A model whose sizes and weights may be those of a folder that transformers saved. Sizes that are empty are the folder's."""
 
     family: ClassVar[Family]
-    embeds_positions: ClassVar[bool] = False
-    """Whether positions have embeddings; else a layer knows them."""
     has_recurrence: ClassVar[bool] = False
-    reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
+    """Whether it has a recurrence that transformers' model lacks."""
     path_fields: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     pretrained: str = ""
     """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
     run begins with. Nothing is downloaded, and a resumed run reads its checkpoint alone. none: untrained weights, as a model with
     sizes of its own has them too. Empty, and no size given: a new run is refused."""
-    window: int = 300
-    """Tokens that are read at once."""
-    overlap: int = 0
-    """Tokens of a window that the window before it has read too."""
-    layers: int = 0
-    """Transformer layers. 0, as for all sizes: those of `pretrained`; without it a small published model's."""
-    d_model: int = 0
-    """Width of the residual stream."""
-    heads: int = 0
-    """Attention heads."""
-    mlp_dim: int = 0
-    """Hidden size of the MLP."""
-    positions: int = 0
-    """Tokens that a window can have."""
-    dropout: float = 0.1
-    """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a text where the model writes it, which training reads like any other. Empty: those of `pretrained`."""
 
@@ -66,18 +51,7 @@ class DecoderConfig(ModelConfig):
         if self.has_weights and not sized:  # not of a config that is read back
             for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
-        sizes = self.sized()
-        check_sizes(sizes, from_0=("overlap", "insert_layer"))
-        if self.overlap >= self.window:
-            raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
-        if self.window > sizes.positions:
-            raise ValueError(f"model.window is {self.window}, but the model has only {sizes.positions} positions")
-        if sizes.d_model % sizes.heads:
-            raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
-
-    @property
-    def block(self) -> int:
-        return self.window - self.overlap
+        check_sizes(self.sized(), from_0=("overlap", "insert_layer"))
 
     @property
     def has_weights(self) -> bool:
@@ -100,7 +74,100 @@ class DecoderConfig(ModelConfig):
         """The config.json of transformers' own model of these sizes, the vocabulary's ids left out."""
         sizes = self.sized()
         values = {theirs: getattr(sizes, ours) for ours, theirs in self.family.names.items()}
-        return self.family.written({**values, "dropout": self.dropout})
+        return self.family.written({**values, "dropout": vars(self)["dropout"]})
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that transformers' own model reads at the most; None where there is no limit."""
+        return None
+
+    @property
+    @abstractmethod
+    def plain_note(self) -> str:
+        """How transformers' own model with these weights reads, as against ours: a sentence or two of its folder's README.md."""
+
+    def plain_config(self) -> Self:
+        """The config whose first block has the logits of transformers' own model."""
+        return self
+
+    def begun(self, model: Model) -> Model:
+        """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it.
+
+        Raises ValueError where the weights have other sizes than the model.
+        """
+        if not self.has_weights or model.embedding.weight.is_meta:
+            return model
+        folder = folder_of(self.pretrained)
+        sizes = sizes_of(self.family, folder)
+        odd = [
+            f"--model.{key.replace('_', '-')} {typed(size)}"
+            for key, size in sizes.items()
+            if getattr(self, key) != size
+        ]
+        if odd:
+            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
+        model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
+        return model
+
+
+def typed(size: Any) -> str:
+    """A size as a command line has it."""
+    return " ".join(map(str, size)) if isinstance(size, tuple) else str(size)
+
+
+@dataclass(frozen=True)
+class DecoderConfig(PretrainedConfig):
+    """A pretrained decoder over windows that overlap: the baseline."""
+
+    embeds_positions: ClassVar[bool] = False
+    """Whether positions have embeddings; else a layer knows them."""
+    reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
+
+    window: int = 300
+    """Tokens that are read at once."""
+    overlap: int = 0
+    """Tokens of a window that the window before it has read too."""
+    layers: int = 0
+    """Transformer layers. 0, as for all sizes: those of `pretrained`; without it a small published model's."""
+    d_model: int = 0
+    """Width of the residual stream."""
+    heads: int = 0
+    """Attention heads."""
+    mlp_dim: int = 0
+    """Hidden size of the MLP."""
+    positions: int = 0
+    """Tokens that a window can have."""
+    dropout: float = 0.1
+    """Share of activations dropped: embeddings, attention's weights, what attention and MLP add."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.sized()
+        if self.overlap >= self.window:
+            raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
+        if self.window > sizes.positions:
+            raise ValueError(f"model.window is {self.window}, but the model has only {sizes.positions} positions")
+        if sizes.d_model % sizes.heads:
+            raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
+
+    @property
+    def block(self) -> int:
+        return self.window - self.overlap
+
+    @property
+    def longest(self) -> int | None:
+        return self.sized().positions
+
+    @property
+    def plain_note(self) -> str:
+        return (
+            f"It was trained over windows of {self.window} tokens that overlap by {self.overlap}. Here it attends to the whole "
+            f"context instead, of at\n  most {self.longest} tokens. Within a window its logits are those of training. "
+            "Longer texts it has not seen in this training."
+        )
+
+    def plain_config(self) -> Self:
+        return replace(self, overlap=0)  # its first window is a full one
 
     @abstractmethod
     def layer(self) -> DecoderLayer:
@@ -126,21 +193,6 @@ class DecoderConfig(ModelConfig):
 
     def build(self, vocab_size: int) -> Decoder:
         return self.begun(Decoder(self, vocab_size))
-
-    def begun(self, model: Decoder) -> Decoder:
-        """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it.
-
-        Raises ValueError where the weights have other sizes than the model.
-        """
-        if not self.has_weights or model.embedding.weight.is_meta:
-            return model
-        folder = folder_of(self.pretrained)
-        sizes = sizes_of(self.family, folder)
-        odd = [f"--model.{key.replace('_', '-')} {size}" for key, size in sizes.items() if getattr(self, key) != size]
-        if odd:
-            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
-        model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
-        return model
 
     def costs(self, vocab_size: int) -> Costs:
         """Every token of a window passes through all layers, the overlap's again; its own alone through the output layer."""

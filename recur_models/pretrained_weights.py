@@ -1,4 +1,4 @@
-"""Sizes and weights of a pretrained decoder, out of a folder that transformers saved, or that `pipelines.export` made of one.
+"""Sizes and weights of a pretrained model, out of a folder that transformers saved, or that `pipelines.export` made of one.
 
     folder = folder_of("gpt2")                        # a folder, or a name that Hugging Face's cache of this machine has
     sizes_of(GPT2, folder)                            {"layers": 12, "d_model": 768, ...}
@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ MADE = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 @dataclass(frozen=True)
 class Family:
-    """Decoders of one architecture, as transformers saves them."""
+    """Models of one architecture, as transformers saves them."""
 
     kind: str
     """config.json's model_type; also our name of the model, with -rec that of the one with recurrence."""
@@ -46,7 +46,7 @@ class Family:
     only: Mapping[str, Any]
     """The only values allowed in config.json, apart from sizes."""
     modules: Mapping[str, str]
-    """Our name for a module of transformers'; below a layer the names are the same."""
+    """Our name for a module of transformers'."""
     mark: str
     """config.json's name for the id that stands where a document begins, or between two."""
     config_values: Callable[[dict[str, Any]], dict[str, Any]]
@@ -55,6 +55,12 @@ class Family:
     """The values of config.json, from the sizes under its names and ``dropout``; `config_values` reads it."""
     prefix: str
     """Begins the names of all weights but those of the output layer."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Our names for a layer's weights, where they differ from transformers'."""
+    squeezed: tuple[str, ...] = ()
+    """Those of transformers' names below a layer whose weights have a second dimension of 1, which ours lack."""
+    padded: bool = False
+    """Whether embeddings may have rows that no id of the tokenizer has, up to a multiple of a power of two."""
 
     @property
     def remedy(self) -> str:
@@ -85,7 +91,7 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     """The model's sizes, under our names. Raises ValueError where the folder's model is not one as this package computes it."""
     values = _config(family, folder)
     if "model" in values:
-        return {name: values["model"][name] or small for name, small in family.small.items()}
+        return {name: type(small)(values["model"][name] or small) for name, small in family.small.items()}
     values = {**family.only, **family.config_values(values)}
     odd = [key for key, value in sorted(family.only.items()) if values[key] != value]
     if odd:
@@ -112,7 +118,8 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     """A state_dict of the names and shapes of ``like``, in float32; recurrence's is left as it is where the folder has none.
 
     A tokenizer may have one id more than the folder's embeddings have rows: begin-of-document, the last one. Its row begins as
-    that of the folder's own mark of documents (of a GPT-2, <|endoftext|>), or as the mean of all rows where it has none.
+    that of the folder's own mark of documents (of a GPT-2, <|endoftext|>), or as the mean of all rows where it has none. Where
+    rows were padded beyond the tokenizer's ids, the last id takes the first of those, begun in the same way, and the others go.
 
     Raises ValueError where a weight is missing, left over or of another shape, or the vocabulary is another.
     """
@@ -121,7 +128,11 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     if "model" in values:
         named = {name.removeprefix("model."): tensor.float() for name, tensor in found.items()}
     else:
-        named = {_ours(family, name): tensor.float() for name, tensor in found.items() if not name.endswith(MADE)}
+        named = {
+            _ours(family, name): (tensor.squeeze(1) if name.endswith(family.squeezed) else tensor).float()
+            for name, tensor in found.items()
+            if not name.endswith(MADE)
+        }
         if "output.weight" not in like:  # it is the embedding, and yet some have saved it
             named.pop("output.weight", None)
     recurrence = {name for name in like if name.startswith("recurrence.")}
@@ -132,10 +143,11 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
     rows = len(named["embedding.weight"])
     mark = values.get(family.mark)
-    if vocab_size == rows + 1:
+    ids = vocab_size - 1
+    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
         for table in {"embedding.weight", "output.weight"} & named.keys():
-            rows_VD = named[table]
-            begin_D = rows_VD[mark] if isinstance(mark, int) and 0 <= mark < rows else rows_VD.mean(0)
+            rows_VD = named[table][:ids]
+            begin_D = rows_VD[mark] if isinstance(mark, int) and 0 <= mark < ids else rows_VD.mean(0)
             named[table] = torch.cat([rows_VD, begin_D[None]])
     elif vocab_size != rows:
         raise ValueError(
@@ -154,9 +166,15 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
 def theirs_of(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights under the names that transformers saves; an output layer that is the embedding has none."""
     modules = {ours: theirs for theirs, ours in family.modules.items()}
+    parts = {ours: theirs for theirs, ours in family.parts.items()}
     named = {}
     for name, tensor in weights.items():
         module, _, rest = name.partition(".")
+        if module == "layers":
+            index, _, part = rest.partition(".")
+            part = parts.get(part, part)
+            tensor = tensor.unsqueeze(1) if part in family.squeezed else tensor
+            rest = f"{index}.{part}"
         theirs = f"{modules.get(module, module)}.{rest}"
         named[theirs if module == "output" else family.prefix + theirs] = tensor
     return named
@@ -198,5 +216,14 @@ def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
 
 
 def _ours(family: Family, name: str) -> str:
-    module, _, rest = name.removeprefix("transformer.").removeprefix("model.").partition(".")
-    return f"{family.modules.get(module, module)}.{rest}"
+    module, _, rest = name.removeprefix(family.prefix).partition(".")
+    module = family.modules.get(module, module)
+    if module != "layers":
+        return f"{module}.{rest}"
+    index, _, part = rest.partition(".")
+    return f"{module}.{index}.{family.parts.get(part, part)}"
+
+
+def _paddings(ids: int) -> set[int]:
+    """To how many rows so many ids are padded."""
+    return {-(-ids // multiple) * multiple for multiple in (8, 16, 32, 64, 128)}

@@ -1,4 +1,4 @@
-"""A `gpt2` or `llama` as transformers' own GPT2LMHeadModel or LlamaForCausalLM, for `pipelines.export --format transformers`.
+"""A `gpt2`, `llama` or `mamba2` as transformers' own class, such as LlamaForCausalLM, for `pipelines.export --format transformers`.
 
     model = plain(wrapped, config)              # of the ThroughlineForCausalLM that an export saves
     model.save_pretrained(folder)
@@ -10,7 +10,6 @@ vLLM, llama.cpp's converter and all that know these classes open such a folder. 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from common.errors import UserError
 from recur_models import ModelConfig, RecurrentModel
 from recur_models.hf import ThroughlineForCausalLM
-from recur_models.pretrained_config import DecoderConfig
+from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import theirs_of, weights_of
 
 CARD = """---
@@ -42,25 +41,24 @@ inputs = tokenizer("Once", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new_tokens}, do_sample=True)[0]))
 ```
 
-- It was trained over windows of {window} tokens that overlap by {overlap}. Here it attends to the whole context instead, of at
-  most {positions} tokens. Within a window its logits are those of training. Longer texts it has not seen in this training.
+- {note}
 - `<|begin_of_document|>`, the last id, stands before a text. The tokenizer puts it there, and the model never predicts it.
 - llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text. Where it does not recognize this one, set
   `"post_processor": null` in a copy of tokenizer.json: without begin-of-document the ids are those of the original tokenizer.
 """
 
 
-def check_has_plain_form(config: ModelConfig, place: object) -> DecoderConfig:
+def check_has_plain_form(config: ModelConfig, place: object) -> PretrainedConfig:
     """The config. Raises UserError for a model that transformers itself has not."""
-    if not isinstance(config, DecoderConfig) or config.has_recurrence:
+    if not isinstance(config, PretrainedConfig) or config.has_recurrence:
         raise UserError(
-            f"{place} is a {config.name}, which no model of transformers' own computes: leave out --format transformers (gpt2 and "
-            "llama have such a form)"
+            f"{place} is a {config.name}, which no model of transformers' own computes: leave out --format transformers (gpt2, "
+            "llama and mamba2 have such a form)"
         )
     return config
 
 
-def plain(wrapped: ThroughlineForCausalLM, config: DecoderConfig) -> Any:
+def plain(wrapped: ThroughlineForCausalLM, config: PretrainedConfig) -> Any:
     """transformers' own model with the weights, special ids and generation config of ``wrapped``."""
     family = config.family
     kind: Any = getattr(import_module("transformers"), family.saver)
@@ -83,29 +81,27 @@ def plain(wrapped: ThroughlineForCausalLM, config: DecoderConfig) -> Any:
     return model
 
 
-def card_of(config: DecoderConfig, **facts: Any) -> str:
+def card_of(config: PretrainedConfig, **facts: Any) -> str:
     """The folder's README.md."""
     return CARD.format(
         kind=config.family.kind,
         saver=config.family.saver,
-        window=config.window,
-        overlap=config.overlap,
-        positions=config.sized().positions,
-        new_tokens=min(200, config.sized().positions // 2),
+        note=config.plain_note,
+        new_tokens=min(200, config.longest // 2) if config.longest else 200,
         **facts,
     )
 
 
-def check_plain(folder: Path, ours: RecurrentModel, config: DecoderConfig) -> None:
-    """Raise ValueError unless the folder's model has our weights bit for bit, and our logits over one window to rounding."""
+def check_plain(folder: Path, ours: RecurrentModel, config: PretrainedConfig) -> None:
+    """Raise ValueError unless the folder's model has our weights bit for bit, and our logits over one block to rounding."""
     family = config.family
     kind: Any = getattr(import_module("transformers"), family.saver)
     theirs = kind.from_pretrained(folder).eval()
     weights = ours.state_dict()
     found = weights_of(family, folder, ours.vocab_size, weights)
     same = all(torch.equal(found[name], weights[name]) for name in weights)
-    whole = replace(config, overlap=0).restore(ours.vocab_size, weights).eval()  # its first window is a full one
-    tokens_1W = torch.randint(ours.vocab_size, (1, config.window), generator=torch.Generator().manual_seed(0))
+    whole = config.plain_config().restore(ours.vocab_size, weights).eval()
+    tokens_1W = torch.randint(ours.vocab_size, (1, whole.block), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = theirs(tokens_1W).logits
         expected = whole(tokens_1W)[0]

@@ -11,6 +11,7 @@ from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
+from recur_models.mamba2_model import Mamba2Config
 from recur_models.memorizing import MemorizingConfig
 from recur_models.mixers import MixersConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
@@ -90,6 +91,11 @@ def small_configs() -> dict[str, ModelConfig]:
         )
     configs["llama_rec-everywhere"] = LlamaRecConfig(
         **shared, window=6, overlap=2, insert_layer=0, embeddings=2, hidden=()
+    )
+    stack: dict[str, Any] = {"layers": 2, "d_model": 24, "heads": 4, "key_dim": 6, "value_dim": 12, "conv": 3}
+    configs["mamba2-tied"] = Mamba2Config(**stack, window=4, chunk=2)
+    configs["mamba2-groups"] = Mamba2Config(
+        **stack, window=4, groups=2, biases="both", step_limit=(0.002, 0.7), output="own"
     )
     return configs
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def norm(x: Tensor, scale: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * scale
+def norm(x: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * scale
 
 
 def heads_of(x: Tensor, heads: int) -> Tensor:  # [n, H·E] → [H, n, E]

@@ -99,23 +99,31 @@ class NaiveMixers:
             outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
         return (torch.cat(outputs, -1) * torch.sigmoid(gate)) @ p["out.weight"].T
 
-    def mamba2(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+    def mamba2(self, p: dict[str, Tensor], x: Tensor, eps: float = 1e-6) -> Tensor:
         config = self.config
         H, E, V = config.heads, config.key_dim, config.value_dim
-        x = norm(x, p["norm.scale"])
-        z, raw, step = (x @ p["inward.weight"].T).split([H * V, H * V + 2 * E, H], -1)
-        u, B, C = self.convolved(p, raw).split([H * V, E, E], -1)
+        G = getattr(config, "groups", 1)
+        x = norm(x, p["norm.scale"], eps)
+        inward = x @ p["inward.weight"].T + p.get("inward.bias", 0.0)
+        z, raw, step = inward.split([H * V, H * V + 2 * G * E, H], -1)
+        u, B, C = self.convolved(p, raw).split([H * V, G * E, G * E], -1)
         steps = F.softplus(step + p["step_bias_H"])
+        limit = getattr(config, "step_limit", (0.0,))
+        steps = torch.clamp(steps, *limit)
         outputs = []
         for h, uh in enumerate(heads_of(u, H)):
             S = torch.zeros(E, V)
             heads = []
+            shared = slice(h * G // H * E, (h * G // H + 1) * E)
             for t in range(len(x)):
                 S = torch.exp(-torch.exp(p["log_rate_H"][h]) * steps[t, h]) * S
-                S = S + steps[t, h] * torch.outer(B[t], uh[t])
-                heads.append(S.T @ C[t] + p["skip_H"][h] * uh[t])
+                S = S + steps[t, h] * torch.outer(B[t, shared], uh[t])
+                heads.append(S.T @ C[t, shared] + p["skip_H"][h] * uh[t])
             outputs.append(torch.stack(heads))
-        return norm(torch.cat(outputs, -1) * F.silu(z), p["inner_norm.scale"]) @ p["out.weight"].T
+        gated = (torch.cat(outputs, -1) * F.silu(z)).chunk(G, -1)
+        scales = p["inner_norm.scale"].chunk(G)
+        normed = torch.cat([norm(part, scale, eps) for part, scale in zip(gated, scales, strict=True)], -1)
+        return normed @ p["out.weight"].T + p.get("out.bias", 0.0)
 
     def window(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         W = self.config.window
@@ -136,3 +144,17 @@ class NaiveMixers:
                 rows.append(torch.softmax(torch.stack(logits), 0) @ torch.stack(values))
             outputs.append(torch.stack(rows))
         return torch.cat(outputs, -1) @ p["out.weight"].T
+
+
+class NaiveMamba2(NaiveMixers):
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self.config = model.config.sized()
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        eps = self.config.norm_eps
+        x = F.embedding(tokens, self.p["embedding.weight"])
+        for i in range(self.config.layers):
+            x = x + self.mamba2(under(self.p, f"layers.{i}.mixer."), x, eps)
+        output = self.p.get("output.weight", self.p["embedding.weight"])
+        return norm(x, self.p["final_norm.weight"], eps) @ output.T

@@ -85,6 +85,7 @@ NAMES = (
     *("mixers-householders", "mixers-mamba2", "mixers-mlstm"),
     *("gpt2-overlap-2", "gpt2_rec-overlap-2"),
     *("llama-overlap-2", "llama_rec-overlap-2"),
+    *("mamba2-tied", "mamba2-groups"),
 )
 """All models, and among their variants each that has projections of its own, or calls them elsewhere."""
 

@@ -20,7 +20,7 @@ from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
 from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
-from tests.recur_models.naive_mixers import NaiveMixers
+from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
 
 VOCAB = 31
 
@@ -54,7 +54,7 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 def restated(config: ModelConfig) -> Any:
     decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
     recurrent = {f"{name}-rec": kind for name, kind in decoders.items()}
-    own = {**OF_NAME, **decoders, **recurrent, "mixers": NaiveMixers}.get(config.name)
+    own = {**OF_NAME, **decoders, **recurrent, "mixers": NaiveMixers, "mamba2": NaiveMamba2}.get(config.name)
     return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 

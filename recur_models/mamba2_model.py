@@ -1,0 +1,273 @@
+"""Mamba-2 as it was published: a stack of its mixers alone, whose weights may be those of transformers' Mamba2ForCausalLM.
+
+    Mamba2Config(pretrained="mamba2-130m-folder").build(vocab_size=50_278)
+    Mamba2Config(layers=4, d_model=256, heads=8).build(vocab_size=257)              # untrained
+
+A layer is x + mixer(norm(x)), without an MLP. The residual stream stays in float32, and logits are not divided by √d. Documents
+begin at blocks of ``window`` tokens; a segment of any number of blocks gives the same, with State carried from one to the next.
+
+State: what the mixers carry (mamba2.py), under ``layers.i``. Letters: see mixer.py; n tokens of a block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+from recur_models.costs import Costs, product, scales
+from recur_models.losses import tied_output, untied_output
+from recur_models.mamba2 import Mamba2, Variant
+from recur_models.mixer import Sizes, wide
+from recur_models.mixers import StackLayer, StackModel
+from recur_models.pretrained_config import PretrainedConfig
+from recur_models.pretrained_weights import Family
+
+BIASES = {
+    (False, True): "convolution",
+    (True, False): "projections",
+    (True, True): "both",
+    (False, False): "none",
+}
+"""Our name for config.json's ``use_bias`` and ``use_conv_bias``."""
+
+
+def config_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The limits of a step, whose infinity JSON writes in two ways, and our names of choices."""
+    biases = (bool(values.get("use_bias", False)), bool(values.get("use_conv_bias", True)))
+    return {
+        **values,
+        "step_limit": step_limit(values.get("time_step_limit")),
+        "biases": BIASES[biases],
+        "output": "tied" if values.get("tie_word_embeddings") else "own",
+    }
+
+
+def step_limit(limit: Any) -> Any:
+    """The least step, and the largest where it is finite; anything but two numbers as it is."""
+    if limit is None:
+        return (0.0,)
+    if not isinstance(limit, (list, tuple)) or len(limit) != 2:
+        return str(limit)
+    ends = [float(end["__float__"]) if isinstance(end, dict) else end for end in limit]
+    if not all(isinstance(end, (int, float)) for end in ends):
+        return str(limit)
+    return tuple(float(end) for end in ends if end != math.inf)
+
+
+def written(values: dict[str, Any]) -> dict[str, Any]:
+    """The choices under transformers' names, and what it derives nothing of."""
+    output = values.pop("output")
+    limit = values.pop("step_limit")
+    biases = values.pop("biases")
+    values.pop("dropout")  # which it does not have
+    return {
+        **values,
+        "use_bias": biases in ("projections", "both"),
+        "use_conv_bias": biases in ("convolution", "both"),
+        "time_step_limit": (*limit, math.inf)[:2],
+        "tie_word_embeddings": output == "tied",
+        "expand": values["num_heads"] * values["head_dim"] // values["hidden_size"],
+    }
+
+
+SMALL: dict[str, Any] = {
+    **{"layers": 24, "d_model": 768, "heads": 24, "key_dim": 128, "value_dim": 64, "groups": 1, "conv": 4},
+    **{"norm_eps": 1e-5, "step_limit": (0.0,), "biases": "convolution", "output": "tied"},
+}
+"""mamba2-130m's sizes."""
+MAMBA2 = Family(
+    kind="mamba2",
+    article="a Mamba-2",
+    saver="Mamba2ForCausalLM",
+    small=SMALL,
+    names={
+        "layers": "num_hidden_layers",
+        "d_model": "hidden_size",
+        "heads": "num_heads",
+        "key_dim": "state_size",
+        "value_dim": "head_dim",
+        "groups": "n_groups",
+        "conv": "conv_kernel",
+        "norm_eps": "layer_norm_epsilon",
+        "step_limit": "step_limit",
+        "biases": "biases",
+        "output": "output",
+    },
+    only={"hidden_act": "silu", "rms_norm": True},
+    modules={"embeddings": "embedding", "norm_f": "final_norm", "lm_head": "output"},
+    parts={
+        "norm.weight": "mixer.norm.scale",
+        "mixer.in_proj.weight": "mixer.inward.weight",
+        "mixer.in_proj.bias": "mixer.inward.bias",
+        "mixer.conv1d.weight": "mixer.convolution.weight",
+        "mixer.conv1d.bias": "mixer.convolution.bias",
+        "mixer.dt_bias": "mixer.step_bias_H",
+        "mixer.A_log": "mixer.log_rate_H",
+        "mixer.D": "mixer.skip_H",
+        "mixer.norm.weight": "mixer.inner_norm.scale",
+        "mixer.out_proj.weight": "mixer.out.weight",
+        "mixer.out_proj.bias": "mixer.out.bias",
+    },
+    squeezed=("mixer.conv1d.weight",),
+    padded=True,
+    mark="bos_token_id",
+    config_values=config_values,
+    written=written,
+    prefix="backbone.",
+)
+
+
+@dataclass(frozen=True)
+class Mamba2Config(PretrainedConfig):
+    """Mamba-2, pretrained or untrained, with its State carried through documents."""
+
+    name: ClassVar[str] = "mamba2"
+    family: ClassVar[Family] = MAMBA2
+    reading_fields: ClassVar[tuple[str, ...]] = ("window", "chunk")
+
+    window: int = 64
+    """Tokens in a block: documents begin at its multiples. Within a document it changes no result."""
+    chunk: int = 64
+    """Tokens that are computed at once: divides the window. It changes speed and memory, and no result."""
+    layers: int = 0
+    """Layers. 0, as for all sizes: those of `pretrained`; without it a small published model's."""
+    d_model: int = 0
+    """Width of the residual stream."""
+    heads: int = 0
+    """Heads of a mixer, each with a state of its own."""
+    key_dim: int = 0
+    """Size N of a head's state: that of B and C."""
+    value_dim: int = 0
+    """Size P of a head. All heads together are a multiple of the width, usually twice as wide."""
+    groups: int = 0
+    """Groups of heads that share B and C, and are normed together."""
+    conv: int = 0
+    """Tokens that the short convolution sees."""
+    norm_eps: float = 0.0
+    """Added to the mean square in a norm."""
+    step_limit: tuple[float, ...] = ()
+    """The least step Δ, and the largest where there is one. Empty: as `pretrained` has them, else 0 alone."""
+    biases: Literal["", "convolution", "projections", "both", "none"] = ""
+    """Which parts of a mixer have biases; empty: as `pretrained` has them, else the convolution."""
+    output: Literal["", "tied", "own"] = ""
+    """Whether the output layer is the embedding, or has a matrix of its own; empty: as `pretrained` has it, else tied."""
+    dropout: float = 0.0
+    """Share of the embeddings, and of what each mixer adds to the residual stream, that is dropped in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window % min(self.chunk, self.window):
+            raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
+        sizes = self.sized()
+        inner = sizes.heads * sizes.value_dim
+        if sizes.heads % sizes.groups:
+            raise UserError(f"model.groups is {sizes.groups}: it must divide model.heads, {sizes.heads}")
+        if inner % sizes.d_model:
+            raise UserError(
+                f"model.heads {sizes.heads} × model.value_dim {sizes.value_dim} is {inner}: it must be a multiple of "
+                f"model.d_model, {sizes.d_model}"
+            )
+        if sizes.norm_eps <= 0:
+            raise UserError(f"model.norm_eps is {sizes.norm_eps}: it must be above 0")
+        limit = sizes.step_limit
+        if len(limit) > 2 or not all(0 <= end < math.inf for end in limit) or list(limit) != sorted(limit):
+            raise UserError(f"model.step_limit is {limit}: give the least step, from 0, and the largest or none")
+
+    @property
+    def block(self) -> int:
+        return self.window
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of its mixers."""
+        c = self.sized()
+        return Sizes(
+            d_model=c.d_model,
+            heads=c.heads,
+            key_dim=c.key_dim,
+            value_dim=c.value_dim,
+            window=c.window,
+            chunk=min(c.chunk, c.window),
+            conv=c.conv,
+            decays=True,
+            negative_eigenvalues=False,
+            householders=1,
+        )
+
+    @property
+    def variant(self) -> Variant:
+        c = self.sized()
+        return Variant(
+            groups=c.groups,
+            norm_eps=c.norm_eps,
+            projection_bias=c.biases in ("projections", "both"),
+            conv_bias=c.biases in ("convolution", "both"),
+            step_limit=c.step_limit,
+        )
+
+    @property
+    def plain_note(self) -> str:
+        return (
+            "Its logits are those of training. transformers carries State within one text, and begins each text without any: "
+            "texts that\n  are read in parts need its cache."
+        )
+
+    def build(self, vocab_size: int) -> Mamba2Model:
+        return self.begun(Mamba2Model(self, vocab_size))
+
+    def costs(self, vocab_size: int) -> Costs:
+        c = self.sized()
+        logits = product(self.window, c.d_model, vocab_size)
+        own = scales(logits.parameters * (c.output == "own"))
+        layer = Mamba2.costs(self.sizes, self.variant)
+        total = sum([layer] * c.layers, start=replace(logits, block=self.window) + scales(c.d_model) + own)
+        return replace(total, embedding_parameters=logits.parameters)
+
+
+class Mamba2Layer(StackLayer):
+    """A mixer whose output is added to the residual stream."""
+
+    def __init__(self, c: Mamba2Config):
+        mixer = Mamba2(c.sizes, c.variant)
+        super().__init__(mixer)
+        self.dropout = nn.Dropout(c.dropout)
+        nn.init.kaiming_uniform_(mixer.inward.weight, a=math.sqrt(5))
+        nn.init.kaiming_uniform_(mixer.out.weight, a=math.sqrt(5))
+        with torch.no_grad():
+            mixer.out.weight /= math.sqrt(
+                c.layers
+            )  # what adds to the residual stream begins smaller, the more layers there are
+
+    def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+        return x_BTD + self.dropout(y_BTD)
+
+
+class Mamba2Model(StackModel):
+    """Embeddings, mixers, a final norm, and an output layer that may be the embedding."""
+
+    def __init__(self, config: Mamba2Config, vocab_size: int):
+        super().__init__()
+        sizes = config.sized()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.block
+        self.embedding = nn.Embedding(vocab_size, sizes.d_model)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Mamba2Layer(sizes) for _ in range(sizes.layers))
+        self.final_norm = nn.RMSNorm(sizes.d_model, eps=sizes.norm_eps)
+        self.output = nn.Linear(sizes.d_model, vocab_size, bias=False) if sizes.output == "own" else None
+
+    def embed(self, tokens_Bn: Tensor) -> Tensor:
+        return wide(self.dropout(self.embedding(tokens_Bn)))
+
+    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        x_BnD = self.final_norm(x_BnD.to(self.final_norm.weight.dtype))
+        if self.output is None:
+            return tied_output(x_BnD, self.embedding.weight, targets_Bn)
+        return untied_output(x_BnD, self.output, targets_Bn)
