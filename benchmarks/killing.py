@@ -47,6 +47,10 @@ MIXERS = (
     "--model.d-model 16 --model.heads 2 --model.key-dim 4 --model.value-dim 8 --model.mlp-dim 16 --model.window 8 --model.chunk 4 "
     "--model.dropout 0.1"
 )
+MAMBA2 = (
+    "--model.layers 2 --model.d-model 16 --model.heads 4 --model.key-dim 4 --model.value-dim 8 --model.window 8 --model.chunk 4 "
+    "--model.groups 2 --model.dropout 0.1"
+)
 MODELS = {
     name: shlex.split(words)
     for name, words in {
@@ -66,6 +70,7 @@ MODELS = {
         "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
         "llama": f"small-llama {GPT2} {WINDOWS} --model.kv-heads 1",
         "llama-rec": f"small-llama-rec {GPT2} {WINDOWS} --model.kv-heads 1 --model.hidden 8 8",
+        "mamba2": f"pg19-mamba2 {MAMBA2}",
     }.items()
 }
 """Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""

@@ -35,7 +35,7 @@ class ExportConfig:
     """The folder to make; it must not exist yet."""
     format: Literal["throughline", "transformers"] = "throughline"
     """throughline: any model, State included, with its code beside it. transformers: a gpt2 as GPT2LMHeadModel or a llama as
-    LlamaForCausalLM, which attend to the whole context; vLLM and llama.cpp open these too."""
+    LlamaForCausalLM, which attend to the whole context, and a mamba2 as Mamba2ForCausalLM; vLLM and llama.cpp open these too."""
     store: str = ""
     """Store that the run was trained on, for its tokenizer; by default the path in the run's config."""
 

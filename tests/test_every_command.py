@@ -24,7 +24,7 @@ import transformers
 
 from benchmarks.killing import CORE, SIZE, WINDOWS
 from common.places import Place
-from recur_models import GPT2Config, LlamaConfig
+from recur_models import GPT2Config, LlamaConfig, Mamba2Config
 from tests.mlflow_server import serve
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words as text_of
@@ -137,6 +137,10 @@ prepare pg19 --source pg19 --tokenizer smollm
     + --overwrite
 train pg19-llama-rec-overlap-50 --model.pretrained smollm --data.store runs/store
     + {PRETRAINED}
+prepare pg19 --source pg19 --tokenizer mamba2
+    + --overwrite
+train pg19-mamba2 --model.pretrained mamba2 --data.store runs/store
+    + --model.window 16 --model.chunk 16 --data.segment-length 32 --num-workers 0 {HERE}
 paper block-recurrent table-1 --source pg19=books arxiv=papers --options arxiv.metadata=arxiv.json --seeds 0 1 2
     + --dry-run
 paper block-recurrent table-3 --corpus python-source --only window
@@ -284,7 +288,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def pretrained() -> None:
-    """Folders as transformers saves them: a GPT-2 with its tokenizer's files, and a Llama with a tokenizer.json."""
+    """Folders as transformers saves them: a GPT-2 with its tokenizer's files, a Llama and a Mamba-2 with a tokenizer.json."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -293,9 +297,11 @@ def pretrained() -> None:
     kinds: dict[str, tuple[Any, Any]] = {
         "gpt2": (transformers.GPT2LMHeadModel, GPT2Config.family),
         "smollm": (transformers.LlamaForCausalLM, LlamaConfig.family),
+        "mamba2": (transformers.Mamba2ForCausalLM, Mamba2Config.family),
     }
     for name, (kind, family) in kinds.items():
         small = family.small | {"layers": 2, "d_model": 16, "heads": 2, "kv_heads": 1, "mlp_dim": 32}
+        small |= {"key_dim": 8, "value_dim": 16}
         sizes = {theirs: small[ours] for ours, theirs in family.names.items()}
         config = kind.config_class(**sizes | {"vocab_size": len(vocabulary), "tie_word_embeddings": True})
         kind(config).save_pretrained(name)
@@ -303,7 +309,8 @@ def pretrained() -> None:
     Path("gpt2/merges.txt").write_text("#version: 0.2\n")
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyrefly: ignore
-    tokenizer.save("smollm/tokenizer.json")
+    for name in ("smollm", "mamba2"):
+        tokenizer.save(f"{name}/tokenizer.json")
 
 
 @pytest.mark.ray

@@ -127,7 +127,7 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     if kind:
         raise CheckpointError(
             f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint or a folder that pipelines.export made; "
-            "--model.pretrained begins a run with a gpt2 or a llama"
+            "--model.pretrained begins a run with a gpt2, a llama or a mamba2"
         )
     run, name = find_run(path)
     if name and run.is_local:

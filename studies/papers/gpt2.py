@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pipelines.config.dotted import changes
 from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
-from recur_models import GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig
+from recur_models import GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig, Mamba2Config, ModelConfig
 from recur_models.pretrained_config import DecoderConfig
 from studies.papers.sweeps import over_presets
 from studies.papers.tables import FLOPS_PER_TOKEN, Column, Data, Row, Run, Table
@@ -89,7 +89,7 @@ def two_epochs(corpus: str, block: int) -> int:
     return round(2 * padded / (LANES * WINDOWS * block))
 
 
-def fine_tuned(model: DecoderConfig, corpus: str) -> TrainConfig:
+def fine_tuned(model: ModelConfig, corpus: str) -> TrainConfig:
     """This model, fine-tuned on the corpus."""
     segment = WINDOWS * model.block
     every = VALIDATED_TOKENS // (LANES * segment)
@@ -131,7 +131,9 @@ ROWS = {
     for overlap in overlaps
 }
 LLAMAS = {f"pg19-{name}-overlap-50": config_of("pg19", name, 50) for name in ("llama", "llama-rec")}
-PRESETS = {**ROWS, **LLAMAS, **{f"tiny-{name}": tiny(run) for name, run in ROWS.items()}}
+MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer")
+"""A pretrained Mamba-2 on the same books, over segments of 2,560 tokens with its State carried: the paper has none."""
+PRESETS = {**ROWS, **LLAMAS, "pg19-mamba2": MAMBA2, **{f"tiny-{name}": tiny(run) for name, run in ROWS.items()}}
 
 
 def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:

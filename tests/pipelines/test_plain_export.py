@@ -1,4 +1,4 @@
-"""gpt2 and llama as transformers' own classes: opened without a warning, by a GGUF converter's rules too, and read back."""
+"""gpt2, llama and mamba2 as transformers' own classes: opened without a warning, by a GGUF converter's rules too, and read back."""
 
 from __future__ import annotations
 
@@ -129,6 +129,23 @@ def test_it_comes_back_bit_for_bit(name: str, train_model: Train, store: Path, t
     )
     second = plain_of(tmp_path / "runs" / "again", tmp_path / "second")
     assert (second / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_mamba2_opens_in_transformers_with_our_logits_and_comes_back(train_model: Train, tmp_path: Path) -> None:
+    run = train_model("mamba2", *SHORT, "--optim.lr", "0.05", "--model.output", "own")
+    folder = plain_of(run, tmp_path / "plain")
+    theirs = import_module("transformers").Mamba2ForCausalLM.from_pretrained(folder).eval()
+    ours = model_of(find_checkpoint(run)).eval()
+    ids = torch.randint(257, (2, 3 * ours.block), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = ours(ids)[0]
+        assert expected.std() > 0.1
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=0, atol=1e-5)
+    again = model_from_json({"name": "mamba2", "pretrained": str(folder), "window": 8, "chunk": 8}).build(257)
+    for key, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor), key
+    card = (folder / "README.md").read_text()
+    assert "Mamba2ForCausalLM" in card and "windows of" not in card and str(tmp_path) not in card
 
 
 @plain_models
