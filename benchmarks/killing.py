@@ -66,6 +66,8 @@ MODELS = {
         "universal-transformer": f"algorithm-universal {SIZE} --model.span 12 --model.layers 1 --model.passes 3",
         "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
         "mixers": f"small-delta {MIXERS} --model.layers delta mamba2 mlstm window --model.householders 2",
+        "rmt": f"small-rmt {SIZE} --model.memory-tokens 4",
+        "armt": f"small-armt {SIZE} --model.memory-tokens 4 --model.memory-dim 4",
         "gpt2": f"small-gpt2 {GPT2} {WINDOWS}",
         "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
         "llama": f"small-llama {GPT2} {WINDOWS} --model.kv-heads 1",

@@ -8,6 +8,7 @@ from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.memorizing import MemorizingConfig
+from recur_models.memory_tokens import ARMTConfig, RMTConfig
 from recur_models.mixers import MixersConfig
 from recur_models.protocol import IGNORED, RECURRENT, ModelConfig, RecurrentModel, State, clear, detach, reset
 from recur_models.registry import MODELS, model_from_json, register
@@ -29,6 +30,8 @@ for config in (
     UniversalTransformerConfig,
     LSTMConfig,
     MixersConfig,
+    RMTConfig,
+    ARMTConfig,
     GPT2Config,
     GPT2RecConfig,
     LlamaConfig,
@@ -41,6 +44,7 @@ __all__ = [
     "IGNORED",
     "MODELS",
     "RECURRENT",
+    "ARMTConfig",
     "CachedStaircaseConfig",
     "FeedbackTransformerConfig",
     "GPT2Config",
@@ -52,6 +56,7 @@ __all__ = [
     "MemorizingConfig",
     "MixersConfig",
     "ModelConfig",
+    "RMTConfig",
     "RecConfig",
     "Recompute",
     "RecurrentModel",

@@ -45,7 +45,7 @@ from recur_models.protocol import (
     layer_state,
     prefix_layer_state,
 )
-from recur_models.stepping import append, attend_halves, bias
+from recur_models.stepping import append, attend_parts, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -196,7 +196,7 @@ class TokenLayer(nn.Module):
         keys, values, after = append(part.places, tokens, block)
         bias_BHnZ = bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
         previous = state["keys"], state["values"]
-        return tokens, attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, part.blind_BHn1), after
+        return tokens, attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ, part.blind_BHn1), after
 
     def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
         """The layer's output for tokens that have attended to the window, and to states if it reads them."""

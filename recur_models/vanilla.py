@@ -61,7 +61,7 @@ class VanillaLayer(nn.Module):
 
     one_graph = True
 
-    def __init__(self, config: VanillaConfig):
+    def __init__(self, config: StackConfig):
         super().__init__()
         self.rates = dropouts(config)
         self.project = Projector(config, cross=False, dropout=self.rates.normed)
@@ -71,13 +71,15 @@ class VanillaLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.d_model)
         self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
 
-    def forward(self, x_BKWD: Tensor) -> Tensor:
-        """Causal attention within each block [B, K, W, D], then the MLP."""
+    def forward(self, x_BKWD: Tensor, unseen_WW: Tensor | None = None) -> Tensor:
+        """Attention within each block [B, K, W, D], or within a sequence [B, W, D], then the MLP. ``unseen_WW``: which tokens a
+        token does not see, bool; by default those after it. One that is seen all the same has the bias of distance 0.
+        """
         tokens = self.project(x_BKWD)
-        index = torch.arange(x_BKWD.shape[2], device=x_BKWD.device)
+        index = torch.arange(x_BKWD.shape[-2], device=x_BKWD.device)
         distance_WW = index[:, None] - index[None, :]
         bias_HWW = self.position_bias(distance_WW) * self.project.scale_H.abs()[:, None, None]
-        bias_HWW = bias_HWW.masked_fill(distance_WW < 0, MASKED)
+        bias_HWW = bias_HWW.masked_fill(distance_WW < 0 if unseen_WW is None else unseen_WW, MASKED)
         logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
         weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
         if self.training and (kept_HWW := kept(bias_HWW, self.rates.weights)) is not None:

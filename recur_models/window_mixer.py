@@ -10,7 +10,7 @@ from recur_models.layers import PositionBias, Projector, linear, merge_heads, pr
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
 from recur_models.sliding_window import SlideConfig
-from recur_models.stepping import append, attend_halves, bias
+from recur_models.stepping import append, attend_parts, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -53,7 +53,7 @@ class WindowMixer(Mixer):
         bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
         bias_BHnZ = bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         previous = state["keys"], state["values"]
-        heads_BHnE = attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, None)
+        heads_BHnE = attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ)
         return self.out(merge_heads(heads_BHnE)), after
 
     def close(self, block: State) -> State:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import (
+    ARMTConfig,
     GPT2Config,
     GPT2RecConfig,
     LlamaConfig,
@@ -14,13 +15,21 @@ from recur_models import (
     MemorizingConfig,
     MixersConfig,
     RecConfig,
+    RMTConfig,
     SlideConfig,
     VanillaConfig,
     XLConfig,
 )
 
 # A size that a CPU trains in an hour or a small GPU in minutes: a starting point for one's own data.
-SMALL_SIZE = {"d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128, "dropout": 0.0}
+SMALL_SIZE: dict[str, Any] = {
+    "d_model": 256,
+    "heads": 4,
+    "head_dim": 64,
+    "mlp_dim": 1024,
+    "window": 128,
+    "dropout": 0.0,
+}
 SMALL = TrainConfig(
     model=RecConfig(layers=6, recurrent_layers=(4,), states=128, **SMALL_SIZE),
     data=DataConfig(corpus="text", lanes=8, segment_length=1024),
@@ -96,6 +105,12 @@ MIXERS = {
     ),
 }
 
+# Memory tokens, with as many parameters as small-slide. Layers read them too: 192 and 144 tokens for each block of 128.
+MEMORY_TOKENS = {
+    "rmt": RMTConfig(layers=6, memory_tokens=32, **SMALL_SIZE | {"mlp_dim": 1280}),
+    "armt": ARMTConfig(layers=6, memory_tokens=16, memory_dim=12, **SMALL_SIZE | {"mlp_dim": 1136}),
+}
+
 DEMO_PRESETS = {
     "demo-rec": DEMO,
     "demo-slide": replace(DEMO, model=STUDY_SLIDE),
@@ -110,6 +125,7 @@ DEMO_PRESETS = {
     "small-xl": replace(SMALL, model=XLConfig(layers=7, **SMALL_SIZE)),
     "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
     **{f"small-{name}": replace(SMALL, model=mixer) for name, mixer in MIXERS.items()},
+    **{f"small-{name}": replace(SMALL, model=model) for name, model in MEMORY_TOKENS.items()},
     "small-gpt2-rec": SMALL_GPT2,
     "small-gpt2": replace(SMALL_GPT2, model=GPT2Config(**DECODER_SIZE)),
     "small-llama-rec": replace(SMALL_GPT2, model=LlamaRecConfig(kv_heads=2, **DECODER_SIZE)),

@@ -13,6 +13,7 @@ from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.memorizing import MemorizingConfig
+from recur_models.memory_tokens import ARMTConfig, RMTConfig
 from recur_models.mixers import MixersConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
 from recur_models.staircase import CachedStaircaseConfig, StaircaseConfig
@@ -54,6 +55,8 @@ def small_configs() -> dict[str, ModelConfig]:
     configs["mixers-householders"] = MixersConfig(**mixer, layers=("delta", "window"), decays=False, householders=2)
     configs["mixers-mamba2"] = MixersConfig(**mixer, layers=("mamba2", "window"), chunk=2)
     configs["mixers-mlstm"] = MixersConfig(**mixer, layers=("mlstm", "retention"), chunk=2)
+    configs["rmt"] = RMTConfig(**SIZE | {"layers": 2}, memory_tokens=3)
+    configs["armt"] = ARMTConfig(**SIZE | {"layers": 2}, memory_tokens=3, memory_dim=16)
     core: dict[str, Any] = {**SIZE, "layers": 2}
     window = core.pop("window")
     for absent in ("zeros", "masked"):

@@ -83,6 +83,7 @@ NAMES = (
     ),
     *("feedback_transformer-zeros", "feedback_transformer-masked"),
     *("mixers-householders", "mixers-mamba2", "mixers-mlstm"),
+    *("rmt", "armt"),
     *("gpt2-overlap-2", "gpt2_rec-overlap-2"),
     *("llama-overlap-2", "llama_rec-overlap-2"),
     *("mamba2-tied", "mamba2-groups"),

@@ -20,6 +20,7 @@ from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks, Naive, NaiveVanilla
 from tests.recur_models.naive_core import OF_NAME
 from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
+from tests.recur_models.naive_memory_tokens import NaiveARMT, NaiveRMT
 from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
 
 VOCAB = 31
@@ -34,6 +35,8 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
             if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
+            if name.endswith("association.value.weight"):  # zeros, so that nothing is written
+                parameter.add_(0.1 * torch.randn_like(parameter))
             if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
@@ -54,7 +57,8 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
 def restated(config: ModelConfig) -> Any:
     decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
     recurrent = {f"{name}-rec": kind for name, kind in decoders.items()}
-    own = {**OF_NAME, **decoders, **recurrent, "mixers": NaiveMixers, "mamba2": NaiveMamba2}.get(config.name)
+    tokens = {"rmt": NaiveRMT, "armt": NaiveARMT}
+    own = {**OF_NAME, **decoders, **recurrent, **tokens, "mixers": NaiveMixers, "mamba2": NaiveMamba2}.get(config.name)
     return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
 
 

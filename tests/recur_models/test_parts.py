@@ -126,7 +126,21 @@ def test_the_registry_knows_every_model_by_its_name() -> None:
     }
     assert (
         set(MODELS)
-        == {"rec", "slide", "xl", "memorizing", "vanilla", "mixers", "gpt2", "gpt2-rec", "llama", "llama-rec", "mamba2"}
+        == {
+            "rec",
+            "slide",
+            "xl",
+            "memorizing",
+            "vanilla",
+            "mixers",
+            "mamba2",
+            "rmt",
+            "armt",
+            "gpt2",
+            "gpt2-rec",
+            "llama",
+            "llama-rec",
+        }
         | staircase
     )
     assert all(config.name == name for name, config in MODELS.items())

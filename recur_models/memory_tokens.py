@@ -1,0 +1,326 @@
+"""Memory tokens: a transformer over blocks that hands the outputs of a few tokens of its own to the next block.
+
+    RMTConfig(memory_tokens=32).build(vocab_size=257)
+    ARMTConfig(memory_tokens=16, memory_dim=12).build(vocab_size=257)
+
+`rmt`, the Recurrent Memory Transformer (Bulatov et al. 2022, arXiv 2207.06881), reads [memory; block; memory] in each block:
+
+    [·; H; S_k] = layers([S_{k−1}; X_k; S_{k−1}])
+
+The first copy is read: all later tokens see it. The last copy writes: it sees the whole block, and its outputs after the final norm
+are the next memory. S₀ is learned. The tokens of one copy see one another, and the tokens of the block see only earlier ones.
+
+`armt`, its associative kind (Rodkin et al. 2024, arXiv 2407.04841), reads [block; memory], with the same learned memory tokens in
+every block. Each layer has an association (association.py), which all its tokens read before it, and into which its memory tokens'
+outputs write after it.
+
+A segment of the papers is a block here (`window`). Gradients pass through all blocks of a segment. Layers are those of `vanilla`.
+
+State: ``states`` [B, S, D], the memory (rmt); ``layers.i.states`` [B, P, D + 1] of the associations (armt).
+
+Letters: see layers.py; S memory tokens · N tokens of a block with its memory tokens · n some of them · m keys.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recur_models.association import Association, association_costs
+from recur_models.costs import Costs, scales
+from recur_models.hidden import note
+from recur_models.layers import PositionBias, RMSNorm, StackConfig, dropouts, token_costs
+from recur_models.losses import tied_output
+from recur_models.mixer import Carried
+from recur_models.protocol import (
+    IncrementalDecoder,
+    Places,
+    Probe,
+    RecurrentModel,
+    State,
+    layer_state,
+    prefix_layer_state,
+    relative_change,
+    reset,
+)
+from recur_models.stepping import append, attend_parts, bias
+from recur_models.vanilla import VanillaLayer
+
+
+@dataclass(frozen=True)
+class MemoryTokensConfig(StackConfig):
+    """The sizes that both kinds share."""
+
+    memory_tokens: int = 32
+    """Memory tokens."""
+
+    @property
+    @abstractmethod
+    def read_tokens(self) -> int:
+        """Memory tokens before a block's own."""
+
+    @property
+    @abstractmethod
+    def association_dim(self) -> int:
+        """Size of an association's keys; 0 without one."""
+
+    @property
+    def least_blocks(self) -> int:
+        return 2  # a block's memory is first read by the next one
+
+    def build(self, vocab_size: int) -> MemoryTokensModel:
+        return MemoryTokensModel(self, vocab_size)
+
+    def layer_costs(self) -> list[Costs]:
+        """Costs of each layer, and the memory tokens."""
+        R = self.read_tokens
+        S = self.memory_tokens
+        W = self.window
+        N = R + W + S
+        pairs = R * R + W * R + W * (W + 1) // 2 + S * N
+        layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N)
+        if self.association_dim:
+            layer = layer + association_costs(self.d_model, self.association_dim, N, S)
+        return [layer] * self.layers + [scales(S * self.d_model)]
+
+
+@dataclass(frozen=True)
+class RMTConfig(MemoryTokensConfig):
+    """Recurrent Memory Transformer: the outputs of a block's memory tokens are those of the next block."""
+
+    name: ClassVar[str] = "rmt"
+
+    @property
+    def read_tokens(self) -> int:
+        return self.memory_tokens
+
+    @property
+    def association_dim(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class ARMTConfig(MemoryTokensConfig):
+    """Associative Recurrent Memory Transformer: a block's memory tokens write into an associative memory in each layer."""
+
+    name: ClassVar[str] = "armt"
+
+    memory_tokens: int = 16
+    """Memory tokens: how many keys and values a block writes in each layer."""
+    memory_dim: int = 64
+    """Size of a key of the associative memory, before 6 features are made of each of its numbers."""
+
+    @property
+    def read_tokens(self) -> int:
+        return 0
+
+    @property
+    def association_dim(self) -> int:
+        return self.memory_dim
+
+
+class MemoryLayer(nn.Module):
+    """A layer of `vanilla` over a block and its memory tokens; with an association around it in `armt`."""
+
+    one_graph = True
+
+    def __init__(self, config: MemoryTokensConfig):
+        super().__init__()
+        self.memory_tokens = config.memory_tokens
+        self.tokens = VanillaLayer(config)
+        self.association = Association(config.d_model, config.association_dim) if config.association_dim else None
+
+    def initial_state(self, lanes: int) -> State:
+        if self.association is None:
+            return {}
+        return {"states": self.tokens.project.scale_H.new_zeros(lanes, *self.association.shape)}
+
+    def forward(self, x_BND: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
+        x_BND = self.tokens(self.enter(x_BND, state), unseen_NN)
+        memory_BSD = x_BND[:, -self.memory_tokens :].contiguous()  # else rounding depends on where the weights lie
+        return x_BND, self.leave(memory_BSD, state)
+
+    def enter(self, x_BnD: Tensor, state: State) -> Tensor:
+        """Some tokens with what they find in the association."""
+        return x_BnD if self.association is None else x_BnD + self.association.read(x_BnD, state["states"])
+
+    def leave(self, memory_BSD: Tensor, state: State) -> State:
+        """The layer's State after its memory tokens' outputs."""
+        return {} if self.association is None else {"states": self.association.write(memory_BSD, state["states"])}
+
+    def memory_step(self, x_BSD: Tensor, before: list[tuple[Tensor, Tensor]], state: State) -> tuple[Tensor, State]:
+        """Memory tokens alone, behind the keys and values [B, H, m, E] of all tokens before them. Returns their outputs, and their
+        own keys and values.
+        """
+        x_BSD = self.enter(x_BSD, state)
+        tokens = self.tokens.project(x_BSD)
+        pairs = [*before, (tokens.k, tokens.v)]
+        keys = torch.cat([k.to(tokens.k.dtype) for k, _ in pairs], 2)
+        values = torch.cat([v.to(tokens.v.dtype) for _, v in pairs], 2)
+        index_m = torch.arange(keys.shape[2], device=x_BSD.device)
+        distance_Sm = index_m[-x_BSD.shape[1] :, None] - index_m
+        bias_HSm = self.tokens.position_bias(distance_Sm) * self.tokens.project.scale_H.abs()[:, None, None]
+        logits_BHSm = tokens.q_self @ keys.transpose(-1, -2) + bias_HSm.to(keys.dtype)
+        heads_BHSE = torch.softmax(logits_BHSm, dim=-1).to(values.dtype) @ values
+        return self.tokens.combine(x_BSD, heads_BHSE), {"keys": tokens.k, "values": tokens.v}
+
+
+class MemoryTokensModel(RecurrentModel):
+    """Both kinds: embeddings, layers, and the memory tokens that a document (rmt) or each block (armt) begins with."""
+
+    one_graph = True
+
+    def __init__(self, config: MemoryTokensConfig, vocab_size: int):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(dropouts(config).embedding)
+        self.initial_SD = nn.Parameter(torch.randn(config.memory_tokens, config.d_model))  # as embeddings are
+        self.layers: Any = nn.ModuleList(MemoryLayer(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.d_model)
+        self.final_dropout = nn.Dropout(dropouts(config).final)
+        self.carried = Carried()
+
+    @property
+    def hands_tokens_on(self) -> bool:
+        """Whether the memory tokens' outputs are the next block's memory tokens."""
+        return self.config.read_tokens > 0
+
+    def initial_state(self, lanes: int) -> State:
+        state: State = {}
+        if self.hands_tokens_on:
+            state["states"] = self.initial_memory(lanes).detach().clone()
+        for i, layer in enumerate(self.layers):
+            state |= prefix_layer_state(i, layer.initial_state(lanes))
+        return state
+
+    def initial_memory(self, lanes: int) -> Tensor:
+        """The learned memory tokens on each lane: [B, S, D]."""
+        return self.initial_SD.expand(lanes, -1, -1)
+
+    def read_segment(
+        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Reads block by block, since a block's tokens attend to what the one before it has written."""
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        run = self.recomputed("block", self.read_block)
+        outputs = []
+        after = state
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            x_BWD, after = run(x_BWD, after, fresh_BK[:, k])
+            outputs.append(x_BWD)
+        logits = tied_output(self.hidden(torch.cat(outputs, 1)), self.embedding.weight, targets_BT)
+        return logits, {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+
+    def read_block(self, x_BWD: Tensor, state: State, fresh_B: Tensor) -> tuple[Tensor, State]:
+        """One block through all layers: its tokens' outputs, and the State after it."""
+        R = self.config.read_tokens
+        memory_BSD = self.initial_memory(len(x_BWD)).to(x_BWD.dtype)
+        if self.hands_tokens_on:
+            memory_BSD = reset(state["states"].to(x_BWD.dtype), memory_BSD, fresh_B)
+        x_BND = torch.cat([memory_BSD[:, :R], x_BWD, memory_BSD], 1)
+        unseen_NN = self.unseen(x_BWD.device)
+        after: State = {}
+        for i, layer in enumerate(self.layers):
+            note(i, x_BND[:, R : R + self.block])
+            own = {name: reset(tensor, tensor.new_zeros(()), fresh_B) for name, tensor in layer_state(i, state).items()}
+            x_BND, changed = self.recomputed("layer", layer)(x_BND, unseen_NN, own)
+            after |= prefix_layer_state(i, changed)
+        if self.hands_tokens_on:
+            after["states"] = self.carried(memory_BSD, self.final_norm(x_BND[:, R + self.block :]))
+        return x_BND[:, R : R + self.block], after
+
+    def unseen(self, device: torch.device) -> Tensor:
+        """Which tokens of a block and its memory a token does not see: those after it but for its own copy of the memory."""
+        R = self.config.read_tokens
+        W = self.block
+        index_N = torch.arange(R + W + self.config.memory_tokens, device=device)
+        part_N = (index_N >= R).long() + (index_N >= R + W).long()
+        same_copy_NN = (part_N[:, None] == part_N) & (part_N != 1)
+        return (index_N[:, None] < index_N) & ~same_copy_NN
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The input of the output layer."""
+        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
+
+    def recurrent_parameters(self) -> list[nn.Parameter]:
+        """The memory tokens, and all of the associations."""
+        found = [self.initial_SD]
+        for layer in self.layers:
+            found += [] if layer.association is None else layer.association.parameters()
+        return found
+
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return MemoryTokensIncrementalDecoder(self)
+
+    def probes(self) -> list[Probe]:
+        """How much a block changes the memory."""
+        associations = [layer.association for layer in self.layers if layer.association is not None]
+        places = [self.carried] if self.hands_tokens_on else [association.carried for association in associations]
+        return [Probe("state_change", place, relative_change) for place in places]
+
+
+class MemoryTokensIncrementalDecoder(IncrementalDecoder):
+    """Each layer keeps ``keys`` and ``values`` [B, H, W, E] of the block's tokens, and in `rmt` ``memory_keys`` and
+    ``memory_values`` [B, H, S, E] of the memory that they read. Memory tokens are written at the block's end.
+    """
+
+    model: MemoryTokensModel
+
+    def open(self, state: State, lanes: int) -> State:
+        model = self.model
+        config = model.config
+        like = model.embedding.weight
+        shape = (lanes, config.heads, config.window, config.head_dim)
+        block: State = {}
+        x_BSD = state.get("states")
+        for i, layer in enumerate(model.layers):
+            kept = {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+            if x_BSD is not None:
+                x_BSD, own = layer.memory_step(x_BSD, [], {})
+                kept |= {f"memory_{kind}": tensor.contiguous() for kind, tensor in own.items()}
+            block |= prefix_layer_state(i, kept)
+        return block
+
+    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
+        """Reads tokens of the block, which see the memory and its earlier ones."""
+        model = self.model
+        R = model.config.read_tokens
+        key_Z = torch.arange(R + model.block, device=tokens_Bn.device)
+        distance_BnZ = places.of_tokens_Bn[..., None] + R - key_Z
+        bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
+        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        after: State = {}
+        for i, layer in enumerate(model.layers):
+            note(i, x_BnD)
+            x_BnD = layer.enter(x_BnD, layer_state(i, state))
+            tokens = layer.tokens.project(x_BnD)
+            keys, values, changed = append(places, tokens, layer_state(i, block))
+            memory = [(changed["memory_keys"], changed["memory_values"])] if R else []
+            bias_BHnZ = bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0)
+            heads_BHnE = attend_parts(tokens.q_self, [*memory, (keys, values)], bias_BHnZ)
+            x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
+            after |= prefix_layer_state(i, changed)
+        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), after
+
+    def close(self, state: State, block: State) -> State:
+        model = self.model
+        lanes = len(block["layers.0.keys"])
+        x_BSD = state["states"] if model.hands_tokens_on else model.initial_memory(lanes)
+        after: State = {}
+        for i, layer in enumerate(model.layers):
+            kept = layer_state(i, block)
+            before = [(kept[f"{kind}keys"], kept[f"{kind}values"]) for kind in ("memory_", "") if f"{kind}keys" in kept]
+            own = layer_state(i, state)
+            x_BSD, _ = layer.memory_step(x_BSD, before, own)
+            changed = layer.leave(x_BSD, own)
+            after |= prefix_layer_state(i, changed)
+        if model.hands_tokens_on:
+            after["states"] = model.final_norm(x_BSD)
+        return {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
