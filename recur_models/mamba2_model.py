@@ -53,7 +53,7 @@ def step_limit(limit: Any) -> Any:
         return (0.0,)
     if not isinstance(limit, (list, tuple)) or len(limit) != 2:
         return str(limit)
-    ends = [float(end["__float__"]) if isinstance(end, dict) else end for end in limit]
+    ends = [math.inf if end == {"__float__": "Infinity"} else end for end in limit]
     if not all(isinstance(end, (int, float)) for end in ends):
         return str(limit)
     return tuple(float(end) for end in ends if end != math.inf)

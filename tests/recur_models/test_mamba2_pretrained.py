@@ -230,6 +230,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         return refused(rewritten(own, tmp_path / name, **values))
 
     assert f"hidden_act=gelu, and here it is silu: {remedy}" in of("gelu", hidden_act="gelu")
+    assert "step_limit=[0, {}], which is no size" in of("end", time_step_limit=[0, {}])
+    assert "model.step_limit is (0.5, 0.1)" in of("turned", time_step_limit=[0.5, 0.1])
     assert f"step_limit=short, which is no size: {remedy}" in of("limit", time_step_limit="short")
     assert "'mamba', not of a Mamba-2" in of("mamba", model_type="mamba")
     assert "num_heads=None" in of("unsized", num_heads=None)

@@ -103,7 +103,10 @@ def test_two_epochs_are_two_with_the_padding_behind_each_document(preset: str) -
     assert config.data.segment_length == WINDOWS * config.model.block and config.data.lanes == LANES
 
 
-@pytest.mark.parametrize("preset", ["wikitext-gpt2-overlap-0", "pg19-gpt2-rec-overlap-50", "pg19-llama-rec-overlap-50"])
+@pytest.mark.parametrize(
+    "preset",
+    ["wikitext-gpt2-overlap-0", "pg19-gpt2-rec-overlap-50", "pg19-llama-rec-overlap-50", "pg19-mamba2"],
+)
 def test_fine_tuning_without_pretrained_weights_is_refused(preset: str, store: Path, tmp_path: Path) -> None:
     words = [preset, "--data.store", str(store), "--data.corpus", "text", "--root", str(tmp_path), "--num-workers", "0"]
     with pytest.raises(UserError, match=r"--model\.pretrained FOLDER.*--model\.pretrained none"):
