@@ -81,7 +81,7 @@ def gated_delta_rule(
 
 
 class GatedDelta(RecurrentMixer):
-    """Keys, queries and values after a short convolution, the gated delta rule, a norm of each head, a gate of the output.
+    """Keys, queries and values after a short convolution, the gated delta rule, a norm of each head, perhaps a gate.
 
     State: ``states`` [B, H, E, V]; ``inputs`` [B, taps − 1, Z] of the convolution.
     """
@@ -95,7 +95,7 @@ class GatedDelta(RecurrentMixer):
         self.qkv = linear(sizes.d_model, sum(self.split))
         self.convolution = ShortConvolution(sum(self.split), sizes.conv)
         self.beta = linear(sizes.d_model, sizes.householders * sizes.heads)
-        self.gate = linear(sizes.d_model, values)
+        self.gate = linear(sizes.d_model, values) if sizes.output_gate else None
         self.head_norm = RMSNorm(sizes.value_dim)
         self.out = linear(values, sizes.d_model)
         self.decay = linear(sizes.d_model, sizes.heads) if sizes.decays else None
@@ -143,7 +143,9 @@ class GatedDelta(RecurrentMixer):
             fresh_BK=fresh_BK,
         )
         o_BTHV = o.unflatten(1, (-1, R))[:, :, -1]
-        y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(self.gate(x_BTD))
+        y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2)
+        if self.gate is not None:
+            y = y * nn.functional.silu(self.gate(x_BTD))
         return self.out(y), {"states": states, "inputs": inputs}
 
     @staticmethod
@@ -157,6 +159,7 @@ class GatedDelta(RecurrentMixer):
         d = sizes.d_model
         channels = H * (E + R * (E + V))
         parts = scales(d, V, channels * sizes.conv, 2 * H if sizes.decays else 0)
-        parts += product(W, d, channels) + product(W, d, R * H) + product(W, d, H * V) + product(W, H * V, d)
+        parts += product(W, d, channels) + product(W, d, R * H) + product(W, H * V, d)
         parts += product(W, d, H) if sizes.decays else Costs()
+        parts += product(W, d, H * V) if sizes.output_gate else Costs()
         return parts + chunk_costs(sizes, H, pairs=2 * E + V, states=3 * E * V, per_token=R)

@@ -33,6 +33,7 @@ class Sizes(NamedTuple):
     decays: bool
     negative_eigenvalues: bool
     householders: int
+    output_gate: bool
 
 
 class Mixer(nn.Module, ABC):

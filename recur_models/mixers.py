@@ -2,8 +2,9 @@
 
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
-A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). Embeddings and logits are one matrix. A mixer is
-one module with a file of its own (mixer.py has what they share). State: what the mixers carry, under ``layers.i``.
+A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). The output layer is the embedding, or a matrix of
+its own. A mixer is one module with a file of its own (mixer.py has what they share). State: what the mixers carry, under
+``layers.i``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from recur_models.gated_delta import GatedDelta
 from recur_models.hidden import note
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import Retention
-from recur_models.losses import tied_output
+from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2
 from recur_models.mixer import Mixer, Sizes
 from recur_models.mlstm import MatrixLSTM
@@ -79,6 +80,12 @@ class MixersConfig(ModelConfig):
     """delta: β goes to 2 in place of 1, on which state tracking depends."""
     householders: int = 1
     """delta: keys per token, each with a transition of its own."""
+    output_gate: bool = True
+    """delta: whether SiLU of a projection multiplies the output, as in Gated DeltaNet; DeltaNet has no such gate."""
+    output: Literal["tied", "own"] = "tied"
+    """Whether the output layer is the embedding, or has a matrix of its own."""
+    initial_std: float = 0.0
+    """Standard deviation with which the projections of layers and an output layer of its own begin; 0: 1/√(their inputs)."""
     dropout: float = 0.0
     """Share of what each mixer and MLP adds to the residual stream that is dropped in training."""
 
@@ -88,6 +95,8 @@ class MixersConfig(ModelConfig):
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
         if self.window % min(self.chunk, self.window):
             raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
+        if self.initial_std < 0:
+            raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")
 
     @property
     def block(self) -> int:
@@ -108,6 +117,8 @@ class MixersConfig(ModelConfig):
         total = replace(logits, block=self.window) + scales(self.d_model)
         for name in self.layers:
             total = total + MIXERS[name].costs(self.sizes) + mlp + scales(self.d_model)
+        if self.output == "own":
+            total = total + scales(logits.parameters)
         return replace(total, embedding_parameters=logits.parameters)
 
 
@@ -209,7 +220,7 @@ class StackModel(RecurrentModel):
 
 
 class MixersModel(StackModel):
-    """The stack with tied embeddings; logits are divided by √d, as those of the other models here."""
+    """The stack. Logits that the embeddings make are divided by √d, as those of the other models here."""
 
     def __init__(self, config: MixersConfig, vocab_size: int):
         super().__init__()
@@ -220,13 +231,20 @@ class MixersModel(StackModel):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(MixerLayer(config, name) for name in config.layers)
         self.final_norm = RMSNorm(config.d_model)
+        self.output = linear(config.d_model, vocab_size) if config.output == "own" else None
+        if config.initial_std:
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=config.initial_std)
 
     def embed(self, tokens_Bn: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens_Bn))
 
     def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
-        x_BnD = self.final_norm(x_BnD) / self.config.d_model**0.5
-        return tied_output(x_BnD, self.embedding.weight, targets_Bn)
+        x_BnD = self.final_norm(x_BnD)
+        if self.output is not None:
+            return untied_output(x_BnD, self.output, targets_Bn)
+        return tied_output(x_BnD / self.config.d_model**0.5, self.embedding.weight, targets_Bn)
 
 
 class StackIncrementalDecoder(IncrementalDecoder):

@@ -24,7 +24,10 @@ class NaiveMixers:
             m = under(self.p, f"layers.{i}.mlp.")
             gate, value = (norm(x, m["norm.scale"]) @ m["hidden.weight"].T).chunk(2, -1)
             x = x + (F.silu(gate) * value) @ m["out.weight"].T
-        return norm(x, self.p["final_norm.scale"]) / self.config.d_model**0.5 @ self.p["embedding.weight"].T
+        x = norm(x, self.p["final_norm.scale"])
+        if self.config.output == "own":
+            return x @ self.p["output.weight"].T
+        return x / self.config.d_model**0.5 @ self.p["embedding.weight"].T
 
     def convolved(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         taps = self.config.conv
@@ -43,7 +46,7 @@ class NaiveMixers:
         H, E, V, R = config.heads, config.key_dim, config.value_dim, config.householders
         x = norm(x, p["norm.scale"])
         mixed = self.convolved(p, x @ p["qkv.weight"].T)
-        gate = x @ p["gate.weight"].T
+        gate = F.silu(x @ p["gate.weight"].T) if config.output_gate else 1.0
         betas = torch.sigmoid(x @ p["beta.weight"].T) * (2 if config.negative_eigenvalues else 1)
         outputs = []
         for h in range(H):
@@ -63,7 +66,7 @@ class NaiveMixers:
                     S = S + betas[t, r * H + h] * torch.outer(k, v - S.T @ k)
                 heads.append(S.T @ (q / torch.sqrt((q * q).sum() + 1e-6)) / E**0.5)
             outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
-        return (torch.cat(outputs, -1) * F.silu(gate)) @ p["out.weight"].T
+        return (torch.cat(outputs, -1) * gate) @ p["out.weight"].T
 
     def retention(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.config

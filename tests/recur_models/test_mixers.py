@@ -14,6 +14,7 @@ from transformers.models.xlstm import modeling_xlstm as xlstm
 from recur_models.gated_delta import gated_delta_rule
 from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
+from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
 
 B, T, H, E, V = 2, 50, 3, 8, 12
@@ -111,3 +112,65 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     )
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def before_silu(y: Tensor) -> Tensor:
+    """What SiLU makes y of, for −0.27 < y < 1, found by bisection."""
+    low = torch.full_like(y, -1.27)
+    high = torch.full_like(y, 2.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = torch.nn.functional.silu(middle) < y
+        low = torch.where(below, middle, low)
+        high = torch.where(below, high, middle)
+    return low
+
+
+def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
+    """Weights set by hand: an element moves the plane's points by two reflections, and the state is one moved point."""
+    angles = torch.tensor([0.0, 1.0, 2.0]) * torch.pi / 3
+    lines = torch.stack([angles.cos(), angles.sin()], 1)
+    # Elements as pairs of keys, the first of which acts first; β is 0 where a key is None.
+    pairs = [(None, None), (0, None), (1, None), (2, None), (0, 1), (1, 0)]
+    keys_6RE = torch.stack([torch.stack([lines[r or 0] for r in pair]) for pair in pairs])
+    acts_6R = torch.tensor([[r is not None for r in pair] for pair in pairs])
+    reflections = torch.eye(2) - 2 * acts_6R[..., None, None] * keys_6RE[..., None] * keys_6RE[..., None, :]
+    matrices = reflections[:, 1] @ reflections[:, 0]
+    table = torch.stack([((b @ matrices)[:, None] - matrices).flatten(2).norm(dim=2).argmin(1) for b in matrices])
+
+    # β = 2 mirrors the state about the point where S k = v, here the identity matrix: S = 1 − g. The query reads one row of it.
+    query = torch.tensor([0.9, 0.3]) / torch.tensor([0.9, 0.3]).norm()
+    seen_62 = (torch.eye(2) - matrices).transpose(1, 2) @ query / 2**0.5
+    points_62 = torch.nn.functional.rms_norm(seen_62, (2,), eps=1e-6)
+    config = MixersConfig(
+        layers=("delta",), d_model=8, heads=1, key_dim=2, value_dim=2, mlp_dim=1, window=8, chunk=8, conv=1,
+        decays=False, output_gate=False, negative_eigenvalues=True, householders=2, output="own",
+    )  # fmt: skip
+    model = config.build(6)
+    mixer = model.layers[0].mixer
+    # SiLU is above −0.28; unit norms undo the keys' 0.5. Small values keep 1 − g near 0 where g is the identity.
+    keys_6Z = keys_6RE.flatten(1)
+    channels_6Z = before_silu(torch.cat([query.expand(6, 2), 0.5 * keys_6Z, 0.1 * keys_6Z], 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.final_norm.scale.fill_(1.0)
+        mixer.norm.scale.fill_(8**-0.5)  # a token's vector has one 1 among eight numbers
+        mixer.head_norm.scale.fill_(1.0)
+        mixer.convolution.weight.fill_(1.0)
+        model.embedding.weight[:, :6] = torch.eye(6)
+        mixer.qkv.weight[:, :6] = channels_6Z.T
+        mixer.beta.weight[:, :6] = torch.where(acts_6R, 30.0, -30.0).T
+        mixer.out.weight[6:] = torch.eye(2)
+        # The nearest point's logit is the highest.
+        model.output.weight[:, :6] = -points_62.square().sum(1, keepdim=True)
+        model.output.weight[:, 6:] = 2 * points_62
+    torch.manual_seed(6)
+    text_BT = torch.randint(6, (16, 128))
+    now_B = torch.zeros(16, dtype=torch.int64)
+    wanted = []
+    for element_B in text_BT.T:
+        now_B = table[element_B, now_B]
+        wanted.append(now_B)
+    logits, _ = model(text_BT)
+    assert torch.equal(logits.argmax(-1), torch.stack(wanted, 1))
