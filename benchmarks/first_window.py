@@ -3,7 +3,7 @@
     python -m benchmarks.first_window runs/gpt2 --store STORE --split validation --overlaps 10 50
 
 Both ways of laying windows over a document are scored, each window by itself: the paper's, whose first window is a whole one (GPT-2
-paper, section 4.2), and ours, whose figure is also that of `pipelines.evaluate`. The model is `gpt2`, whose windows leave no State.
+paper, section 4.2), and ours, whose result is also that of `pipelines.evaluate`. The model is `gpt2`, whose windows leave no State.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ from common.errors import UserError
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 
 ROUNDS = 5
-"""Times that the steps are timed; the figure is the median."""
+"""Times that the steps are timed; the result is the median."""
 
 
 @dataclass
-class Figures:
+class Measurement:
     """Measurements of one model, compiled in one way."""
 
     model: str
@@ -82,7 +82,7 @@ class Figures:
     def tokens_per_second(self) -> float:
         return self.lanes * self.segment_length / self.seconds
 
-    def over(self, name: str, done: list[Figures]) -> float:
+    def over(self, name: str, done: list[Measurement]) -> float:
         """This one's time per token over that of another model, compiled in the same way."""
         other = [each for each in done if (each.model, each.compile) == (name, self.compile)]
         return other[0].tokens_per_second / self.tokens_per_second if other else math.nan
@@ -93,17 +93,22 @@ class Report:
 
     def __init__(self, config: BenchConfig, rates: dict[str, Any]) -> None:
         self.output, self.lines = config.output, [machine.describe()]
-        self.told: dict[str, Any] = {"machine": machine.describe(), "measure": config.measure, **rates, "figures": []}
+        self.told: dict[str, Any] = {
+            "machine": machine.describe(),
+            "measure": config.measure,
+            **rates,
+            "measurements": [],
+        }
         self.limit = threading.Timer(config.limit, self.give_up, [config.limit])
         self.limit.daemon = True
         self.limit.start()
         print(self.lines[0], flush=True)
 
-    def say(self, line: str, figures: dict[str, Any] | None = None) -> None:
-        """One line, and the figures that it shows."""
+    def say(self, line: str, measurement: dict[str, Any] | None = None) -> None:
+        """One line, and the measurement that it shows."""
         print(line, flush=True)
         self.lines.append(line)
-        self.told["figures"] += [figures] if figures else []
+        self.told["measurements"] += [measurement] if measurement else []
         if self.output:
             text = json.dumps(self.told, indent=1).replace("NaN", "null")
             self.output.write_text(text + "\n", "utf-8")
@@ -116,12 +121,12 @@ class Report:
         os._exit(1)
 
 
-def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Figures:
-    """The figures, with no rates yet. Raises whatever the model raises."""
+def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Measurement:
+    """The measurement, with no rates yet. Raises whatever the model raises."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     training = Training(name, config, device, dtype, unit, config.backend)
-    figures = Figures(name, unit, config.most_lanes, config.length, training.parameters)
+    measurement = Measurement(name, unit, config.most_lanes, config.length, training.parameters)
 
     def rounds(steps: int) -> float:
         synchronize(device)
@@ -131,21 +136,21 @@ def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.devi
         synchronize(device)
         return (time.perf_counter() - began) / steps
 
-    figures.compile_seconds = 2 * rounds(2)
-    figures.losses = tuple(float(loss) for loss in training.losses)
+    measurement.compile_seconds = 2 * rounds(2)
+    measurement.losses = tuple(float(loss) for loss in training.losses)
     seconds = [rounds(config.steps) for _ in range(ROUNDS)]
-    figures.seconds, figures.fastest_seconds, figures.slowest_seconds = (
+    measurement.seconds, measurement.fastest_seconds, measurement.slowest_seconds = (
         statistics.median(seconds),
         min(seconds),
         max(seconds),
     )
     if device.type == "cuda":
-        figures.peak_bytes = torch.cuda.max_memory_allocated(device)
-    return figures
+        measurement.peak_bytes = torch.cuda.max_memory_allocated(device)
+    return measurement
 
 
-def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Figures:
-    """The figures at the lanes asked for, or at the paper's, halved until they fit; or what went wrong."""
+def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Measurement:
+    """The measurement at the lanes asked for, or at the paper's, halved until they fit; or what went wrong."""
     asked = config.lanes
     while True:
         torch.compiler.reset()
@@ -154,7 +159,7 @@ def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device
         except (
             Exception
         ) as error:  # out of memory, or the compiler's, or a model's own: the others are to be measured too
-            failed = Figures(name, unit, config.most_lanes, config.length)
+            failed = Measurement(name, unit, config.most_lanes, config.length)
             failed.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             halved = failed.lanes // 2 if isinstance(error, torch.OutOfMemoryError) and not asked else 0
         finally:
@@ -173,7 +178,7 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
         "\n| model | compile | lanes | step, ms | fastest to slowest | floor, ms | tokens/s | of the floor | MFU | / slide | "
         "peak GiB | first steps, s |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    done: list[Figures] = []
+    done: list[Measurement] = []
     models = [name for name in config.models if name != "peer" or peer_version()]
     for unit in config.compile:
         for name in models:
@@ -192,10 +197,10 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
             both = (rec.model, peer.model, rec.compile) == ("rec", "peer", peer.compile)
             if both and not rec.failure and not peer.failure:
                 report.say(f"\n{against_peer(rec, peer)} (compile {rec.compile})")
-    return not any(figures.failure for figures in done)
+    return not any(measurement.failure for measurement in done)
 
 
-def against_peer(rec: Figures, peer: Figures) -> str:
+def against_peer(rec: Measurement, peer: Measurement) -> str:
     """Memory is of as many lanes, or is not compared."""
     told = f"rec reads {rec.tokens_per_second / peer.tokens_per_second:.2f} × the peer's tokens/s"
     if rec.lanes != peer.lanes:
@@ -203,20 +208,20 @@ def against_peer(rec: Figures, peer: Figures) -> str:
     return f"{told}, at {rec.peak_bytes / peer.peak_bytes:.2f} × its memory" if peer.peak_bytes else told
 
 
-def ratios(figures: Figures, done: list[Figures]) -> dict[str, float]:
+def ratios(measurement: Measurement, done: list[Measurement]) -> dict[str, float]:
     names = ("mfu", "share_of_matrix_rate", "tokens_per_second")
-    return {**{name: getattr(figures, name) for name in names}, "to_slide": figures.over("slide", done)}
+    return {**{name: getattr(measurement, name) for name in names}, "to_slide": measurement.over("slide", done)}
 
 
-def row(figures: Figures, done: list[Figures]) -> str:
-    head = f"| {figures.model} | {figures.compile} | {figures.lanes} |"
-    if figures.failure:
-        return f"{head} {figures.failure} |"
-    spread = f"{figures.fastest_seconds * 1e3:.1f} to {figures.slowest_seconds * 1e3:.1f}"
+def row(measurement: Measurement, done: list[Measurement]) -> str:
+    head = f"| {measurement.model} | {measurement.compile} | {measurement.lanes} |"
+    if measurement.failure:
+        return f"{head} {measurement.failure} |"
+    spread = f"{measurement.fastest_seconds * 1e3:.1f} to {measurement.slowest_seconds * 1e3:.1f}"
     told = (
-        f"{head} {figures.seconds * 1e3:.1f} | {spread} | {figures.floor_seconds * 1e3:.1f} | "
-        f"{figures.tokens_per_second:,.0f} | {figures.share_of_matrix_rate:.1%} | {figures.mfu:.1%} | "
-        f"{figures.over('slide', done):.3f} | {figures.peak_bytes / 2**30:.1f} | {figures.compile_seconds:.1f} |"
+        f"{head} {measurement.seconds * 1e3:.1f} | {spread} | {measurement.floor_seconds * 1e3:.1f} | "
+        f"{measurement.tokens_per_second:,.0f} | {measurement.share_of_matrix_rate:.1%} | {measurement.mfu:.1%} | "
+        f"{measurement.over('slide', done):.3f} | {measurement.peak_bytes / 2**30:.1f} | {measurement.compile_seconds:.1f} |"
     )
     return told.replace("nan%", "–").replace("nan", "–")
 

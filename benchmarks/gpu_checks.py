@@ -21,9 +21,9 @@ from recur_models.decoding import begin, read
 
 
 class Say(Protocol):
-    """Tells a line, and the figures that it shows."""
+    """Tells a line, and the measurement that it shows."""
 
-    def __call__(self, line: str, figures: dict[str, Any] | None = None) -> None: ...
+    def __call__(self, line: str, measurement: dict[str, Any] | None = None) -> None: ...
 
 
 KERNELS = 10

@@ -95,7 +95,7 @@ class BenchConfig:
     """Measurements to take (benchmarks/gpu.py)."""
 
     measure: Literal["speed", "profile", "precision", "generation", "attention"] = "speed"
-    """Which figures."""
+    """What is measured."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where: on a GPU in bfloat16, on a CPU in float32."""
     size: Literal["150M", "tiny"] = "150M"
@@ -117,9 +117,9 @@ class BenchConfig:
     tokens: int = 100_000
     """generation: tokens that are generated."""
     limit: float = 540.0
-    """Seconds after which it ends with the figures that it has."""
+    """Seconds after which it ends with the measurements that it has."""
     output: Path | None = None
-    """JSON file of all figures; the table goes beside it as Markdown."""
+    """JSON file of all measurements; the table goes beside it as Markdown."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "training_steps", "tokens"):

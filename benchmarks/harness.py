@@ -88,7 +88,7 @@ class BenchConfig:
 
 
 def harness(folder: Path, exported: Path, task: str, batch_size: int, **model_args: Any) -> tuple[dict[str, Any], Any]:
-    """The task's figures, and its samples in the order of the documents, from the harness's command line."""
+    """The task's metrics, and its samples in the order of the documents, from the harness's command line."""
     arguments = {"pretrained": exported, "trust_remote_code": True, **model_args}
     output = folder / f"{task}-{len(list(folder.iterdir()))}"
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--tasks", task]
@@ -156,7 +156,7 @@ def choice_nats(trained: Trained, tokenizer: TextTokenizer, question: dict[str, 
 
 
 def verdict(name: str, theirs: float, ours: float) -> bool:
-    """Print both figures, and whether they are equal within the tolerance."""
+    """Print both values, and whether they are equal within the tolerance."""
     equal = math.isclose(theirs, ours, rel_tol=TOLERANCE)
     print(f"{'equal' if equal else 'DIFFERENT':9} {name}: lm_eval {theirs:.6f}, ours {ours:.6f}", flush=True)
     return equal

@@ -295,7 +295,7 @@ Point = tuple[int, str, float]
 
 
 def curve(run: Path) -> list[Point]:
-    """Every figure at its step, as metrics.jsonl has it, but for the speed; `train/tokens` of a validation is another's."""
+    """Every metric at its step, as metrics.jsonl has it, but for the speed; `train/tokens` of a validation is another's."""
     return sorted(
         (record.step, key, value)
         for record in read_records(run / "metrics.jsonl")

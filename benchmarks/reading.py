@@ -4,7 +4,7 @@
 
 `--source` is in the layout of PG-19; its train split is prepared in bytes, and the same tokens are written for every contender.
 Each runs in a process of its own, with one thread and the files in the page cache; all are asked in turn, `--rounds` times, for
-the same random rows, and their checksums must agree. Figures are medians. `--peers` is an interpreter that has what
+the same random rows, and their checksums must agree. Times are medians. `--peers` is an interpreter that has what
 benchmarks/peers_data.txt lists; without it only numpy is compared with.
 
 Then epochs: the store is opened anew and every row read once, or three times, with the record batches verified when they are first

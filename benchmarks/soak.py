@@ -100,14 +100,14 @@ def main(argv: list[str]) -> int:
         steps = [step for step, key, _ in curve(root / "soak") if key == "train/bits_per_token"]
         lost = last - len(set(steps))
         print(f"final checkpoint: {'DIFFERENT in ' + ', '.join(different) if different else 'identical'}")
-        same = same_figures(curve(root / "soak"), curve(root / "calm"), last)
+        same = same_metrics(curve(root / "soak"), curve(root / "calm"), last)
         twice = len(steps) - len(set(steps))
-        print(f"steps lost: {lost}; twice in the curve: {twice}; figures {'the same' if same else 'DIFFERENT'}")
+        print(f"steps lost: {lost}; twice in the curve: {twice}; metrics {'the same' if same else 'DIFFERENT'}")
     return 1 if different or lost or twice or not same else 0
 
 
-def same_figures(disturbed: list[Point], calm: list[Point], last: int) -> bool:
-    """Whether both have the same figures, but for what the undisturbed run alone says of its last step: its validation."""
+def same_metrics(disturbed: list[Point], calm: list[Point], last: int) -> bool:
+    """Whether both have the same metrics, but for what the undisturbed run alone says of its last step: its validation."""
     missing = set(calm) - set(disturbed)
     others = [key for step, key, _ in missing if step != last or not key.startswith("validation/")]
     return set(disturbed) <= set(calm) and not others

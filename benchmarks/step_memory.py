@@ -3,8 +3,8 @@
     python -m benchmarks.step_memory                      about five minutes on two cores
     python -m benchmarks.step_memory --size medium --lengths 1024 2048 4096 8192
 
-Every figure is the highest resident memory of a process of its own during two steps (contenders.py), less what it had before the
-model was built. A line through the lengths gives MiB per 1,024 tokens; the furthest that a figure lies from it, in percent,
+Every number is the highest resident memory of a process of its own during two steps (contenders.py), less what it had before the
+model was built. A line through the lengths gives MiB per 1,024 tokens; the furthest that a number lies from it, in percent,
 says how linear memory is. Where block-recurrent-transformer-pytorch is installed, it is weighed too.
 """
 

@@ -32,8 +32,8 @@ from recur_models import detach
 from tests.mlflow_server import serve
 
 VOCABULARY = 2048
-FIGURES = 10
-"""Figures of a point, as many as the demo's rec logs."""
+METRICS = 10
+"""Metrics of a point, as many as the demo's rec logs."""
 KINDS = ("metrics.jsonl alone", "sqlite", "server")
 
 
@@ -81,7 +81,7 @@ def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> t
     for step in range(1, steps + 1):
         loss = training.step()
         if step % log_every == 0:
-            tracker.log({f"train/figure_{i}": loss + i for i in range(FIGURES)}, step)
+            tracker.log({f"train/metric_{i}": loss + i for i in range(METRICS)}, step)
     return (time.perf_counter() - began) / steps, (time.process_time() - time.thread_time() - others) / steps
 
 

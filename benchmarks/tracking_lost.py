@@ -1,4 +1,4 @@
-"""Whether MLflow loses a figure: a server that is silent for a minute, and many runs at once into one sqlite file and one server.
+"""Whether MLflow loses a metric: a server that is silent for a minute, and many runs at once into one sqlite file and one server.
 
     python -m benchmarks.tracking_lost --seconds 60 --runs 8
 
@@ -36,7 +36,7 @@ class BenchConfig:
     runs: int = 8
     """Processes that log at the same time; 0 leaves them out."""
     points: int = 500
-    """That each of them logs, of three figures."""
+    """That each of them logs, of three metrics."""
 
 
 def silence(server: Server, root: Path, seconds: float) -> bool:
@@ -69,7 +69,7 @@ def silence(server: Server, root: Path, seconds: float) -> bool:
         order = [step for (step,) in database.execute(query, (run_id,))]
     there, ordered = got == whole, order == sorted(order)
     print(
-        f"silent for {seconds:.0f} s: {steps} points of two figures, {'all there, each once' if there else 'NOT ALL THERE'}, "
+        f"silent for {seconds:.0f} s: {steps} points of two metrics, {'all there, each once' if there else 'NOT ALL THERE'}, "
         f"{'in order' if ordered else 'NOT IN ORDER'}; the longest call of log took {longest * 1e3:.1f} ms, "
         f"and all was sent {max(caught_up, 0):.1f} s after the last of them"
     )

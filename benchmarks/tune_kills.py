@@ -61,7 +61,7 @@ class BenchConfig:
     """Steps of a trial."""
     longest: float = 40.0
     """Every other kill comes within so many seconds after the start of the command, Ray's own start included; those between them
-    within half of it after the command's first validation figure.
+    within half of it after the command's first validation.
     """
     seed: int = 0
     """Seed of the moments of the kills."""
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
             wait = rng.uniform(0.0, config.longest / 2 if training else config.longest)
             where = kill([*command, "killed"], Path(folder) / f"killed-{count}.log", wait, training)
             killed += where is not None
-            told = "the first new figure" if training else "the start"
+            told = "the first new validation" if training else "the start"
             print(f"kill {count + 1}, {wait:.1f} s after {told}: {where or 'it was over before'}", flush=True)
         finish([*command, "killed"], Path(folder) / "killed.log")
         wrong = [*(compare(root) if config.sweep in EXACT else []), *counted_twice(root / "killed"), *in_mlflow(root)]
@@ -100,14 +100,14 @@ def main(argv: list[str]) -> int:
 
 
 def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> str | None:
-    """Start the command, and kill all of its processes so many seconds after its start or, ``training``, its first new figure.
+    """Start the command, and kill all of its processes so many seconds after its start or, ``training``, its first new validation.
     Returns where the sweep then stood; None when it was over before. Raises AssertionError where it ended by itself and failed.
     """
     folder = Path(command[command.index("--root") + 1]) / command[-1]
-    before = figures(folder)
+    before = validations(folder)
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    while training and figures(folder) == before and process.poll() is None:
+    while training and validations(folder) == before and process.poll() is None:
         time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
         assert process.wait(seconds) == 0, f"status {process.returncode}: {log.read_text()[-3000:]}"
@@ -117,8 +117,8 @@ def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> s
     return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials) or "before its first trial"
 
 
-def figures(folder: Path) -> int:
-    """How many validation figures have counted so far."""
+def validations(folder: Path) -> int:
+    """How many validations have counted so far."""
     path = folder / "results.jsonl"
     return path.read_bytes().count(b'"event": "result"') if path.exists() else 0
 

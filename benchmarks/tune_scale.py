@@ -39,7 +39,7 @@ from tune_spaces import combine
 from tune_spaces.drawing import fields
 
 SECONDS = "TUNE_SCALE_SECONDS"
-"""In the environment of the actors: how long a trial sleeps before each of its figures."""
+"""In the environment of the actors: how long a trial sleeps before each of its validations."""
 SLEPT = "TUNE_SCALE_SLEPT"
 """And the folder in which each of them notes when its trials slept."""
 WORDS = """
@@ -61,7 +61,7 @@ class BenchConfig:
     cpus: int = 0
     """CPUs of the Ray session; 0 for 2, or for 64 if trials sleep."""
     seconds: float = 10.0
-    """That a trial sleeps before each of its two figures."""
+    """That a trial sleeps before each of its two validations."""
 
 
 class Sleeps(TrialActor):

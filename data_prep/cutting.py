@@ -2,7 +2,7 @@
 
     Cut(Pg19(validation_tokens=15_000), tokenizer)         # a corpus as any other, in the place of the one that it wraps
 
-A document's words and bytes are those of what is kept: figures by word and by byte stay right.
+A document's words and bytes are those of what is kept: metrics by word and by byte stay right.
 """
 
 from __future__ import annotations

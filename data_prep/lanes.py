@@ -206,7 +206,7 @@ class EvaluationLanes:
     """A finite schedule: every document once, the longest first, each onto the lane that has least to do.
 
     Args:
-        limit_tokens: read about this many tokens instead of all, for a quick figure: of documents spread over the range of
+        limit_tokens: read about this many tokens instead of all, for a quick estimate: of documents spread over the range of
             lengths, each read for long (`_clip`).
         aligned: documents begin where segments do: what happens to a lane at the start of each segment then happens at the same
             places of a document, whatever the lanes. The rest of a document's last segment is idle.

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     first = next(iter(best(found.values())), None)
     for name in names:
         marks = [what for what, which in (("newest", newest), ("best", first)) if which and found.get(name) is which]
-        told = ("whole", *figures(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)
+        told = ("whole", *columns_of(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)
         rows.append((name, *told))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if len(rows) > 1:
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     return 2 if complaints else 0
 
 
-def figures(checkpoint: Checkpoint) -> tuple[str, ...]:
+def columns_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """A checkpoint's columns from `step` to `validation`."""
     meta = checkpoint.meta
     megabytes = sum(file["bytes"] for file in meta["files"].values()) / 1e6

@@ -218,7 +218,7 @@ def report(
 
 
 def called(target: EvaluationTarget, config: EvaluateConfig) -> str:
-    """How the names of a run's figures begin: with what is another than in training, or a step would have two of one name."""
+    """How the names of a run's metrics begin: with what is another than in training, or a step would have two of one name."""
     manifest = target.store.manifest
     meta = target.checkpoint.meta
     data = meta["config"]["data"]
@@ -234,7 +234,7 @@ def called(target: EvaluationTarget, config: EvaluateConfig) -> str:
 def track(
     config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
-    """Figures into each model's own MLflow run; table and plot into a run of their own."""
+    """Metrics into each model's own MLflow run; table and plot into a run of their own."""
     for target, evaluation in zip(targets, evaluations, strict=True):
         run = target.run
         if run is None:
@@ -246,8 +246,8 @@ def track(
         tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
         row = evaluation_rows([evaluation])[0]
         of = called(target, config)
-        figures = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
-        tracker.log(figures, evaluation.step)
+        metrics = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
+        tracker.log(metrics, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first = evaluations[0]
     tracker = Tracker.start(

@@ -280,8 +280,8 @@ def _standing(
 def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
     """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
     start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    with bar(verb, size, TextColumn("{task.fields[figures]}"), console=console) as update:
-        update(figures=f"0 of {documents:,} documents")
+    with bar(verb, size, TextColumn("{task.fields[counts]}"), console=console) as update:
+        update(counts=f"0 of {documents:,} documents")
 
         def done(some: int, text: int) -> None:
             nonlocal printed
@@ -289,12 +289,12 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
             seen[1] += text
             now = time.perf_counter()
             rate = seen[1] / 1e6 / max(now - start, 1e-9)
-            figures = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
-            update(completed=seen[1], figures=figures)
+            counts = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
+            update(completed=seen[1], counts=counts)
             if not console.is_terminal and now - printed > 5:
                 printed = now
                 left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)
-                console.print(f"  {verb} {figures}, {cli.duration(left)} left")
+                console.print(f"  {verb} {counts}, {cli.duration(left)} left")
 
         yield done
 

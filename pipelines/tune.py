@@ -9,7 +9,7 @@
 `python -m pipelines.tune --help` lists the spaces. Any field of the preset can be set: `--steps 500 --data.corpus pg19`. The
 sweep's folder, `<root>/<run>`, is described in pipelines/sweeps/sweep.py: it is all that a resume needs.
 
-Exit status: 0 the sweep is over; 1 it is, and no trial has a figure; 2 a user's error; 75 asked to stop, and saved: rerun the
+Exit status: 0 the sweep is over; 1 it is, and no trial has a value; 2 a user's error; 75 asked to stop, and saved: rerun the
 command to resume.
 """
 

@@ -39,7 +39,7 @@ class FeedbackTransformerConfig(CoreConfig):
     span: int = 128
     """Memories before it that a token sees."""
     window: int = 16
-    """Tokens of a block, at whose beginning a document may begin. It changes memory and time, and no figure otherwise."""
+    """Tokens of a block, at whose beginning a document may begin. It changes memory and time, and no result otherwise."""
     keys: Literal["own", "shared"] = "own"
     """Each layer's keys and values are made by its own projections, or those of all layers by the first one's."""
 

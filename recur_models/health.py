@@ -1,8 +1,8 @@
-"""Whether a model uses its recurrent State: figures of the forward passes made inside a `with`, cheap enough to log in training.
+"""Whether a model uses its recurrent State: metrics of the forward passes made inside a `with`, cheap enough to log in training.
 
     with watch(model, tokens_BT, state, fresh_BK, targets_BT) as health:
         nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
-    health.figures()    # {"state_share": 0.31, "gate_openness": 0.47, "state_change": 0.12}
+    health.metrics()    # {"state_share": 0.31, "gate_openness": 0.47, "state_change": 0.12}
     health.warning([0.02, 0.03])    # what clearing its State cost in validation; None, or one sentence
 
 - ``state_share``, 0 … 1: of what attention adds to the residual stream, the part that comes from recurrent states or from a kNN
@@ -13,7 +13,7 @@
 
 Each is a mean over layers, lanes and blocks. Recurrence has a failure mode in which the model learns to ignore the states and does
 not recover (section 3.4 and Appendix B): then clearing the State costs nothing in validation, and at worst the share goes to 0 or
-the states stop changing. A model without recurrent State has no figures.
+the states stop changing. A model without recurrent State has no metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recur_models.compiling import is_compiled
 from recur_models.protocol import Probe, RecurrentModel
 
 LEAST_WORTH = 0.0003
-"""Bits per token by which clearing the State must change the figure of a validation, up or down; below it, the State is ignored."""
+"""Bits per token by which clearing the State must change the bits of a validation, up or down; below it, the State is ignored."""
 PATIENCE = 2
 """Validations in a row that must say so: a State that is used at the end is often worth nothing, or less, early on. Both from the
 table in results/state_worth, "When the warning about an unused State is right" (`benchmarks.ignored_states`)."""
@@ -42,12 +42,12 @@ LEAST_CHANGE = 0.001
 
 
 def is_ignored(worths: Sequence[float], least: float, patience: int) -> bool:
-    """Whether clearing the State has changed the newest ``patience`` of these figures by less than ``least`` bits, up or down."""
+    """Whether clearing the State has changed the newest ``patience`` of these metrics by less than ``least`` bits, up or down."""
     return len(worths) >= patience and all(abs(worth) < least for worth in worths[-patience:])
 
 
 class Health:
-    """Sums of the figures of the passes probe; they stay on the model's device until they are asked for."""
+    """Sums of the metrics of the passes probe; they stay on the model's device until they are asked for."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -57,21 +57,21 @@ class Health:
         self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         self.counts[name] = self.counts.get(name, 0) + 1
 
-    def figures(self) -> dict[str, float]:
-        """The mean of each figure; empty for a model without recurrent State."""
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric; empty for a model without recurrent State."""
         return {name: (self.sums[name] / self.counts[name]).item() for name in sorted(self.sums)}
 
     def warning(self, worths: Sequence[float] = ()) -> str | None:
         """One sentence when the State is being ignored. ``worths``: what clearing it cost in the newest validations, in bits."""
-        figures = self.figures()
+        metrics = self.metrics()
         if worths:  # nothing else counts then
             if not is_ignored(worths, LEAST_WORTH, PATIENCE):
                 return None
             told = f"clearing it changes validation by {worths[-1]:.4f} bits per token"
-        elif figures.get("state_share", 1.0) < LEAST_SHARE:
-            told = f"only {figures['state_share']:.2%} of the attention's output comes from it"
-        elif figures.get("state_change", 1.0) < LEAST_CHANGE:
-            told = f"a block changes it by only {figures['state_change']:.2%}"
+        elif metrics.get("state_share", 1.0) < LEAST_SHARE:
+            told = f"only {metrics['state_share']:.2%} of the attention's output comes from it"
+        elif metrics.get("state_change", 1.0) < LEAST_CHANGE:
+            told = f"a block changes it by only {metrics['state_change']:.2%}"
         else:
             return None
         return (
@@ -86,7 +86,7 @@ def watch(model: RecurrentModel | None, *given: object, health: Health | None = 
     compute the same as without it.
 
     Compiled code does not see hooks, and running a pass uncompiled changes its rounding, its dropout, and what is kept for the
-    backward pass. So a compiled model's figures are those of a pass of their own over ``given``, the arguments of the pass to come:
+    backward pass. So a compiled model's metrics are those of a pass of their own over ``given``, the arguments of the pass to come:
     uncompiled, without gradients and dropout.
     """
     health = health or Health()

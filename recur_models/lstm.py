@@ -43,7 +43,7 @@ class LSTMConfig(ModelConfig):
     d_model: int = 256
     """Width of embeddings, hidden vectors and cells."""
     window: int = 16
-    """Tokens of a block, at whose beginning a document may begin. It changes no figure otherwise."""
+    """Tokens of a block, at whose beginning a document may begin. It changes no result otherwise."""
     dropout: float = 0.0
     """Share of activations dropped: of the embeddings and of each layer's output."""
 

@@ -34,7 +34,7 @@ class TransformerXLConfig(CoreConfig):
     span: int = 128
     """Tokens before it that a token sees."""
     window: int = 64
-    """Tokens of a block, at whose beginning a document may begin; they are read at once, so it changes no figure otherwise."""
+    """Tokens of a block, at whose beginning a document may begin; they are read at once, so it changes no result otherwise."""
 
     @property
     def block(self) -> int:

@@ -50,7 +50,7 @@ HEADINGS = {
 
 
 def summary(passages: Sequence[Passage]) -> str:
-    """One sentence of figures."""
+    """One sentence of metrics."""
     seen, unseen = (
         sum(bits) / len(passages) for bits in zip(*((p.bits_seen, p.bits_unseen) for p in passages), strict=True)
     )

@@ -1,4 +1,4 @@
-"""A paper's table or figure as one command: train what is not trained yet, evaluate it, and print the paper's figures beside ours.
+"""A paper's table or figure as one command: train what is not trained yet, evaluate it, and print the paper's values beside ours.
 
     python -m pipelines.paper block-recurrent table-1 --source pg19=FOLDER arxiv=FOLDER
     python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2

@@ -1,6 +1,6 @@
 """Two passes over one split, or more, token by token: where and at which words one model is better than the other.
 
-comparison.facts, comparison.rows, comparison.distance_rows      # the figures, the words of the largest gains, the distances
+comparison.facts, comparison.rows, comparison.distance_rows      # the metrics, the words of the largest gains, the distances
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TokenComparison:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The figures over all documents, for which all losses are read: bits per token of each pass, and shares among the top
+        """The metrics over all documents, for which all losses are read: bits per token of each pass, and shares among the top
         words.
         """
         sums = np.zeros(len(self.names))

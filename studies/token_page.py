@@ -52,10 +52,10 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
     base, better = map(html.escape, comparison.pair)
     facts = comparison.facts
     about = ("Difference over position", *["In each document"] * (len(pictures) > 2), "Cost over distance")
-    figures = zip(pictures, about, strict=True)
+    captioned = zip(pictures, about, strict=True)
     images = "".join(
         f'<p><img alt="{about}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></p>'
-        for path, about in figures
+        for path, about in captioned
     )
     bits = facts["bits_per_token"]
     each = ", ".join(f"{html.escape(name)} {value:.4f}" for name, value in zip(comparison.names, bits, strict=True))

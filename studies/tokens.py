@@ -307,10 +307,10 @@ def track(
         params={f"compared.{number}": str(target.checkpoint.folder) for number, target in enumerate(targets)},
         tags={"stage": "tokens", "data_fingerprint": last.store.manifest.fingerprint},
     )
-    figures = {
+    metrics = {
         "tokens/bits_per_token_difference": facts["bits_per_token"][-1] - facts["bits_per_token"][0],
         "tokens/names_among_top": facts["names_among_top"],
     }
-    tracker.log({name: value for name, value in figures.items() if math.isfinite(value)}, last.checkpoint.step)
+    tracker.log({name: value for name, value in metrics.items() if math.isfinite(value)}, last.checkpoint.step)
     tracker.log_artifacts(*paths)
     tracker.finish()

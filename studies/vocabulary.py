@@ -4,7 +4,7 @@ per token, and whether the text comes back.
     python -m pipelines.vocabulary pg19 --source FOLDER --split validation --tokenizers bytes gpt2:FOLDER sentencepiece:4000
 
 A tokenizer is written as for `pipelines.prepare`; one that is to be trained is trained on the corpus's train split. The table is
-printed, written to vocabulary.csv, and logged to MLflow with the figures of every tokenizer.
+printed, written to vocabulary.csv, and logged to MLflow with the metrics of every tokenizer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS: dict[str, tuple[str, Form]] = {
     "bytes_per_token": ("bytes/token", ".3f"),
     "lossless": ("lossless", lambda value: "yes" if value else "no"),
 }
-"""Heading and form of each tokenizer's figures, in MLflow too."""
+"""Heading and form of each tokenizer's metrics, in MLflow too."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
     root = Path(Place.parse(config.root).path)
     folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
-    figures = [
+    lines = [
         {
             "tokenizer": row.name,
             **{key: getattr(row, key) for key in ("size", "words", "bytes", "tokens")},
@@ -142,7 +142,7 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
         }
         for row in rows
     ]
-    path = write_csv(figures, folder / "vocabulary.csv")
+    path = write_csv(lines, folder / "vocabulary.csv")
     tracker = Tracker.start(
         config.tracking.located(),
         root=root,
@@ -154,8 +154,8 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     plain = [re.sub(r"[^\w./ -]", "-", row.name) for row in rows]
     counts = [plain[: i + 1].count(name) for i, name in enumerate(plain)]  # files of one name, in several folders
     names = [name if count == 1 else f"{name}.{count}" for name, count in zip(plain, counts, strict=True)]
-    pairs = [(row, name, figure) for row, name in zip(rows, names, strict=True) for figure in COLUMNS]
-    tracker.log({f"{figure}/{name}": getattr(row, figure) for row, name, figure in pairs}, step=0)
+    pairs = [(row, name, metric) for row, name in zip(rows, names, strict=True) for metric in COLUMNS]
+    tracker.log({f"{metric}/{name}": getattr(row, metric) for row, name, metric in pairs}, step=0)
     tracker.log_artifacts(path)
     tracker.finish()
     return path

@@ -38,4 +38,4 @@ CORPORA: dict[str, type[Any]] = {
 }
 
 CODE = {PythonSource.name, GitHub.name}
-"""Those of program code. Its words, runs between blanks, are long and say little: no figure is given by word."""
+"""Those of program code. Its words, runs between blanks, are long and say little: no metric is given by word."""

@@ -118,10 +118,10 @@ class TrackingConfig:
     """When MLflow does not answer: continue and send later, or stop the run."""
     patience: float = 60.0
     """Seconds that MLflow may be silent: at the end, before the rest stays unsent; earlier, before `stop` stops the run."""
-    models: Literal["best", "figures", "none"] = "best"
+    models: Literal["best", "metrics", "none"] = "best"
     """best: each checkpoint is a model in MLflow with its validation metrics. The best one of a finished run is uploaded as a
     folder for transformers and registered under the run's name (in a sweep: the best of all trials, under the sweep's name).
-    figures: the same without uploads. none: no models."""
+    metrics: the same without uploads. none: no models."""
     system_metrics: Literal["on", "off"] = "on"
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
 

@@ -5,7 +5,7 @@
 
     mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
 
-The weights alone are copied, of one checkpoint, when the run is over; `--tracking.models figures` copies none. A checkpoint that
+The weights alone are copied, of one checkpoint, when the run is over; `--tracking.models metrics` copies none. A checkpoint that
 cannot be exported costs a warning: what was trained is trained.
 """
 

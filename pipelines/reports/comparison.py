@@ -32,7 +32,7 @@ from pipelines.tracking.metrics import METRICS, Metric, about, further
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, the figure that is compared, and what a reader must know of it."""
+    """Runs, the metric that is compared, and what a reader must know of it."""
 
     runs: tuple[FinishedRun, ...]
     metric: str
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
-    """Choose the figure that all of them have and that means the same for all. Raises ValueError when there is none."""
+    """Choose the metric that all of them have and that means the same for all. Raises ValueError when there is none."""
     names = [run.name for run in runs]
     runs = [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)
@@ -79,7 +79,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
 
 
 def metrics_of(comparison: Comparison) -> list[Metric]:
-    """Whose best and last figures stand in the table."""
+    """Whose best and last values stand in the table."""
 
     def known(*names: str) -> list[Metric]:
         return [METRICS[name] for name in names if any(run.curve(name) for run in comparison.runs)]
@@ -96,8 +96,8 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row for each run, in their order. Unknown values are None."""
     made = []
     for run in comparison.runs:
-        tokens = max(record.metrics[TOKENS] for record in run.with_figure(TOKENS))
-        found = run.with_figure(comparison.metric)
+        tokens = max(record.metrics[TOKENS] for record in run.with_metric(TOKENS))
+        found = run.with_metric(comparison.metric)
         best = min(found, key=lambda record: record.metrics[comparison.metric])
         final = found[-1]
         row: dict[str, Any] = {
@@ -118,7 +118,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The rows for a terminal; the best figure of a column is bold."""
+    """The rows for a terminal; the best value of a column is bold."""
     columns: dict[str, tuple[str, Form]] = {
         "run": ("run", None),
         "model": ("model", None),
@@ -154,11 +154,11 @@ class Curve(NamedTuple):
     spread: np.ndarray | None
 
 
-def curves_of(comparison: Comparison, figure: str) -> dict[str, Curve]:
-    """By name, of the runs that have the figure. Several seeds of one thing are their mean and standard deviation, where they have
+def curves_of(comparison: Comparison, metric: str) -> dict[str, Curve]:
+    """By name, of the runs that have the metric. Several seeds of one thing are their mean and standard deviation, where they have
     the same points.
     """
-    curves = [run.curve(figure) for run in comparison.runs]
+    curves = [run.curve(metric) for run in comparison.runs]
     made = dict[str, Curve]()
     drawn = set[int]()
     for name, places in groups(comparison.runs).items():
@@ -176,7 +176,7 @@ def curves_of(comparison: Comparison, figure: str) -> dict[str, Curve]:
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
-    """The figure over tokens, over FLOPs and over wall time; the best point of each run is filled. Over tokens also bits per token
+    """The metric over tokens, over FLOPs and over wall time; the best point of each run is filled. Over tokens also bits per token
     with recurrent states cleared, dashed: the gap is what they are worth.
     """
     figure = Figure(figsize=(14, 4.8), layout="constrained")

@@ -28,13 +28,13 @@ from pipelines.tracking.score import Evaluation, Score
 OF_TEXT = ("bits_per_byte", "bits_per_character", "word_perplexity", "states_cleared", "all_cleared")
 """Columns that labels have nothing for."""
 OF_SOME = ("word_perplexity", "states_cleared", "all_cleared")
-"""Columns that are left out where no model has a figure."""
+"""Columns that are left out where no model has a value."""
 
 
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
     """One row for each evaluation, in their order, then the unigram reference (bits per byte) if given.
 
-    Values that do not apply are None: cleared figures of a model without that State, bytes and words of clipped documents.
+    Values that do not apply are None: cleared metrics of a model without that State, bytes and words of clipped documents.
     """
     rows = []
     labelled = is_labelled(evaluations)
@@ -66,7 +66,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
-    """The rows for a terminal; of evaluations on the same split, the best figures are bold: by token, where their tokens are the
+    """The rows for a terminal; of evaluations on the same split, the best values are bold: by token, where their tokens are the
     same.
     """
     splits = {e.split for e in evaluations}
@@ -146,7 +146,7 @@ def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every figure, by position too), table.csv, cumulative.png of one text's tokens, worth.png where something
+    """Write report.json (every metric, by position too), table.csv, cumulative.png of one text's tokens, worth.png where something
     stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
     their paths.
     """

@@ -27,12 +27,12 @@ POINTS = 3000
 
 
 def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether any of them is of a labelled split: then there are errors, and figures by word or byte of none of these."""
+    """Whether any of them is of a labelled split: then there are errors, and metrics by word or byte of none of these."""
     return any(e.carried.errors is not None for e in evaluations)
 
 
 def of_one_text(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether their tokens are the same, so that figures by token can be set beside each other."""
+    """Whether their tokens are the same, so that metrics by token can be set beside each other."""
     return len({e.store_fingerprint for e in evaluations}) == 1
 
 

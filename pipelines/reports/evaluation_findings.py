@@ -55,24 +55,24 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     """
     labelled = all(e.carried.errors is not None for e in evaluations)
 
-    def figure(e: Evaluation) -> float:
+    def value(e: Evaluation) -> float:
         return e.carried.error_rate if labelled else e.carried.bits_per_byte
 
-    best = min(evaluations, key=figure)
+    best = min(evaluations, key=value)
     said: list[str] = []
     for e in evaluations:
-        if e.split != best.split or not figure(e) > figure(best):
+        if e.split != best.split or not value(e) > value(best):
             continue
         found = best.carried.less_than(e.carried, "errors" if labelled else "nats")
         level = found is not None and not found.beyond_chance
         unknown = "" if found else ", chance not known"
-        share = 1 - figure(best) / figure(e)
+        share = 1 - value(best) / value(e)
         if labelled and level:
             said.append(
-                f"{best.name} and {e.name} are level: {figure(best):.2%} and {figure(e):.2%} of the labels are wrong, within chance"
+                f"{best.name} and {e.name} are level: {value(best):.2%} and {value(e):.2%} of the labels are wrong, within chance"
             )
         elif labelled:
-            wrong = f"{best.name} is wrong in {figure(best):.2%} of the labels, {e.name} in {figure(e):.2%}"
+            wrong = f"{best.name} is wrong in {value(best):.2%} of the labels, {e.name} in {value(e):.2%}"
             said.append(wrong + unknown)
         elif found and level:
             margin = found.margin * e.carried.tokens / e.carried.nats

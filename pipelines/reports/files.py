@@ -1,4 +1,4 @@
-"""The files of a report, written atomically: tables as CSV, figures as PNG."""
+"""The files of a report, written atomically: tables as CSV, plots as PNG."""
 
 from __future__ import annotations
 

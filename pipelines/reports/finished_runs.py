@@ -1,8 +1,8 @@
-"""A run as it is compared: what it cost and its figures, from its folder or from MLflow.
+"""A run as it is compared: what it cost and its metrics, from its folder or from MLflow.
 
     collect(["runs/demo-rec", "runs/sweep", "0123456789abcdef0123456789abcdef"], TrackingConfig(), Path("runs"), every_trial=False)
 
-FLOPs are those that the model needs (recur_models/costs.py) times the tokens read. Wall time is that between a run's first figure
+FLOPs are those that the model needs (recur_models/costs.py) times the tokens read. Wall time is that between a run's first metric
 and its last, without the pauses in which it did not run.
 """
 
@@ -71,7 +71,7 @@ class FinishedRun:
         return (self.config_hash, self.tokenizer, self.text) if self.config_hash else ()
 
     def curve(self, key: str) -> list[Point]:
-        """The figure's points, in seconds since the run's first record, its pauses left out."""
+        """The metric's values, in seconds since the run's first record, its pauses left out."""
         longest = longest_gap([record.time / 1e3 for record in self.records])
         seconds = {}
         clock = 0.0
@@ -81,13 +81,13 @@ class FinishedRun:
             seconds[record.step] = clock
         return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 
-    def with_figure(self, key: str) -> list[Record]:
-        """The records that have it, by step; a NaN is no figure."""
+    def with_metric(self, key: str) -> list[Record]:
+        """The records that have it, by step; a NaN does not count."""
         return [record for record in self.records if math.isfinite(record.metrics.get(key, math.nan))]
 
 
 def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
-    """The runs of these folders and MLflow ids; of a sweep its best trial, or all that have a figure.
+    """The runs of these folders and MLflow ids; of a sweep its best trial, or all that have a metric.
 
     Raises ValueError for what is neither, in a sentence.
     """
@@ -156,8 +156,8 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
     metric = run.params.get("metric", TOKEN)
     stored = [read_run(config, root, child, (*keys, metric)) for child in run.children]
     below = [run_of_mlflow(child) for child in stored if child.tags.get("trial.status") != "failed"]
-    scored = [child for child in below if child.with_figure(metric)]
-    trials = sorted(scored, key=lambda child: min(record.metrics[metric] for record in child.with_figure(metric)))
+    scored = [child for child in below if child.with_metric(metric)]
+    trials = sorted(scored, key=lambda child: min(record.metrics[metric] for record in child.with_metric(metric)))
     if not trials:
         raise UserError(f"no run below {run.name} ({run_id}) has the metric {metric}")
     return trials if every_trial else trials[:1]

@@ -26,7 +26,7 @@ NAMED = 40
 
 @dataclass(frozen=True)
 class Spot:
-    """A run, an evaluation or a trial. Of its figure less is better."""
+    """A run, an evaluation or a trial. A lower value of its metric is better."""
 
     name: str
     model: str
@@ -38,13 +38,13 @@ class Spot:
 
 
 def perplexity_of(metric: str, value: float) -> tuple[str, float]:
-    """A figure of METRICS as the papers plot it: bits per token as perplexity, any other as it is; in words, and its value."""
+    """A metric of METRICS as the papers plot it: bits per token as perplexity, any other as it is; in words, and its value."""
     words = about(metric)
     return (words.replace("bits", "perplexity"), 2**value) if metric.endswith("bits_per_token") else (words, value)
 
 
 def pareto(spots: Sequence[Spot]) -> list[Spot]:
-    """Those that no other beats in FLOPs without being worse, by FLOPs: each has a better figure than all that cost less."""
+    """Those that no other beats in FLOPs without being worse, by FLOPs: each has a better value than all that cost less."""
     best: list[Spot] = []
     for spot in sorted(spots, key=lambda spot: (spot.flops, spot.value)):
         if not best or spot.value < best[-1].value:
@@ -53,7 +53,7 @@ def pareto(spots: Sequence[Spot]) -> list[Spot]:
 
 
 def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
-    """The figure, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several. Returns
+    """The metric, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several. Returns
     its file, and none where all cost the same: a trial's FLOPs are a quotient, and differ by rounding.
     """
     if len({f"{spot.flops:.6g}" for spot in spots}) < 2:

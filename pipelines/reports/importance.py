@@ -21,7 +21,7 @@ SHUFFLES = 2000
 """Random orders of the trials, to see what chance explains."""
 
 
-def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float] | None:
+def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float, float] | None:
     """Share of the variance of the trials' ranks that a field alone explains, and the share that 95 of 100 random orders of the
     trials stay below. A number counts by a parabola in its rank, so that a best value in the middle counts too; anything else by
     the means of its groups. None where the field does not vary.
@@ -34,7 +34,7 @@ def explained(values: Sequence[Any], figures: np.ndarray) -> tuple[float, float]
     else:
         design = np.array(texts)[:, None] == np.unique(texts)
     directions = np.linalg.qr(design.astype(np.float64)).Q
-    centred = ranks(figures) - (len(values) - 1) / 2
+    centred = ranks(values_reached) - (len(values) - 1) / 2
     total = float(centred @ centred)
     if total == 0:
         return None
@@ -53,15 +53,15 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | None], int, float]:
     """For each field what it explains and what chance would; of how many trials; and the tokens at which these are compared, which
-    each of them has reached: a trial that was stopped early has no other figure that is like the others'.
+    each of them has reached: a trial that was stopped early has no other value that is like the others'.
     """
     trials = [trial for trial in sweep.scored if trial.points]
     if not trials:
         return dict.fromkeys(sweep.fields), 0, 0.0
     reached = min(trial.points[-1].tokens for trial in trials)
     reached = max(reached, max(trial.points[0].tokens for trial in trials))
-    figures = np.array([trial.at(reached) for trial in trials])
-    shares = {name: explained([trial.values.get(name) for trial in trials], figures) for name in sweep.fields}
+    values_reached = np.array([trial.at(reached) for trial in trials])
+    shares = {name: explained([trial.values.get(name) for trial in trials], values_reached) for name in sweep.fields}
     return shares, len(trials), reached
 
 

@@ -49,11 +49,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _figures(path: Path, name: str, *figures: str) -> str:
-    """The first of these figures that a row has, row by row."""
+def _metrics(path: Path, name: str, *metrics: str) -> str:
+    """The first of these metrics that a row has, row by row."""
     said = []
     for row in _rows(path):
-        key = next((key for key in figures if row.get(key)), None)
+        key = next((key for key in metrics if row.get(key)), None)
         said += [f"{row[name]} {float(row[key]):.4f} {key.replace('_', ' ')}"] if key else []
     return "; ".join(said)
 
@@ -61,7 +61,7 @@ def _figures(path: Path, name: str, *figures: str) -> str:
 def _of_evaluation(path: Path) -> str:
     rows = _rows(path)
     text = ", ".join(dict.fromkeys(row["split"] for row in rows if row.get("split")))
-    return f"{text}: " * bool(text) + _figures(path, "name", "error_rate", "bits_per_byte", "bits_per_token")
+    return f"{text}: " * bool(text) + _metrics(path, "name", "error_rate", "bits_per_byte", "bits_per_token")
 
 
 def _of_tokens(path: Path) -> str:
@@ -86,7 +86,7 @@ KINDS = (
         "comparison",
         "comparison.csv",
         "comparison.png",
-        lambda path: _figures(
+        lambda path: _metrics(
             path, "run", "best_error_rate", "best_bits_per_token", "best_bits_per_byte", "best_train_bits_per_token"
         ),
     ),

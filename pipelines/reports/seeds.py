@@ -75,7 +75,7 @@ def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys:
 
 
 def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> Table:
-    """Mean ± standard deviation for a terminal; ``columns``: heading and form of each figure, those left out that no row has."""
+    """Mean ± standard deviation for a terminal; ``columns``: heading and form of each metric, those left out that no row has."""
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
 
     def cell(row: Mapping[str, Any], key: str) -> str:

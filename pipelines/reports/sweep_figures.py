@@ -41,7 +41,7 @@ UNDER_WAY = "stopped early, or under way"
 
 
 def plot_parallel(sweep: SweepResult, path: Path) -> Path:
-    """Parallel coordinates: a line for each trial through its values, and through its best figure on the last axis."""
+    """Parallel coordinates: a line for each trial through its values, and through its best value on the last axis."""
     trials = sweep.scored[::-1]  # the best is drawn last, on top
     scales = [Scale([trial.values.get(name) for trial in trials]) for name in sweep.fields]
     figure = Figure(figsize=(max(7.0, 1.9 * (len(scales) + 1) + 1.5), 5), layout="constrained")
@@ -106,7 +106,7 @@ def _rule(axes: Axes, at: float, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def plot_fields(sweep: SweepResult, path: Path) -> Path:
-    """The best figure of each trial against each swept field, by itself; and against FLOPs per token where these differ."""
+    """The best value of each trial against each swept field, by itself; and against FLOPs per token where these differ."""
     trials = sweep.scored
     fields: dict[str, list[Any]] = {name: [trial.values.get(name) for trial in trials] for name in sweep.fields}
     compute = [trial.flops_per_token for trial in trials]
@@ -149,7 +149,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         axes.set_visible(False)
     for axes in panels[::across]:
         axes.set_ylabel(f"best {sweep.unit}", fontsize=9)
-    figure.suptitle(f"{sweep.name}: best figure against each swept field, lower is better", fontsize=11)
+    figure.suptitle(f"{sweep.name}: best value against each swept field, lower is better", fontsize=11)
     handles = [
         _key("*", f"the best, trial {trials[0].id}", markersize=12),
         _key("o", ENDED),
@@ -209,7 +209,7 @@ def plot_importance(sweep: SweepResult, path: Path) -> Path:
 
 
 def plot_curves(sweep: SweepResult, path: Path) -> Path:
-    """The figure over the tokens read, a curve for each trial; a cross where it was stopped early."""
+    """The metric over the tokens read, a curve for each trial; a cross where it was stopped early."""
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
     trials = [trial for trial in sweep.scored if trial.points][::-1]
@@ -283,7 +283,7 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
     axes.invert_yaxis()
     axes.set_xlim(0, whole * 1.28)
     axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.set_xlabel(f"{unit} since the first trial's first figure")
+    axes.set_xlabel(f"{unit} since the first trial's first metric")
     axes.set_ylabel("trial")
     counts = {status: sum(trial.status == status for trial in sweep.trials) for status in STATUS_COLOURS}
     handles: list[Any] = [
@@ -303,7 +303,7 @@ def _key(marker: str, label: str, colour: str = "0.3", **style: Any) -> Line2D:
 
 
 def _shades(values: Sequence[float]) -> Normalize:
-    """From a trial's figure to the colour map: the worst half shares its lightest end, so that the best can be told apart."""
+    """From a trial's value to the colour map: the worst half shares its lightest end, so that the best can be told apart."""
     low = min(values)
     top = float(np.quantile(values, 0.8))
     return Normalize(low, max(top + 0.15 * (top - low), low + 1e-9), clip=True)

@@ -25,7 +25,7 @@ LEAST_SECONDS = 60.0
 
 
 def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
-    """The table of trials, the best first, those without a figure last."""
+    """The table of trials, the best first, those without a value last."""
     scored = sweep.scored
     others = [trial for trial in sweep.trials if trial not in scored]
     return [

@@ -29,17 +29,17 @@ TOKENS = "train/tokens"
 
 @dataclass(frozen=True)
 class Point:
-    """A run's figure at one step."""
+    """A metric's value at one step."""
 
     step: int
     tokens: float
     time: float
-    """Seconds: of a trial since the epoch, of a run that is compared since its first figure."""
+    """Seconds: of a trial since the epoch, of a run that is compared since its first metric."""
     value: float
 
 
 def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
-    """A figure by step; the first of a step counts, and a NaN is none."""
+    """A metric's value by step; the first of a step counts, and a NaN does not."""
     found: dict[int, Point] = {}
     for record in sorted(records, key=lambda record: record.step):
         if math.isfinite(value := record.metrics.get(key, math.nan)) and TOKENS in record.metrics:
@@ -72,7 +72,7 @@ class TrialResult:
     """JSON of its config; empty before it has begun."""
 
     def at(self, tokens: float) -> float:
-        """Its figure at the last validation up to so many tokens, which must not be before its first."""
+        """Its value at the last validation up to so many tokens, which must not be before its first."""
         return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
     @property
@@ -105,7 +105,7 @@ class SweepResult:
 
     @property
     def scored(self) -> list[TrialResult]:
-        """Trials with a figure, the best first."""
+        """Trials with a value, the best first."""
         return sorted(
             (t for t in self.trials if t.best is not None and t.status != "failed"), key=lambda t: (t.best, t.id)
         )

@@ -57,9 +57,9 @@ class Trial:
         return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
 
 
-def named(figure: MetricPoint | None, metric: str) -> dict[str, Any] | None:
+def named(point: MetricPoint | None, metric: str) -> dict[str, Any] | None:
     """A metric for JSON, under its own name."""
-    return None if figure is None else {"step": figure.step, metric: figure.value}
+    return None if point is None else {"step": point.step, metric: point.value}
 
 
 def read_trial(path: Path | Place, metric: str) -> Trial:
@@ -69,13 +69,13 @@ def read_trial(path: Path | Place, metric: str) -> Trial:
         if not isinstance(saved, dict):
             raise ValueError("it holds no JSON object")
         trial = Trial(**saved)
-        trial.best = _figure(trial.best, metric)
-        trial.last = _figure(trial.last, metric)
+        trial.best = _point(trial.best, metric)
+        trial.last = _point(trial.last, metric)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}): was it written by pipelines.tune?") from None
     return trial
 
 
-def _figure(saved: Any, metric: str) -> MetricPoint | None:
+def _point(saved: Any, metric: str) -> MetricPoint | None:
     values: Mapping[str, Any] = saved or {}
     return MetricPoint(values["step"], values[metric]) if values else None

@@ -307,7 +307,7 @@ def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
 
 
 def check_metric(config: SweepConfig, store: SegmentStore) -> None:
-    """Raises UserError for a figure that is never logged of this preset on this store."""
+    """Raises UserError for a metric that is never logged of this preset on this store."""
     metric = config.metric
     corpus = config.train.data.corpus
     why = ""

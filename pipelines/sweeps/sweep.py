@@ -2,9 +2,9 @@
 
     <root>/<sweep>/
         sweep.json          what is varied, how, and the command; another sweep is refused
-        results.jsonl       every draw, begin, validation figure and end in the order in which they counted, with what was decided
+        results.jsonl       every draw, begin, validation and end in the order in which they counted, with what was decided
         budget.json         seconds that the sweep has taken so far
-        trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last figure
+        trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last value
         best.json           the winner: its values, its command, and its config, which pipelines.train takes in place of a preset
 
 Each line of results.jsonl is written before it is acted on. Feeding the lines to the rule of early stopping and to the searcher
@@ -80,7 +80,7 @@ class Sweep:
         every = run.validate_every
         if every and every % run.checkpoint.every:
             run = replace(run, checkpoint=replace(run.checkpoint, every=every))
-        if config.metric.startswith("validation/"):  # the checkpoint of its best figure is then kept
+        if config.metric.startswith("validation/"):  # the checkpoint of its best value is then kept
             run = replace(run, checkpoint=replace(run.checkpoint, best_by=config.metric))
         allowed = tuple({*run.allow_change, *self.fields}) if config.populates else run.allow_change
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
@@ -228,7 +228,7 @@ class Sweep:
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
     def best(self) -> Trial | None:
-        """The trial with the lowest figure; the earliest of equals."""
+        """The trial with the lowest value; the earliest of equals."""
         scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
         return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
 

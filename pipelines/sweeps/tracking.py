@@ -62,7 +62,7 @@ class SweepTracking:
     def below(self, run: TrainConfig) -> TrainConfig:
         """The same run, as a child of the sweep's."""
         self.run_id = self.run_id or self._tracker.run_id or ""
-        models = "figures" if run.tracking.models == "best" else run.tracking.models  # the sweep registers its winner
+        models = "metrics" if run.tracking.models == "best" else run.tracking.models  # the sweep registers its winner
         return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
 
     def again(self) -> None:

@@ -4,7 +4,7 @@
 
 The actor is rank 0 of its trial, and so the whole of a trial of one worker; further ranks are actors beside it in the placement
 group that Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread, which
-waits where a figure is due until the next `step()`, or until it is to save and leave. Our checkpoints stay where a run has them;
+waits where a value is due until the next `step()`, or until it is to save and leave. Our checkpoints stay where a run has them;
 Tune's hold a pointer to them.
 
 Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB, in place

@@ -61,7 +61,7 @@ def bar(
     """A bar while the block runs, on a terminal alone. Yields what moves it: `Progress.update` of rich, without the task."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=not stays, disable=not console.is_terminal) as progress:
-        yield partial(progress.update, progress.add_task(what, total=total, figures=""))
+        yield partial(progress.update, progress.add_task(what, total=total, metrics=""))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Tables of figures on a terminal.
+"""Tables of numbers on a terminal.
 
 columns = {"run": ("run", None), "steps": ("steps", ","), "bits": ("bits", ".4f")}
 Console(markup=False).print(table(rows, columns, {"bits": min}))
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 Form = str | Callable[[Any], str] | None
-"""How a figure is written: a format, or a function; None for what is text, and stands to the left."""
+"""How a number is written: a format, or a function; None for what is text, and stands to the left."""
 
 
 def table(
@@ -25,7 +25,7 @@ def table(
     """Heading and form of each column, by the key of the rows. Missing values are dashes.
 
     Args:
-        best: min or max of the columns in which the best figure is bold.
+        best: min or max of the columns in which the best value is bold.
         style: options of rich's Table.
     """
     made = Table(**style)

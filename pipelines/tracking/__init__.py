@@ -1,4 +1,4 @@
-"""Sends a run's figures to MLflow, from rank 0 alone, without ever holding up the loop. The only package that imports mlflow.
+"""Sends a run's metrics to MLflow, from rank 0 alone, without ever holding up the loop. The only package that imports mlflow.
 
     tracker = Tracker.start(TrackingConfig(), root, run_folder, "demo-rec", params, tags, dataset, resume_step=0)
     tracker.log({"train/bits_per_token": 5.1}, step=10)      # one line in <run>/metrics.jsonl, and into the queue: microseconds

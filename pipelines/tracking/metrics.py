@@ -1,7 +1,7 @@
-"""Every figure of a run, once: its name in metrics.jsonl and MLflow, its unit, how it is written, and which way is better.
+"""Every metric of a run, once: its name in metrics.jsonl and MLflow, its unit, how it is written, and which way is better.
 
-The console, the comparison of runs, sweeps and their charts, and `pipelines.evaluate` take from here what they say of a figure;
-what it means, docs/mlflow.md says. One more figure of a validation is one more entry:
+The console, the comparison of runs, sweeps and their charts, and `pipelines.evaluate` take from here what they say of a metric;
+what it means, docs/mlflow.md says. One more metric of a validation is one more entry:
 
     METRICS["validation/perplexity"] = Metric(
         "validation/perplexity", "perplexity per token", "perplexity", better="lower", of=lambda score: 2**score.bits_per_token
@@ -23,7 +23,7 @@ from pipelines.tracking.score import Score
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run."""
+    """A metric of a run."""
 
     name: str
     about: str
@@ -36,7 +36,7 @@ class Metric:
     console: str = ""
     """The console's text for it while a run trains, with a place for the value."""
     of: Callable[[Score], float] | None = None
-    """For a figure of the validation split: from the sums over it. NaN where they do not have it."""
+    """For a metric of the validation split: from the sums over it. NaN where they do not have it."""
 
     def __post_init__(self) -> None:
         plain = re.fullmatch(r"[/\w.\- :]{1,250}", self.name) and posixpath.normpath(self.name) == self.name
@@ -107,11 +107,11 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _KNOWN}
 
 
 def about(name: str) -> str:
-    """A figure in words; its name where the table does not have it."""
+    """A metric in words; its name where the table does not have it."""
     return METRICS[name].about if name in METRICS else name
 
 
-def training_figures(sums: Sequence[float], tokens: int) -> dict[str, float]:
+def training_metrics(sums: Sequence[float], tokens: int) -> dict[str, float]:
     """Training metrics from nats summed over ``tokens``. A labelled store sums nats, errors and labels; {} if no label was read."""
     nats, *of_labels = sums
     errors, targets = of_labels or (None, tokens)
@@ -121,7 +121,7 @@ def training_figures(sums: Sequence[float], tokens: int) -> dict[str, float]:
     return {"train/bits_per_token": nats / math.log(2) / targets, **rate}
 
 
-def validation_figures(score: Score) -> dict[str, float]:
+def validation_metrics(score: Score) -> dict[str, float]:
     """All that follow from the sums over a validation split."""
     found = {metric.name: metric.of(score) for metric in METRICS.values() if metric.of is not None}
     return {name: value for name, value in found.items() if not math.isnan(value)}
@@ -133,7 +133,7 @@ def further() -> list[Metric]:
 
 
 def check_compared(field: str, name: str, of: str = "") -> None:
-    """Raise UserError where a field names no figure, or none that begins so, of which the lower is the better."""
+    """Raise UserError where a field names no metric, or none that begins so, of which the lower is the better."""
     choices = [each for each, metric in METRICS.items() if metric.better == "lower" and each.startswith(of)]
     if name not in choices:
         raise UserError(f"{field} is {name!r}: {nearest(name, choices)}")

@@ -1,4 +1,4 @@
-"""The durable record of a run's figures, `<run>/metrics.jsonl`: one line per call of `Tracker.log`, whatever MLflow does.
+"""The durable record of a run's metrics, `<run>/metrics.jsonl`: one line per call of `Tracker.log`, whatever MLflow does.
 
     {"step": 120, "time": 1767225600000, "metrics": {"train/bits_per_token": 5.1, …}}        time in ms since the epoch
 
@@ -22,7 +22,7 @@ from common.files import write_atomically
 
 @dataclass(frozen=True)
 class Record:
-    """The figures of one step."""
+    """The metrics of one step."""
 
     step: int
     time: int
@@ -92,7 +92,7 @@ class MetricsFile:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             if not full:
-                print(f"warning: {self.path}: {error.strerror}: figures wait for room", file=sys.stderr, flush=True)
+                print(f"warning: {self.path}: {error.strerror}: metrics wait for room", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Idempotent."""

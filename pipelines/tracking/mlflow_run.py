@@ -138,7 +138,7 @@ class MlflowRun:
                 self._note(point)
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
-        """The model of a checkpoint, with the validation figures of its step."""
+        """The model of a checkpoint, with the validation metrics of its step."""
         self.models.log(step, tags, [points[step] for points in self._points.values() if points.get(step)])
 
     def register(self, step: int, folder: Path, name: str, owner: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints as MLflow's LoggedModels, at their steps and with their validation figures, and the best of them in the registry.
+"""Checkpoints as MLflow's LoggedModels, at their steps and with their validation metrics, and the best of them in the registry.
 
 A LoggedModel says where the checkpoint is (tag `checkpoint`) and copies none of it: a run's checkpoints are gigabytes, and most
 are removed while it trains. The best one alone has files, those of `pipelines.export`: it is what the registry hands out.
@@ -22,7 +22,7 @@ from pipelines.tracking.client import REQUEST_SECONDS
 from pipelines.tracking.identity import KEY, PLACE, shown
 
 BEST = "best"
-"""The alias of the registered model's version that has the best validation figure."""
+"""The alias of the registered model's version that has the best validation."""
 SLOWEST_UPLOAD = 2e6
 """Bytes a second: a request that uploads a file may take as long as this needs."""
 VALUE_LENGTH = 500
@@ -93,8 +93,8 @@ class LoggedModels:
             source = f"models:/{model.model_id}" if self.server else model.artifact_location
             run = self.client.get_run(self.run_id).info.run_name or self.name
             tags = {"step": str(step), "run": run, "model_id": model.model_id}
-            figures = {metric.key: f"{metric.value:.4f}" for metric in model.metrics or []}
-            told = f"Step {step} of {run}. " + ", ".join(f"{key} {value}" for key, value in sorted(figures.items()))
+            metrics = {metric.key: f"{metric.value:.4f}" for metric in model.metrics or []}
+            told = f"Step {step} of {run}. " + ", ".join(f"{key} {value}" for key, value in sorted(metrics.items()))
             version = self.client.create_model_version(
                 name, source, run_id=self.run_id, tags=tags, description=told, model_id=model.model_id
             )

@@ -39,13 +39,13 @@ class StoredRun:
     """As they are now: of those that were changed after the run had begun, the newest value."""
     tags: Mapping[str, str]
     records: tuple[Record, ...]
-    """The figures asked for, in the order of their steps."""
+    """The metrics asked for, in the order of their steps."""
     children: tuple[str, ...]
     """Ids of the runs below it."""
 
 
 def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[str]) -> StoredRun:
-    """The run with these of its figures.
+    """The run with these of its metrics.
 
     Raises:
         UserError: MLflow has no such run or refuses to show it, or there is no MLflow.
@@ -62,7 +62,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
     try:
         client: Any = MlflowClient(tracking_uri=tracking_uri(config, root))
         run = client.get_run(run_id)
-        by_step: dict[int, list[Any]] = {}  # training's figures, and validation's a little later
+        by_step: dict[int, list[Any]] = {}  # training's metrics, and validation's a little later
         for key in sorted(set(run.data.metrics) & set(keys)):
             for point in client.get_metric_history(run_id, key):
                 by_step.setdefault(point.step, []).append(point)

@@ -37,7 +37,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 MOST_RECORDS = 200
 """Sent together."""
 SEND_SECONDS = 5.0
-"""Between two sendings of figures alone: a request costs MLflow about as much for one point as for fifty."""
+"""Between two sendings of metrics alone: a request costs MLflow about as much for one point as for fifty."""
 DOES_NOT_ANSWER, REFUSES = "does not answer", "refuses this run"
 
 
@@ -67,7 +67,7 @@ class Tracker:
         self._closing = False
         self._upload_bytes = 0
         self._moved = self._due = 0.0
-        """When something was last sent, and when figures alone are to be sent next."""
+        """When something was last sent, and when metrics alone are to be sent next."""
         self._silent_since: float | None = None
         self._says = DOES_NOT_ANSWER
         """MLflow's state while nothing can be sent."""
@@ -131,7 +131,7 @@ class Tracker:
 
     @classmethod
     def attach(cls, config: TrackingConfig, root: Path, run_folder: Path, place: Place | None = None) -> Tracker:
-        """Add figures and files to the run of ``run_folder``, as it is: neither begun nor, by `finish`, ended.
+        """Add metrics and files to the run of ``run_folder``, as it is: neither begun nor, by `finish`, ended.
 
         Where that run was never in MLflow, its metrics.jsonl alone gets them; also where it is a copy, which has no run of its own
         in MLflow before it is trained. ``place``: where the run is, by default in ``run_folder``.
@@ -179,14 +179,14 @@ class Tracker:
             raise self._error
 
     def log_artifacts(self, *paths: Path, folder: str = "") -> None:
-        """Keep files (a figure, a table) with the run, below ``folder``. They must stay as they are until they are sent."""
+        """Keep files (a plot, a table) with the run, below ``folder``. They must stay as they are until they are sent."""
         for path in paths:
             if not path.is_file():
                 raise FileNotFoundError(f"{path}: there is no such file to log")
             self._put(lambda run, path=path: run.client.log_artifact(run.run_id, str(path), folder or None))
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
-        """Make the checkpoint of a step a model in MLflow, with the validation figures that were logged for that step."""
+        """Make the checkpoint of a step a model in MLflow, with the validation metrics that were logged for that step."""
         if self._config.models != "none":
             self._put(lambda run: run.log_checkpoint(step, tags))
 

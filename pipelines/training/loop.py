@@ -24,7 +24,7 @@ from pipelines.checkpoints.exported import Exported
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig
 from pipelines.tracking import Tracker
-from pipelines.tracking.metrics import training_figures, validation_figures
+from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.restoring import (
@@ -71,7 +71,7 @@ def train(
 ) -> None:
     """Train up to ``config.steps``, from the run's checkpoint if there is one.
 
-    ``tracker`` is rank 0's, which sends its figures; the other ranks have none. ``asked_to_stop`` says whether this process was:
+    ``tracker`` is rank 0's, which sends its metrics; the other ranks have none. ``asked_to_stop`` says whether this process was:
     all then save the same step, and raise Stopped.
     """
     # Data
@@ -171,9 +171,9 @@ def train(
         # Log
         if logging:
             read = schedule.tokens_before(done) - schedule.tokens_before(progress.logged)
-            learned = training_figures(world.sum(sums).flatten().tolist(), read)
+            learned = training_metrics(world.sum(sums).flatten().tolist(), read)
             check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
-            rates = speed.figures((done - timed) * config.tokens_per_step)
+            rates = speed.metrics((done - timed) * config.tokens_per_step)
             if tracker:
                 metrics = {
                     **learned,
@@ -182,7 +182,7 @@ def train(
                     "train/tokens": float(schedule.tokens_before(done)),
                     "train/epoch": schedule.epoch(done),
                     **{f"train/{name}": value for name, value in rates.items()},
-                    **{f"recurrence/{name}": value for name, value in health.figures().items()},
+                    **{f"recurrence/{name}": value for name, value in health.metrics().items()},
                 }
                 tracker.log(metrics, done)
                 if done > config.schedule.warmup_steps:
@@ -249,12 +249,12 @@ def validate(
         progress=progress,
     )
     carried = score(clearing="nothing")
-    figures = validation_figures(carried)
+    metrics = validation_metrics(carried)
     if has_states(model) and carried.shows_worth:
         cleared = score(clearing="states").bits_per_token
-        figures["validation/bits_per_token_states_cleared"] = cleared
-        figures["validation/worth_of_states_bits"] = cleared - carried.bits_per_token
-    return figures
+        metrics["validation/bits_per_token_states_cleared"] = cleared
+        metrics["validation/worth_of_states_bits"] = cleared - carried.bits_per_token
+    return metrics
 
 
 def precision(config: TrainConfig, world: World) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Shows a run's progress by reading what rank 0 appends to the run's folder: figures in `metrics.jsonl`, messages in
+"""Shows a run's progress by reading what rank 0 appends to the run's folder: metrics in `metrics.jsonl`, messages in
 `logs/worker-0.log`; where the run is in a bucket, what rank 0 publishes there. A bar on a terminal, else plain lines; the same
 whether the loop runs in this process or on another machine.
 """
@@ -73,7 +73,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
     messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
         messages.seen = messages.place.size()  # what is there already was shown before
-    columns = (MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
+    columns = (MofNCompleteColumn(), TextColumn("{task.fields[metrics]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
 
     def show(update: Callable[..., None], last: bool) -> None:
@@ -85,10 +85,10 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
                 continue
             shown.add(key)
             latest.update(record.metrics)
-            update(completed=record.step, figures=_figures(latest))
+            update(completed=record.step, metrics=_metrics(latest))
             if not console.is_terminal:
                 left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
-                told = f"step {record.step}/{steps} of {run.name}  {_figures(record.metrics)}"
+                told = f"step {record.step}/{steps} of {run.name}  {_metrics(record.metrics)}"
                 print(f"{told}  about {left:.0f} s left", flush=True)
 
     with bar(f"training {run.name}", steps, *columns, console=console, stays=True) as update:
@@ -112,7 +112,7 @@ class Tail:
         self._looked = 0.0
 
     def records(self, last: bool = False) -> list[Record]:
-        """The figures among the lines since the last call."""
+        """The metrics among the lines since the last call."""
         now = time.monotonic()
         if not (self.place.is_local or last) and now - self._looked < BUCKET_SECONDS:
             return []
@@ -136,6 +136,6 @@ class Tail:
         return whole.decode("utf-8", "replace").splitlines()
 
 
-def _figures(figures: Mapping[str, float]) -> str:
-    told = (metric for metric in METRICS.values() if metric.console and metric.name in figures)
-    return "  ".join(metric.console.format(figures[metric.name]) for metric in told)
+def _metrics(metrics: Mapping[str, float]) -> str:
+    told = (metric for metric in METRICS.values() if metric.console and metric.name in metrics)
+    return "  ".join(metric.console.format(metrics[metric.name]) for metric in told)

@@ -236,7 +236,7 @@ def score_split(
 
 
 def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, bucket: int, beyond: int) -> Score:
-    """The figures of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
+    """The metrics of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
     nats, the targets and how many of them were wrong. ``bucket``: tokens of a position. ``beyond``: tokens of a document before its
     State is cleared.
 
@@ -248,7 +248,7 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
             f"{store.folder}: none of the {lengths.sum():,} tokens read has a label, so there is nothing to score: raise "
             "validate_tokens (0 reads all), or prepare a corpus that labels some"
         )
-    # A task's labels are no text: figures by word and byte would say nothing of it.
+    # A task's labels are no text: metrics by word and byte would say nothing of it.
     whole = bool((lengths == store.lengths).all()) and not store.labelled
     documents = store.documents
     read = store.lengths > 0  # of the others nothing is predicted

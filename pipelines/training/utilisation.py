@@ -98,7 +98,7 @@ class Speed:
         self._fastest = fastest
         self._since = time.perf_counter()
 
-    def figures(self, tokens: int) -> dict[str, float]:
+    def metrics(self, tokens: int) -> dict[str, float]:
         """The rate at which so many tokens were read since the last call, and its shares; the device has done its work."""
         now = time.perf_counter()
         rate = tokens / (now - self._since)

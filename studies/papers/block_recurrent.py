@@ -16,7 +16,7 @@ from typing import Any
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import MemorizingConfig, RecConfig, SlideConfig, XLConfig
 from studies.papers.sweeps import over_presets, presets_of, stores
-from studies.papers.tables import PARAMETERS, Column, Data, Figure, Row, Run, Table
+from studies.papers.tables import PARAMETERS, Column, Data, Metric, Row, Run, Table
 from studies.papers.tiny import THIRTY_SECOND, tiny_block_recurrent
 from tune_spaces import Space
 
@@ -118,15 +118,15 @@ CORPORA = ("PG19 bytes", "PG19 tokens", "arXiv", "GitHub")
 
 
 def row_of_table_1(label: str) -> Row:
-    preset, _, figures = MODELS[label]
-    paper = dict(zip(("step time", *CORPORA), figures, strict=False))
+    preset, _, numbers = MODELS[label]
+    paper = dict(zip(("step time", *CORPORA), numbers, strict=False))
     return Row(label, paper, runs(preset, *(corpus for corpus in CORPORA if corpus in paper)))
 
 
-def column_of_table_1(corpus: str, figure: Figure, form: str, suffix: str = "") -> Column:
+def column_of_table_1(corpus: str, metric: Metric, form: str, suffix: str = "") -> Column:
     """A column of the split that the paper reports (Appendix C)."""
     split = "validation" if corpus == "GitHub" else "test"
-    return Column(f"{corpus}{suffix}", figure, of=corpus, split=split, form=form)
+    return Column(f"{corpus}{suffix}", metric, of=corpus, split=split, form=form)
 
 
 PIECES = "Tokens that are not bytes are of 4,000 pieces; GitHub is the standard library's source."
@@ -173,9 +173,9 @@ PUBLISHED: dict[str, tuple[int, float, float | None, int, str]] = {
 
 
 def row_of_table_2(label: str) -> Row:
-    *figures, preset = PUBLISHED[label]
-    known = zip(("layers", "word perplexity", "parameters", "vocabulary"), figures, strict=True)
-    paper = {name: figure for name, figure in known if figure is not None}
+    *numbers, preset = PUBLISHED[label]
+    known = zip(("layers", "word perplexity", "parameters", "vocabulary"), numbers, strict=True)
+    paper = {name: number for name, number in known if number is not None}
     return Row(label, paper, on(preset, OWN) if preset else {})
 
 
@@ -314,11 +314,11 @@ VOCABULARY_COLUMNS = (
 
 
 def vocabulary_row(label: str) -> Row:
-    tokenizer, figures = VOCABULARIES[label]
+    tokenizer, numbers = VOCABULARIES[label]
     known = 32_001 if tokenizer.startswith("FOLDER") else 0
     trained = {"paper": Data("pg19", tokenizer, vocabulary=known)} if tokenizer else {}
     trained |= {"tiny": Data("pg19", tokenizer, NORMALIZED)} if label in TINY_VOCABULARIES else {}
-    paper = {column.name: figure for column, figure in zip(VOCABULARY_COLUMNS, figures, strict=True)}
+    paper = {column.name: number for column, number in zip(VOCABULARY_COLUMNS, numbers, strict=True)}
     series = label.partition(" ")[0] if label.startswith("SPM") else label
     return Row(label, paper, on("rec-fixed-skip", trained), series)
 
@@ -371,7 +371,7 @@ TABLES = {
 }
 
 OF_TABLE_1 = {preset: on_pg19(model) for preset, model, _ in MODELS.values()}
-ON_GITHUB = [preset for preset, _, figures in MODELS.values() if len(figures) > len(CORPORA)]
+ON_GITHUB = [preset for preset, _, numbers in MODELS.values() if len(numbers) > len(CORPORA)]
 ON_PG19 = {
     **{f"pg19-{preset}": run for preset, run in OF_TABLE_1.items()},
     **OF_WINDOWS,

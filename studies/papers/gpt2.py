@@ -208,7 +208,7 @@ BY_WINDOW = (
     *(sized("GPT-2", "gpt2", window) for window in SIZES),
     *(sized("Recurrent", "gpt2-rec", window) for window in SIZES),
 )
-CURVES = "The paper has this as curves alone, without figures."
+CURVES = "The paper has this as curves alone, without numbers."
 WIDER = (5, 10, 30, 50)
 """Overlaps of Figure 5's further baseline curves: Table 1's, since that of 50 has the figure's lowest perplexity (section 5.2)."""
 OVERLAPPED = (

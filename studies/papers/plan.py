@@ -25,7 +25,7 @@ from pipelines.training.jobs import Job, run_jobs
 from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.results import Results
-from studies.papers.tables import BY_WORD, TIMES, Column, Figure, Row, Run, Scale, Table
+from studies.papers.tables import BY_WORD, TIMES, Column, Metric, Row, Run, Scale, Table
 from studies.papers.trainings import StudyFolder, Training, state_bytes
 
 
@@ -113,7 +113,7 @@ class Plan:
         return Job(name, module, words, tuple(reads), (made,), where, self.place.log(name))
 
     def results(self, command: str) -> Results:
-        """The figures of everything that is evaluated."""
+        """The metrics of everything that is evaluated."""
         found: dict[tuple[str, str], list[float]] = {}
         validated: dict[tuple[str, str], list[tuple[float, float]]] = {}
         runs: dict[str, set[str]] = {}
@@ -124,22 +124,22 @@ class Plan:
         for row, column, of, training in self.cells():
             evaluation = training.evaluation(of.read, column.split)
             if evaluation:
-                value = figure_of(column.figure, training, evaluation)
-                by = training.validated(column.figure == "error_percent") if column.best else 0.0
+                value = metric_of(column.metric, training, evaluation)
+                by = training.validated(column.metric == "error_percent") if column.best else 0.0
                 if not math.isfinite(by):
                     unvalidated.add(training.name)
                 elif value is not None and math.isfinite(value):
                     found.setdefault((row.label, column.name), []).append(value)
                     if column.best:
                         validated.setdefault((row.label, column.name), []).append((by, value))
-                elif column.figure in BY_WORD and training.config.data.corpus in CODE:
+                elif column.metric in BY_WORD and training.config.data.corpus in CODE:
                     wordless.add(training.config.data.corpus)
                 runs.setdefault(row.label, set()).add(training.name)
                 read[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
                 tokens.add(evaluation.train_tokens)
         baseless: list[str] = []
         for column in self.table.columns:
-            if column.figure == "relative_time":
+            if column.metric == "relative_time":
                 base = found.get((self.table.base, column.name))
                 keys = [key for key in found if key[1] == column.name]
                 for key in keys:
@@ -148,7 +148,7 @@ class Plan:
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
         range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
         facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
-        facts += tuple(f"{corpus} is program code, of which no figure is given by word" for corpus in sorted(wordless))
+        facts += tuple(f"{corpus} is program code, of which no metric is given by word" for corpus in sorted(wordless))
         facts += tuple(
             f"{name} was never validated: it is in no column of the best seed" for name in sorted(unvalidated)
         )
@@ -157,7 +157,7 @@ class Plan:
         facts += tuple(f"{name} was never validated: its newest checkpoint is scored" for name in lacking)
         if facts and self.place.set.get("model.pretrained") == UNTRAINED:
             facts += ("the weights began untrained, the paper's pretrained: the two do not compare",)
-        if any(column.figure in TIMES for column in self.table.columns):
+        if any(column.metric in TIMES for column in self.table.columns):
             facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
         cells = {key: tuple(values) for key, values in found.items() if values}
         named = {label: sorted(names) for label, names in runs.items()}
@@ -200,13 +200,13 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
     return replace(table, rows=tuple(compress(table.rows, rows)), columns=tuple(compress(table.columns, kept)))
 
 
-def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> float | None:
+def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> float | None:
     """Ours; `relative_time` is a time still, in milliseconds."""
-    if figure == "written_per_second":
+    if metric == "written_per_second":
         return training.written_per_second()
-    if figure in TIMES:
+    if metric in TIMES:
         time = training.ms_per_step()
-        in_time = figure == "tokens_per_second"
+        in_time = metric == "tokens_per_second"
         return 1e3 * training.config.tokens_per_step / time if in_time and time else time
     score = evaluation.carried
     split = evaluation.split.rpartition("/")[2]
@@ -217,7 +217,7 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
     words = published or score.words
     layers = training.config.model.to_json().get("layers")
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
-    values: dict[Figure, float | None] = {
+    values: dict[Metric, float | None] = {
         "bits_per_token": score.bits_per_token,
         "bits_per_byte": score.bits_per_byte,
         "perplexity": 2**score.bits_per_token,
@@ -232,4 +232,4 @@ def figure_of(figure: Figure, training: Training, evaluation: Evaluation) -> flo
         "state_bytes": float(state_bytes(training.config.model, store.vocab_size)),
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
-    return values[figure]
+    return values[metric]

@@ -1,10 +1,10 @@
-"""A table's figures, the paper's beside ours: what rows are put in which order, as text, as files and as a picture.
+"""A table's values, the paper's beside ours: what rows are put in which order, as text, as files and as a picture.
 
     results = Results("block-recurrent table-1", table, "tiny", seeds=(0, 1), cells={("Slide:13L", "arXiv"): (2.31, 2.33)})
     results.markdown()                       # as it stands in results/block_recurrent
     results.write(folder)                    # table.md, table.json, table.png
 
-Figures are means over seeds and bars standard deviations; in columns of the best seed they are its figure, and the range of all.
+Values are means over seeds and bars standard deviations; in columns of the best seed, its value and the range of all.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ class Results:
     def ours(self, row: Row, column: Column) -> tuple[float, ...]:
         return self.cells.get((row.label, column.name), ())
 
-    def figure(self, row: Row, column: Column) -> float:
+    def value(self, row: Row, column: Column) -> float:
         """The best seed's value in a column of best seeds; else the mean over our seeds."""
         best = self.best.get((row.label, column.name))
         return mean(self.ours(row, column)) if best is None else best
 
     def spread(self, row: Row, column: Column) -> tuple[float, float]:
-        """How far below and above `figure` a bar goes: to the least and the most of the seeds, or by their standard deviation."""
-        ours, figure = self.ours(row, column), self.figure(row, column)
+        """How far below and above `value` a bar goes: to the least and the most of the seeds, or by their standard deviation."""
+        ours, value = self.ours(row, column), self.value(row, column)
         if (row.label, column.name) in self.best:
-            return figure - min(ours), max(ours) - figure
+            return value - min(ours), max(ours) - value
         return (stdev(ours),) * 2 if len(ours) > 1 else (0.0, 0.0)
 
     def ordering(self, column: Column) -> Ordering:
@@ -95,7 +95,7 @@ class Results:
             better, worse = sorted(pair, key=lambda row: row.paper[column.name])
             if better.paper[column.name] == worse.paper[column.name]:
                 continue
-            ours, theirs = self.figure(better, column), self.figure(worse, column)
+            ours, theirs = self.value(better, column), self.value(worse, column)
             if any((row.label, column.name) in self.best for row in pair):
                 gap, spread = float(f"{theirs:{column.form}}") - float(f"{ours:{column.form}}"), 0.0
             else:
@@ -105,8 +105,8 @@ class Results:
         return found
 
     def orderings(self) -> dict[str, Ordering]:
-        """By column, of those with figures to order."""
-        made = {column.name: self.ordering(column) for column in self.table.columns if column.figure in LOWER}
+        """By column, of those with values to order."""
+        made = {column.name: self.ordering(column) for column in self.table.columns if column.metric in LOWER}
         return {name: ordering for name, ordering in made.items() if any(ordering)}
 
     def remarks(self) -> list[str]:
@@ -130,7 +130,7 @@ class Results:
         return said
 
     def lacking(self) -> list[str]:
-        """Which figures are not of all seeds, in a sentence."""
+        """Which values are not of all seeds, in a sentence."""
         cells = [(row, column, len(self.ours(row, column))) for column in self.table.columns for row in self.table.rows]
         few = [f"{row.label} ({column.name}) of {count}" for row, column, count in cells if 0 < count < len(self.seeds)]
         return [f"not of all {len(self.seeds)} seeds: {'; '.join(few)}"] if few else []
@@ -151,23 +151,23 @@ class Results:
         return [*note, *self.selection(), *self.facts, *self.lacking(), *self.remarks()]
 
     def text(self, row: Row, column: Column) -> tuple[str, str]:
-        """The paper's figure and ours, as they are written."""
+        """The paper's value and ours, as they are written."""
         paper, ours = row.paper.get(column.name), self.ours(row, column)
         spread = ""
-        if len(ours) > 1 and column.figure not in COSTS:  # which no seed changes
+        if len(ours) > 1 and column.metric not in COSTS:  # which no seed changes
             ends = f"{min(ours):{column.form}} to {max(ours):{column.form}}"
             spread = f" ({ends})" if (row.label, column.name) in self.best else f" ± {stdev(ours):{column.form}}"
         return (
             "–" if paper is None else f"{paper:{column.form}}",
-            f"{self.figure(row, column):{column.form}}{spread}" if ours else "–",
+            f"{self.value(row, column):{column.form}}{spread}" if ours else "–",
         )
 
     def in_paper(self, column: Column) -> bool:
-        """Whether the paper has figures for any of the rows."""
+        """Whether the paper has values for any of the rows."""
         return any(column.name in row.paper for row in self.table.rows)
 
     def grid(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of text: of each column the paper's figures, where it has some, then ours."""
+        """Headings and rows of text: of each column the paper's values, where it has some, then ours."""
         headings = [""]
         for column in self.table.columns:
             headings += [f"{column.name}, paper", f"{column.name}, ours"] if self.in_paper(column) else [column.name]
@@ -180,7 +180,7 @@ class Results:
     def title(self) -> str:
         """Its title, scale and seeds."""
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
-        means = any(column.name not in self.of_best() and column.figure not in COSTS for column in self.table.columns)
+        means = any(column.name not in self.of_best() and column.metric not in COSTS for column in self.table.columns)
         beside = " ± standard deviation" if len(self.seeds) > 1 and means else ""
         return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
 
@@ -202,7 +202,7 @@ class Results:
             {
                 "label": row.label,
                 "column": column.name,
-                "figure": column.figure,
+                "metric": column.metric,
                 "paper": row.paper.get(column.name),
                 "ours": list(self.ours(row, column)),
                 "best": self.best.get((row.label, column.name)),
@@ -230,19 +230,19 @@ class Results:
         return [text, values, self.plot(picture)]
 
     def panels(self) -> tuple[list[Column], list[str]]:
-        """The columns that are drawn, never the x and the circles' size, and whose figures: the paper's and ours, or ours alone
+        """The columns that are drawn, never the x and the circles' size, and whose values: the paper's and ours, or ours alone
         where it has none.
         """
         drawn = (self.table.x, self.table.size)
         columns = [column for column in self.table.columns if column.name not in drawn] or list(self.table.columns)
         if in_paper := [column for column in columns if self.in_paper(column)]:
             return in_paper, ["paper", "ours"]
-        reached = [column for column in columns if column.figure not in COSTS] or columns
+        reached = [column for column in columns if column.metric not in COSTS] or columns
         measured = [column for column in reached if any(self.ours(row, column) for row in self.table.rows)]
         return measured or reached, ["ours"]
 
     def plot(self, path: Path) -> Path:
-        """The paper's figures above, ours below, a panel for each of `panels`: over the x, or row by row."""
+        """The paper's values above, ours below, a panel for each of `panels`: over the x, or row by row."""
         from matplotlib.figure import Figure  # a second to import
 
         columns, whose = self.panels()
@@ -258,21 +258,21 @@ class Results:
         return save_figure(figure, path)
 
     def points(self, column: Column, of_paper: bool) -> dict[str, list[Point]]:
-        """The rows that have a figure, by series and in the order of x, which is the row's number where the table has none."""
+        """The rows that have a value, by series and in the order of x, which is the row's number where the table has none."""
         named = {each.name: each for each in self.table.columns}
         x_column = named.get(self.table.x)
         size_column = named.get(self.table.size)
 
-        def figure(row: Row, of: Column) -> float | None:
-            return row.paper.get(of.name) if of_paper else self.figure(row, of) if self.ours(row, of) else None
+        def value_of(row: Row, of: Column) -> float | None:
+            return row.paper.get(of.name) if of_paper else self.value(row, of) if self.ours(row, of) else None
 
         series: dict[str, list[Point]] = {}
         for place, row in enumerate(self.table.rows):
-            across = figure(row, x_column) if x_column else float(place) if row.x is None else row.x
-            value = figure(row, column)
+            across = value_of(row, x_column) if x_column else float(place) if row.x is None else row.x
+            value = value_of(row, column)
             if across is not None and value is not None:
                 bar = (0.0, 0.0) if of_paper else self.spread(row, column)
-                size = figure(row, size_column) if size_column else None
+                size = value_of(row, size_column) if size_column else None
                 point = Point(across, value, bar, size)
                 series.setdefault(row.series if self.table.x else "", []).append(point)
         return {name: sorted(points, key=attrgetter("x")) for name, points in series.items()}
@@ -281,7 +281,7 @@ class Results:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
         from matplotlib.ticker import LogLocator
 
-        unit = column.figure.replace("_", " ")
+        unit = column.metric.replace("_", " ")
         series = self.points(column, of_paper)
         rows = self.table.rows
         largest = max((point.size or 0.0 for points in series.values() for point in points), default=0.0)
@@ -308,7 +308,7 @@ class Results:
                 areas = [diameter**2 for diameter in diameters]  # as matplotlib has them: of the square around
                 axes.scatter(places, values, areas, color=colour, alpha=0.35)
         if not series:
-            axes.text(0.5, 0.5, "no figures", ha="center", transform=axes.transAxes, color="0.4")
+            axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")
         if not self.table.x:
             axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
             axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -236,7 +236,7 @@ COLUMNS = (
     Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
 )
 COMPUTE = tuple(replace(FLOPS_PER_TOKEN, name=f"{task}, {FLOPS_PER_TOKEN.name}", of=task) for task in TASKS)
-# The preset after the task's name, and the columns' figures.
+# The preset after the task's name, and the columns' numbers.
 RESULTS: dict[str, tuple[str, tuple[float, ...]]] = {
     "LSTM": ("lstm", (0.6, 1.0, 1.38)),
     "Transformer-XL": ("xl", (84.1, 48.7, 1.15, 26.2, 28.0)),
@@ -248,8 +248,8 @@ RESULTS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 def row_of_table_1(label: str) -> Row:
     """Its Staircase is on Reddit that of 8 steps, by Table 2."""
-    name, figures = RESULTS[label]
-    paper = {column.name: figure for column, figure in zip(COLUMNS, figures, strict=False)}
+    name, numbers = RESULTS[label]
+    paper = {column.name: number for column, number in zip(COLUMNS, numbers, strict=False)}
     runs = on_tasks(name, [task for task in TASKS if task in paper])
     if name == "staircase":
         runs["paper"]["Reddit"] = Run("reddit-staircase-8", TASKS["Reddit"].prepared)
@@ -290,8 +290,8 @@ STEPS = {
 
 
 def row_of_figure_2(label: str, steps: int) -> Row:
-    name, figures = REDDIT_ROWS[label]
-    return Row(label, {"Reddit": figures[2]}, on_tasks(name, TASKS, steps), label.partition(",")[0], steps)
+    name, numbers = REDDIT_ROWS[label]
+    return Row(label, {"Reddit": numbers[2]}, on_tasks(name, TASKS, steps), label.partition(",")[0], steps)
 
 
 CURVES = "For tasks other than Reddit the paper has curves alone, without numbers."

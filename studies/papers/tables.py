@@ -24,7 +24,7 @@ from data_prep.corpora.tasks import Task
 
 Scale = Literal["tiny", "paper"]
 """tiny: hours on two cores; paper: the paper's own size."""
-Figure = Literal[
+Metric = Literal[
     "bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "relative_time", "ms_per_step",
     "flops_without_output", "parameters", "layers", "vocabulary", "tokens", "tokens_per_word", "states_cleared",
     "state_bytes", "tokens_per_second", "written_per_second",
@@ -35,12 +35,12 @@ without begin-of-document; `tokens` and `tokens_per_word` are of the split; `sta
 the recurrent states, or the memory, at each segment costs; `state_bytes` are those of a lane; `tokens_per_second` are read in
 training, `written_per_second` written one by one by one lane."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
-"""Figures of which the lower is the better, and by which rows are ordered."""
+"""Metrics of which the lower is the better, and by which rows are ordered."""
 BY_WORD = ("word_perplexity", "tokens_per_word")
 TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_second")
-"""Figures that are measured when the table is written, on no text."""
+"""Metrics that are measured when the table is written, on no text."""
 COSTS = ("parameters", "layers", "vocabulary", "flops_without_output", "state_bytes")
-"""Figures of a model's size, which are known before it is trained."""
+"""Metrics of a model's size, which are known before it is trained."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures."""
+    """A column of metrics."""
 
     name: str
-    figure: Figure
+    metric: Metric
     of: str = ""
     """Which of a row's runs it is measured on; empty: the first that there is."""
     split: str = "test"
@@ -128,12 +128,12 @@ FLOPS_PER_TOKEN = Column("FLOPs/token", "flops_without_output", form=".2e")
 
 @dataclass(frozen=True)
 class Row:
-    """A row: the paper's figures by column, and by scale what is trained."""
+    """A row: the paper's values by column, and by scale what is trained."""
 
     label: str
     paper: Mapping[str, float]
     runs: Mapping[str, Mapping[str, Run]] = field(default_factory=dict[str, Mapping[str, Run]])
-    """By scale, then by the name that columns have in `of`. Empty: a row of somebody else's figures."""
+    """By scale, then by the name that columns have in `of`. Empty: a row of somebody else's values."""
     series: str = ""
     """Line of the picture: rows of one series are joined."""
     x: float | None = None

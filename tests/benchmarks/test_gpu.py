@@ -26,19 +26,19 @@ def test_all_models_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert gpu.main([*TINY, "--compile", "no", "--output", str(output)]) == 0
     written = json.loads(output.read_text())
     rate, config = written["matrix_flops_per_second"], gpu.BenchConfig(device="cpu", size="tiny")
-    done = {figures["model"]: figures for figures in written["figures"]}
+    done = {measurement["model"]: measurement for measurement in written["measurements"]}
     assert [*done] == [name for name in config.models if name != "peer" or peer_version()]
-    for name, figures in done.items():
-        assert 0 < figures["fastest_seconds"] <= figures["seconds"] <= figures["slowest_seconds"]
-        assert figures["tokens_per_second"] == pytest.approx(2 * 64 / figures["seconds"])
-        assert figures["mfu"] is None  # a CPU has no data sheet
-        assert figures["losses"][0] == pytest.approx(5.6, abs=1.5)  # ln 257, before anything is learned
-        assert figures["to_slide"] == pytest.approx(figures["seconds"] / done["slide"]["seconds"])
+    for name, measurement in done.items():
+        assert 0 < measurement["fastest_seconds"] <= measurement["seconds"] <= measurement["slowest_seconds"]
+        assert measurement["tokens_per_second"] == pytest.approx(2 * 64 / measurement["seconds"])
+        assert measurement["mfu"] is None  # a CPU has no data sheet
+        assert measurement["losses"][0] == pytest.approx(5.6, abs=1.5)  # ln 257, before anything is learned
+        assert measurement["to_slide"] == pytest.approx(measurement["seconds"] / done["slide"]["seconds"])
         if name != "peer":
-            share = figures["share_of_matrix_rate"]
-            assert share == pytest.approx(figures["floor_seconds"] / figures["seconds"]) and share < 1
+            share = measurement["share_of_matrix_rate"]
+            assert share == pytest.approx(measurement["floor_seconds"] / measurement["seconds"]) and share < 1
             needed = config.of(name).costs(257).training_flops_per_token
-            assert figures["floor_seconds"] == pytest.approx(128 * needed / rate)
+            assert measurement["floor_seconds"] == pytest.approx(128 * needed / rate)
     table = output.with_suffix(".md").read_text()
     assert table == capsys.readouterr().out and table.count("| no | 2 |") == len(done)
 
@@ -48,19 +48,19 @@ def test_a_model_is_compiled_profiled_resumed_and_writes(tmp_path: Path) -> None
     output = tmp_path / "gpu.json"
     words = [*TINY, "--models", "slide", "--backend", "aot_eager", "--output", str(output)]
 
-    def figures(*more: str) -> list[dict[str, Any]]:
+    def measurements(*more: str) -> list[dict[str, Any]]:
         assert gpu.main([*words, *more]) == 0
-        return json.loads(output.read_text())["figures"]
+        return json.loads(output.read_text())["measurements"]
 
-    layer, whole = figures("--compile", "layer", "model")
+    layer, whole = measurements("--compile", "layer", "model")
     assert (layer["compile"], whole["compile"]) == ("layer", "model") and not layer["failure"] + whole["failure"]
     assert layer["losses"] == pytest.approx(whole["losses"], rel=1e-5)
-    (profile,) = figures("--measure", "profile", "--compile", "no")
+    (profile,) = measurements("--measure", "profile", "--compile", "no")
     assert len(profile["kernels"]) == gpu_checks.KERNELS and profile["busy_ms"] > profile["kernels"][0][1] > 0
-    losses, *resumed = figures("--measure", "precision", "--training-steps", "15", "--compile", "no")
+    losses, *resumed = measurements("--measure", "precision", "--training-steps", "15", "--compile", "no")
     assert len(losses["bfloat16"]) == 15 and losses["float32"][-1] < losses["float32"][0]
     assert [each["equal"] for each in resumed] == [True, True]
-    stretches = figures("--measure", "generation", "--models", "rec", "--tokens", "40")
+    stretches = measurements("--measure", "generation", "--models", "rec", "--tokens", "40")
     assert [each["tokens"] for each in stretches] == [4 * i for i in range(1, 11)] and stretches[0]["bytes"] > 0
 
 
@@ -69,12 +69,12 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
 ) -> None:
     config = gpu.BenchConfig(device="cpu", size="tiny")
 
-    def measured(name: str, unit: str, config: gpu.BenchConfig, *_: object) -> gpu.Figures:
+    def measured(name: str, unit: str, config: gpu.BenchConfig, *_: object) -> gpu.Measurement:
         if name == "vanilla":
             raise ValueError("of its own")
         if config.most_lanes > 1:
             raise torch.OutOfMemoryError
-        return gpu.Figures(name, unit, config.most_lanes, config.length)
+        return gpu.Measurement(name, unit, config.most_lanes, config.length)
 
     monkeypatch.setattr(gpu, "measured", measured)
     given = torch.device("cpu"), torch.float32
@@ -88,7 +88,7 @@ def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = gpu.BenchConfig(device="cpu", size="tiny", models=("rec", "peer"), compile=("no",))
-    peer = gpu.Figures("peer", "no", 32, 64, seconds=2.0, peak_bytes=4)
+    peer = gpu.Measurement("peer", "no", 32, 64, seconds=2.0, peak_bytes=4)
     rec = replace(peer, model="rec", seconds=1.0, peak_bytes=3)
     told = [
         (rec, "rec reads 2.00 × the peer's tokens/s, at 0.75 × its memory (compile no)"),

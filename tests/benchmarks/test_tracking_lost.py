@@ -11,7 +11,7 @@ from benchmarks import tracking_lost
 
 
 @pytest.mark.parametrize(("whole", "status"), [(True, 0), (False, 1)])
-def test_a_lost_figure_is_status_1(whole: bool, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_metric_is_status_1(whole: bool, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking_lost, "serve", lambda _: nullcontext())
     monkeypatch.setattr(tracking_lost, "silence", lambda *_: whole)
     assert tracking_lost.main(["--runs", "0"]) == status

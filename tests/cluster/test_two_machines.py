@@ -43,7 +43,7 @@ def step_of(laptop: Laptop, run: str) -> int:
 
 
 def logged(laptop: Laptop, run: str) -> int:
-    """The step of the newest figure."""
+    """The step of the newest metric."""
     path = laptop.shared / "runs" / run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0
@@ -256,12 +256,13 @@ def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> N
         "spread",
     ]  # so that one machine has room for a trial
     said = laptop.job("tune", *words, "--run", "sweep", options=("--no-wait",))
-    wait_until(lambda: figures("sweep") >= 2, 300)
+    wait_until(lambda: validations("sweep") >= 2, 300)
     laptop.machines.stop(1)
-    began, before = time.monotonic(), figures("sweep")
-    wait_until(lambda: figures("sweep") > before + 1, 300)
+    began, before = time.monotonic(), validations("sweep")
+    wait_until(lambda: validations("sweep") > before + 1, 300)
     note(
-        laptop, f"machine 2 was switched off: a sweep's second figure after it, after {time.monotonic() - began:.0f} s"
+        laptop,
+        f"machine 2 was switched off: a sweep's second validation after it, after {time.monotonic() - began:.0f} s",
     )
     laptop.machines.start(1)
     unshare(laptop)
@@ -270,7 +271,7 @@ def test_a_sweep_in_a_bucket_loses_a_machine_and_its_driver(laptop: Laptop) -> N
     wait_until(lambda: told[1] in laptop.run("ray", "job", "logs", job_id(said)), 120)
     assert told[0] in laptop.run("ray", "job", "logs", job_id(said))
     kill(laptop, "pipelines.tune")
-    note(laptop, f"the driver of {job_id(said)} was killed, with {figures('sweep')} figures of 24")
+    note(laptop, f"the driver of {job_id(said)} was killed, with {validations('sweep')} validations of 24")
     assert not (Place.parse("s3://books/runs/sweep") / "best.json").exists()
     laptop.job("tune", *words, "--run", "sweep")
     laptop.job("tune", *words, "--run", "calm")
@@ -294,7 +295,7 @@ def trial_of(sweep: str, trial: str) -> RunFolder:
     return RunFolder.parse(f"s3://books/runs/{sweep}/trials/{trial}")
 
 
-def figures(sweep: str) -> int:
+def validations(sweep: str) -> int:
     """How many a sweep's trials have told."""
     place = Place.parse(f"s3://books/runs/{sweep}") / "results.jsonl"
     return place.read_bytes().count(b'"event": "result"') if place.exists() else 0

@@ -1,4 +1,4 @@
-"""Comparing runs, and a sweep's report, from folders: invented curves, so that every figure is known."""
+"""Comparing runs, and a sweep's report, from folders: invented curves, so that every value is known."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 
 
-def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **figures: list[float]) -> FinishedRun:
+def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **curves: list[float]) -> FinishedRun:
     """A run with a point every 100 steps, a second for each step, 10 tokens a step."""
     keys = {"token": TOKEN, "byte": BYTE, "train": TRAIN}
     records = []
-    for i in range(max((len(values) for values in figures.values()), default=0)):
-        metrics = {keys[key]: values[i] for key, values in figures.items()}
+    for i in range(max((len(values) for values in curves.values()), default=0)):
+        metrics = {keys[key]: values[i] for key, values in curves.items()}
         records.append(Record(100 * (i + 1), 100_000 * i, {**metrics, "train/tokens": 1000.0 * (i + 1)}))
     return FinishedRun(name, "rec", 1_000_000, 6e6, tokenizer, text, tuple(records))
 
@@ -52,7 +52,7 @@ def test_the_table_has_best_and_last_and_what_they_cost() -> None:
     assert second["seconds"] == 0.0 and second["worth_of_states_bits_per_token"] is None
 
 
-def test_a_figure_that_is_no_number_is_neither_the_best_nor_the_last() -> None:
+def test_a_value_that_is_no_number_is_neither_the_best_nor_the_last() -> None:
     comparison = compare([run(token=[5.0, math.nan, 4.5, math.inf]), run("b", token=[6.0])])
     assert [point.value for point in comparison.runs[0].curve(TOKEN)] == [5.0, 4.5]
     told = [(row["best_bits_per_token"], row["final_bits_per_token"]) for row in rows(comparison)]
@@ -62,7 +62,7 @@ def test_a_figure_that_is_no_number_is_neither_the_best_nor_the_last() -> None:
 
 
 def with_cleared(record: Record, more: float) -> Record:
-    """The same with a figure for cleared states."""
+    """The same with a value for cleared states."""
     return replace(record, metrics={**record.metrics, CLEARED: record.metrics[TOKEN] + more})
 
 
@@ -93,7 +93,7 @@ def test_different_tokenizers_compare_in_bits_per_byte_alone() -> None:
         compare([run(token=[5.0], byte=[2.0]), run("b", "two", token=[3.0])])
 
 
-def test_without_a_common_figure_there_is_one_sentence() -> None:
+def test_without_a_common_metric_there_is_one_sentence() -> None:
     with pytest.raises(
         ValueError, match=r"no metric in common: .* and no train/bits_per_token; b has no validation/bits_per_token"
     ):
@@ -146,7 +146,7 @@ def test_trials_that_failed_are_compared_neither_by_folder_nor_by_mlflow(monkeyp
     assert [run.name for run in found] == ["good"]
 
 
-def test_the_best_figure_of_the_table_is_no_failed_trials(
+def test_the_best_value_of_the_table_is_no_failed_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_sweep(tmp_path / "sweep", 8)  # the last one failed
@@ -252,7 +252,7 @@ def test_runs_of_two_vocabularies_by_the_command(
     assert [row["run"] for row in table] == ["bytes", "pieces"] and float(table[0]["worth_of_states_bits_per_token"])
     lines = [json.loads(line)["metrics"] for line in (bytes_run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in lines if TOKEN in line]
-    # A byte is a token of the first run, so that its two figures are one
+    # A byte is a token of the first run, so that its two values are one
     assert all(line[TOKEN] == pytest.approx(line[BYTE], rel=1e-9) for line in validated)
     assert float(table[0]["best_bits_per_byte"]) == min(line[BYTE] for line in validated)
     assert Image.open(tmp_path / "out/comparison.png").width > 1000
@@ -309,7 +309,7 @@ def test_any_number_of_trials_is_drawn(trials: int, tmp_path: Path) -> None:
             assert pixels.shape[0] > 250 and 0.001 < (pixels < 200).mean() < 0.6
 
 
-def test_trials_that_have_no_figure_yet_are_drawn_too(tmp_path: Path) -> None:
+def test_trials_that_have_no_value_yet_are_drawn_too(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep", 3)
     for path in folder.glob("trials/*/trial.json"):
         trial = json.loads(path.read_text()) | {"best": None, "last": None, "status": "running"}
@@ -340,12 +340,12 @@ def test_a_damaged_sweep_is_one_sentence(name: str, content: str | None, sentenc
 def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
     lr = 10 ** generator.uniform(-4, -1, 60)
-    figures = 5 + (np.log10(lr) + 2.5) ** 2 + 0.02 * generator.standard_normal(60)  # best in the middle
-    share, chance = explained(lr.tolist(), figures) or (0.0, 1.0)
+    scores = 5 + (np.log10(lr) + 2.5) ** 2 + 0.02 * generator.standard_normal(60)  # best in the middle
+    share, chance = explained(lr.tolist(), scores) or (0.0, 1.0)
     assert share > 0.8 > 0.3 > chance
-    noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], figures) for _ in range(100)]
+    noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], scores) for _ in range(100)]
     assert 0.86 < np.mean([share < chance for share, chance in filter(None, noise)]) <= 1
-    assert explained(["a"] * 60, figures) is None and explained([1.0, 2.0], figures[:2]) is None
+    assert explained(["a"] * 60, scores) is None and explained([1.0, 2.0], scores[:2]) is None
     shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
     assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
     assert tokens == 200 * 1024  # which those stopped early have reached too

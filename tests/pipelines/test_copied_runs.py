@@ -122,7 +122,7 @@ def test_a_copy_whose_original_is_out_of_sight_overwrites_nothing(
     assert track(config, second, 6, 8, 2.0) == other
 
 
-def test_figures_that_are_added_to_a_copy_stay_out_of_the_originals_run(
+def test_metrics_that_are_added_to_a_copy_stay_out_of_the_originals_run(
     server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = track(config, tmp_path / "original", 0, 2, 1.0)

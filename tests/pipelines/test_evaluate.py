@@ -1,4 +1,4 @@
-"""The evaluation command: its figures against a computation of the test's own, its files, and its refusals."""
+"""The evaluation command: its metrics against a computation of the test's own, its files, and its refusals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_characters_and_unigram_are_the_same_however_much_is_looked_at_together(
         assert evaluate.unigram_bits_per_byte(train, test) == pytest.approx(whole, rel=1e-12)
 
 
-def test_figures_table_and_files(
+def test_metrics_table_and_files(
     two_runs: list[str], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate.main([*two_runs, *QUIET])

@@ -43,13 +43,13 @@ def test_killed_and_begun_again_it_is_the_same_bit_for_bit(model: str, train_mod
     words = (*short, "--log-every", "2")  # the checkpoint of step 3 lies between two points of the curve
     run = train_model(model, *words)
     last = run / "checkpoints" / "step-00000006"
-    files, figures = without_run_name(contents(last)), curve(run)
+    files, metrics = without_run_name(contents(last)), curve(run)
     lanes, _ = Checkpoint.open(last).lanes(0, 4)
     carried = [name for name in lanes if name.startswith("state/")]
     assert carried and any(lanes[name].any() for name in carried)
     forget(run, 6)
     assert train_model(model, *words) == run
-    assert without_run_name(contents(last)) == files and curve(run) == figures
+    assert without_run_name(contents(last)) == files and curve(run) == metrics
 
 
 @every_model

@@ -104,8 +104,8 @@ def test_the_baseline_is_scored_at_any_overlap(train_model: Callable[..., Path],
     assert {**rows["run-overlap-4"], "name": "run"} == as_trained  # what it was trained with
     logged = {name: value for record in read_records(run / "metrics.jsonl") for name, value in record.metrics.items()}
     for key, row in (("", rows["run-overlap-4"]), ("_overlap_0", rows["run-overlap-0"])):
-        for figure in ("bits_per_token", "forward_flops_per_token"):
-            assert logged[f"whole_test{key}/{figure}"] == float(row[figure])
+        for metric in ("bits_per_token", "forward_flops_per_token"):
+            assert logged[f"whole_test{key}/{metric}"] == float(row[metric])
 
 
 @pytest.mark.usefixtures("short_documents")

@@ -145,7 +145,7 @@ def test_resumed_equals_undisturbed_bit_for_bit(train: Train) -> None:
     last = "checkpoints/step-00000020"
     assert without_run_name(contents(undisturbed / last)) == without_run_name(contents(resumed / last))
     assert curve(undisturbed) == curve(resumed)
-    assert any("train/error_rate" in figures for _, figures in curve(resumed))
+    assert any("train/error_rate" in metrics for _, metrics in curve(resumed))
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_bucket_holds_the_targets_too(bucket: Callable[[str], str], task: Prep
         assert np.array_equal(there.tokens(document, 0, length), here.tokens(document, 0, length))
 
 
-def test_a_sweep_is_told_at_once_that_a_figure_is_never_logged(task: PrepareConfig, text_store: str) -> None:
+def test_a_sweep_is_told_at_once_that_a_metric_is_never_logged(task: PrepareConfig, text_store: str) -> None:
     def problem(preset: str, metric: str, store: str, corpus: str) -> str:
         words = ["lr", "--preset", preset, "--metric", f"validation/{metric}", "--data.store", store]
         config = read_command([*words, "--data.corpus", corpus, "--validate-every", "10", "--run", "sweep"])

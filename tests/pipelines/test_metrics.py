@@ -1,4 +1,4 @@
-"""The table of figures: all that a run logs are in it, and docs/mlflow.md says what each of it means."""
+"""The table of metrics: all that a run logs are in it, and docs/mlflow.md says what each of it means."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.tracking.metrics import METRICS, Metric
 from pipelines.tracking.metrics_file import parse_record, read_records
 
 
-def test_every_figure_of_a_run_is_in_the_table(train: Callable[..., Path]) -> None:
+def test_every_metric_of_a_run_is_in_the_table(train: Callable[..., Path]) -> None:
     logged = {name for record in read_records(train() / "metrics.jsonl") for name in record.metrics}
     on_gpus_alone = {"train/mfu", "train/share_of_matrix_rate"}
     of_labels_alone = {"train/error_rate", "validation/error_rate"}
@@ -57,6 +57,6 @@ def test_a_name_that_mlflow_does_not_take_is_refused(name: str) -> None:
     assert refused(lambda: Metric(name, "", "")) == refused(lambda: _validate_metric(name, 1.0, 1, 1))
 
 
-def test_every_figure_is_documented() -> None:
+def test_every_metric_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "mlflow.md").read_text("utf-8")
     assert all(f"`{name}`" in documented for name in METRICS)

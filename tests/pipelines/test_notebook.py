@@ -149,9 +149,9 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
             (model["info"]["model_id"], step) for step, model in models.items()
         }
         for step, model in models.items():
-            figures = {m["key"]: m["value"] for m in model["data"].get("metrics", [])}
+            metrics = {m["key"]: m["value"] for m in model["data"].get("metrics", [])}
             expected = {key: v for (key, at), v in logged.items() if at == step and key.startswith("validation/")}
-            assert figures == expected and model["info"]["status"] == "LOGGED_MODEL_READY"
+            assert metrics == expected and model["info"]["status"] == "LOGGED_MODEL_READY"
             assert pairs(model["info"]["tags"])["checkpoint"].endswith(f"step-{step:08d}")
 
     by_id = {run["info"]["run_name"]: run["info"]["run_id"] for run in runs}
@@ -167,26 +167,26 @@ def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_
     version = server.call("registered-models/alias", name="alone", alias="best")["model_version"]
     (run,) = [run for run in runs if run["info"]["run_name"] == "alone"]
     models = models_of(server, run)
-    figures = {step: {m["key"]: m["value"] for m in model["data"].get("metrics", [])} for step, model in models.items()}
-    best = min((10, 20), key=lambda step: figures[step]["validation/bits_per_token"])
+    metrics = {step: {m["key"]: m["value"] for m in model["data"].get("metrics", [])} for step, model in models.items()}
+    best = min((10, 20), key=lambda step: metrics[step]["validation/bits_per_token"])
     assert version["source"] == f"models:/{models[best]['info']['model_id']}"
     assert version["version"] == "1" and version["run_id"] == run["info"]["run_id"]
     exported = download(server.uri, "models:/alone@best", tmp_path / "downloaded")
     texts = [path.read_bytes().decode() for path in sorted((text_folder / "validation").iterdir())]
-    assert bits_per_token(exported, texts) == pytest.approx(figures[best]["validation/bits_per_token"], abs=1e-6)
+    assert bits_per_token(exported, texts) == pytest.approx(metrics[best]["validation/bits_per_token"], abs=1e-6)
     assert not (alone / ".exported").exists()
 
 
 def test_the_best_trial_is_that_of_the_sweeps_own_metric(server: Server, tmp_path: Path) -> None:
     experiment = server.post("experiments/create", name="metric")["experiment_id"]
 
-    def run(name: str, params: dict[str, str], parent: str = "", **figures: float) -> str:
+    def run(name: str, params: dict[str, str], parent: str = "", **values: float) -> str:
         tags = [{"key": "mlflow.parentRunId", "value": parent}] if parent else []
         made = server.post("runs/create", experiment_id=experiment, run_name=name, start_time=0, tags=tags)["run"][
             "info"
         ]
         metrics = [
-            {"key": f"validation/{key}", "value": value, "step": 1, "timestamp": 1} for key, value in figures.items()
+            {"key": f"validation/{key}", "value": value, "step": 1, "timestamp": 1} for key, value in values.items()
         ]
         told = [{"key": key, "value": value} for key, value in params.items()]
         server.post("runs/log-batch", run_id=made["run_id"], metrics=metrics, params=told)
@@ -228,7 +228,7 @@ print([process.exitcode for process in crowd])
 
 
 @pytest.mark.long
-def test_many_runs_at_once_lose_no_figure(server: Server, tmp_path: Path) -> None:
+def test_many_runs_at_once_lose_no_metric(server: Server, tmp_path: Path) -> None:
     """Into one sqlite file, which none of them finds there, and into one server."""
     names = [f"run-{number}" for number in range(3)]
     words = [sys.executable, "-c", MANY, str(tmp_path), server.uri, *names]
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_cannot_be_exported_costs_a_warning(
     server: Server, train: Callable[..., Path], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.system-metrics", "off")
-    folder = train(*where, "--tracking.models", "figures", name="unexported")
+    folder = train(*where, "--tracking.models", "metrics", name="unexported")
     shutil.rmtree(store / "text/tokenizer")
     config = replace(PRESETS["small-rec"], root=str(folder.parent), run=folder.name)
     tracker = Tracker.attach(TrackingConfig(uri=server.uri), folder.parent, folder)

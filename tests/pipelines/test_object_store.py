@@ -79,14 +79,14 @@ def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
     run = ["--root", str(tmp_path / "runs"), "--steps", "3", "--validate-every", "2"]
     train([*TINY, *run, "--data.store", bucket("store"), "--run", "s3"])
     train([*TINY, *run, "--data.store", local.store, "--run", "local"])
-    figures = [
+    metrics = [
         [
             record.metrics.get("train/bits_per_token")
             for record in read_records(tmp_path / "runs" / name / "metrics.jsonl")
         ]
         for name in ("s3", "local")
     ]
-    assert figures[0] == figures[1] and any(figures[0])
+    assert metrics[0] == metrics[1] and any(metrics[0])
 
 
 def test_where_to_look_opens_there(

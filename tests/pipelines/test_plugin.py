@@ -36,7 +36,7 @@ from tests.recur_models.test_decoding import (  # noqa: F401
     test_token_by_token_equals_the_parallel_pass,
 )
 from tests.recur_models.test_health import (  # noqa: F401
-    test_only_recurrent_models_have_figures_and_all_are_sound,
+    test_only_recurrent_models_have_metrics_and_all_are_sound,
 )
 from tests.recur_models.test_models import (  # noqa: F401
     test_a_token_does_not_change_earlier_logits,

@@ -52,7 +52,7 @@ def test_table_1_has_all_its_rows(corpus: str, rows: int) -> None:
         assert preset.data.segment_length == long
         assert model.window == (int(name.removeprefix("xl-")) if name.startswith("xl") else 512)
         millions = (model.costs(32_000).parameters - 32_000 * 1024) / 1e6
-        if not name.startswith(("feedback", "rec")):  # MODELS' figures on these: tests/recur_models/test_parts.py
+        if not name.startswith(("feedback", "rec")):  # MODELS' numbers on these: tests/recur_models/test_parts.py
             assert round(millions) == (164 if name == "slide-13L" else 151)
     feedback = PRESETS["pg19-feedback-lstm-single"].model
     assert isinstance(feedback, RecConfig) and (feedback.gate, feedback.cell, feedback.feedback) == (

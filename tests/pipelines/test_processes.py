@@ -219,7 +219,7 @@ def test_two_one_four_and_two_processes_read_and_learn_the_same(
 
 @pytest.mark.parametrize("model", FAMILY)
 def test_two_one_and_three_processes_move_the_state_of_every_model(model: str, made: Path, tmp_path: Path) -> None:
-    """Killed between them; figures and tensors are those of one process."""
+    """Killed between them; metrics and tensors are those of one process."""
     untracked = ["--data.store", str(made), "--root", str(tmp_path), "--tracking.backend", "none"]
     mine = [*MODELS[model], *TINY, *untracked, "--model.dropout", "0", "--steps", "12", "--validate-every", "12"]
     mine += ["--data.segment-length", "16"]  # the feedback transformer reads token by token

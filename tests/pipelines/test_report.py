@@ -1,4 +1,4 @@
-"""Tables, figures and files of a report, against figures computed by hand."""
+"""Tables, plots and files of a report, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_other_steps_texts_and_doubles_are_no_seeds_of_one_thing() -> None:
         assert list(groups(pair)) == [f"{told}, 2 seeds"]
 
 
-def test_figures_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path: Path) -> None:
+def test_metrics_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path: Path) -> None:
     other = replace(SLIDE, store_fingerprint="e" * 32, flops_per_token=2.0)
     bold = "\x1b[1m"
     assert (

@@ -101,7 +101,7 @@ class TestPolicy:
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
         assert RunFolder.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
 
-    def test_the_best_by_a_figure_of_ones_choice(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_best_by_a_metric_of_ones_choice(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         by = "validation/bits_per_token_states_cleared"
         folder = train("--checkpoint.best-by", by, "--validate-every", "5")
         for path in folder.glob("checkpoints/step-*/checkpoint.json"):

@@ -1,4 +1,4 @@
-"""inspect, verify and vocabulary: the figures that they print, and every fault that they name."""
+"""inspect, verify and vocabulary: the numbers that they print, and every fault that they name."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_vocabulary_counts_what_prepare_counts(text_folder: Path, tmp_path: Path
         study(text_folder, tmp_path / "none", "--tracking.backend", "none")
 
 
-def test_vocabulary_figures_of_one_name_go_where_the_environment_says(
+def test_vocabulary_metrics_of_one_name_go_where_the_environment_says(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Mock()
@@ -272,8 +272,8 @@ def test_vocabulary_figures_of_one_name_go_where_the_environment_says(
     corpus = ["text", "--source", str(text_folder), "--root", str(tmp_path / "runs")]
     vocabulary.main([*corpus, "--tokenizers", "bytes", "bytes"])
     assert tracker.start.call_args.args[0].uri == "http://host:5000"
-    figures = tracker.start.return_value.log.call_args.args[0]
-    assert len(figures) == 2 * len(vocabulary.COLUMNS) and figures["size/bytes"] == figures["size/bytes.2"] == 256
+    metrics = tracker.start.return_value.log.call_args.args[0]
+    assert len(metrics) == 2 * len(vocabulary.COLUMNS) and metrics["size/bytes"] == metrics["size/bytes.2"] == 256
 
 
 @pytest.mark.slow

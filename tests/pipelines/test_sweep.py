@@ -400,6 +400,8 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
     with pytest.raises(ValueError, match=r"has no field 'schedule.final': it is called 'schedule.min_lr_ratio'"):
         with_fields(PRESETS["small-rec"], {"schedule.final": 1})
+    with pytest.raises(ValueError, match=r"tracking.models is 'figures': .*'figures' is called 'metrics' now"):
+        with_fields(PRESETS["small-rec"], {"tracking.models": "figures"})
     with pytest.raises(ValueError, match=r"model.name cannot be set: another model has other fields"):
         with_fields(PRESETS["small-rec"], {"model.name": "slide"})
 

@@ -61,7 +61,7 @@ def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.endswith(".json")}
 
 
-def test_a_run_writes_its_figures_and_checkpoints(train: Train) -> None:
+def test_a_run_writes_its_metrics_and_checkpoints(train: Train) -> None:
     folder = train()
     steps = [
         record.step for record in read_records(folder / "metrics.jsonl") if "train/bits_per_token" in record.metrics
@@ -88,7 +88,7 @@ def forget(folder: Path, *steps: int) -> None:
 
 
 def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Every figure at its step, but for the speed."""
+    """Every metric at its step, but for the speed."""
     records = read_records(folder / "metrics.jsonl")
     return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]
 
@@ -510,6 +510,8 @@ class TestRefusals:
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
             (("--optim.lr", "inf"), "optim.lr is inf: it must be finite"),
+            (("--tracking.models", "figures"), "'figures' is called 'metrics' now; --help lists the options"),
+            (("--data.order", "listed"), "'listed' is called 'sequential' now; --help lists the options"),
         ],
     )
     def test_bad_words(self, train: Train, words: tuple[str, ...], message: str) -> None:

@@ -256,7 +256,7 @@ def test_a_late_session_and_the_whole_run_killed_and_the_same_command_again(
     """
     same = ["--model.dropout", "0", "--steps", "60"]
     name = "zwölf"  # which Ray Train cannot have as a name
-    tracked = ["--tracking.backend", "mlflow", "--tracking.system-metrics", "off", "--tracking.models", "figures"]
+    tracked = ["--tracking.backend", "mlflow", "--tracking.system-metrics", "off", "--tracking.models", "metrics"]
     command = [*words, *same, *tracked, "--run", name, "--num-workers", "2"]
     folder = tmp_path / "runs" / name
 

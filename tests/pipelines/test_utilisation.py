@@ -94,5 +94,5 @@ def test_shares_are_of_the_speed_and_pauses_are_left_out(monkeypatch: pytest.Mon
     now[0] += 0.05
     with speed.paused():
         now[0] += 0.3
-    figures = speed.figures(100)
-    assert figures == pytest.approx({"tokens_per_second": 2000, "mfu": 0.5, "share_of_matrix_rate": 1})
+    metrics = speed.metrics(100)
+    assert metrics == pytest.approx({"tokens_per_second": 2000, "mfu": 0.5, "share_of_matrix_rate": 1})

@@ -75,7 +75,7 @@ def test_watching_changes_nothing_that_is_computed_nor_what_is_recomputed() -> N
         model.zero_grad()
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
-    assert model.training and health.figures() == pytest.approx(uncompiled.figures(), rel=1e-5)
+    assert model.training and health.metrics() == pytest.approx(uncompiled.metrics(), rel=1e-5)
 
 
 CORE: Any = {"layers": 1, "d_model": 16, "heads": 2, "head_dim": 8, "mlp_dim": 24}

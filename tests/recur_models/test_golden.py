@@ -3,7 +3,7 @@ again, and its commit says why:
 
     python -m tests.recur_models.test_golden
 
-In float64, so that another CPU or another order of summation gives the same figures.
+In float64, so that another CPU or another order of summation gives the same losses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures on recurrence: against plain recomputation, and that a State that is not used shows."""
+"""The metrics on recurrence: against plain recomputation, and that a State that is not used shows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_models import build, tokens
 
 
-def figures(model: RecurrentModel, blocks: int = 3) -> tuple[dict[str, float], str | None]:
+def metrics(model: RecurrentModel, blocks: int = 3) -> tuple[dict[str, float], str | None]:
     with watch(model) as health:
         model(tokens(2, blocks * model.block))
-    return health.figures(), health.warning()
+    return health.metrics(), health.warning()
 
 
-def test_only_recurrent_models_have_figures_and_all_are_sound(config: ModelConfig) -> None:
+def test_only_recurrent_models_have_metrics_and_all_are_sound(config: ModelConfig) -> None:
     model = build(config)
-    found, warning = figures(model)
+    found, warning = metrics(model)
     assert bool(found) == any(kind_of(name) in RECURRENT for name in model.initial_state(1))
     assert warning is None
     assert all(0 < value < (1 if name != "state_change" else 10) for name, value in found.items())
@@ -38,7 +38,7 @@ def test_the_change_is_that_of_the_states_over_each_block(gate: str, cell: str) 
         was, now = state["layers.1.states"], after["layers.1.states"]
         changes.append(((now - was).square().mean() / was.square().mean()).sqrt().item())
         state = after
-    assert figures(model)[0]["state_change"] == pytest.approx(sum(changes) / 3, rel=1e-5)
+    assert metrics(model)[0]["state_change"] == pytest.approx(sum(changes) / 3, rel=1e-5)
 
 
 def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
@@ -49,9 +49,9 @@ def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
     with torch.no_grad():
         unread.get_parameter("layers.1.tokens.out.weight")[:, 24:] = 0.0  # behind the heads that read states
         frozen.get_parameter("layers.1.states.attention_gate.bias").fill_(30.0)
-    found, warning = figures(unread)
+    found, warning = metrics(unread)
     assert found["state_share"] == 0.0 and warning is not None and "only 0.00% of the attention's output" in warning
-    found, warning = figures(frozen)
+    found, warning = metrics(frozen)
     assert found["gate_openness"] == pytest.approx(0, abs=1e-6)
     assert warning is not None and "a block changes it by only 0.00%" in warning
 
@@ -112,4 +112,4 @@ def test_the_change_of_an_lstms_states_is_against_those_before() -> None:
         after = model(text, state)[1]
     ((name, before),) = state.items()
     change = (after[name] - before).square().mean().sqrt() / before.square().mean().sqrt()
-    assert health.figures()["state_change"] == pytest.approx(change.item(), rel=1e-5)
+    assert health.metrics()["state_change"] == pytest.approx(change.item(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""An exported model compiled as users of transformers do it: the same figures, from few graphs."""
+"""An exported model compiled as users of transformers do it: the same numbers, from few graphs."""
 
 from __future__ import annotations
 

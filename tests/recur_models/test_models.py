@@ -220,7 +220,7 @@ def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool 
 
 
 @pytest.mark.parametrize("recompute", ["layer", "block"])
-def test_recomputing_changes_no_figure(config: ModelConfig, recompute: Recompute) -> None:
+def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute) -> None:
     if recompute not in config.recomputes:
         pytest.skip("this model does not offer it")
     text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))

@@ -34,7 +34,7 @@ def test_parameter_counts_of_the_scaling_study(size: str) -> None:
     config = RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp)
     ours = parameters(config)
     assert ours[0] == total
-    assert ours[1] == pytest.approx(without_embeddings, abs=0.1)  # the table subtracts rounded figures
+    assert ours[1] == pytest.approx(without_embeddings, abs=0.1)  # the table subtracts rounded numbers
 
 
 @pytest.mark.parametrize(

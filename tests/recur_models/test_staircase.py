@@ -169,7 +169,7 @@ def test_the_share_of_earlier_chunks_is_watched() -> None:
         model.distances_EP[:, :4] = 1e3 * model.layers[0].qkv.weight.new_ones(12, 1)
     with watch(model) as health:
         model(tokens(2, 16))
-    assert set(health.figures()) == {"state_share"} and 0 < health.figures()["state_share"] < 1
+    assert set(health.metrics()) == {"state_share"} and 0 < health.metrics()["state_share"] < 1
 
 
 @pytest.mark.parametrize(

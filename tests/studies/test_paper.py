@@ -1,4 +1,4 @@
-"""The papers' tables: their figures are the papers', every row can be built, and a table is made once, however often killed."""
+"""The papers' tables: their numbers are the papers', every row can be built, and a table is made once, however often killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_row_builds_and_has_a_cost(
 
 
 def numbers(paper: str, marker: str, until: str, label: str, count: int) -> list[float]:
-    """So many figures that follow a label, between two places of a paper's text."""
+    """So many numbers that follow a label, between two places of a paper's text."""
     text = need("..", "papers", f"{paper}.txt").read_text()
     part = text[text.index(marker) :]
     part = re.sub(r"<[^>]*>|\\pm 0.01|\\times 10\^8|\[\d+\]", " ", part[: part.index(until)])
@@ -71,7 +71,7 @@ def test_block_recurrents_table_1_is_the_papers(label: str) -> None:
     assert found[lengths : lengths + len(row.paper)] == list(row.paper.values())
 
 
-def test_a_figure_of_reddit_is_of_the_model_that_has_it_in_table_2() -> None:
+def test_a_number_of_reddit_is_of_the_model_that_has_it_in_table_2() -> None:
     tables = PAPERS["staircase"]
     of = {row.paper["test ppl"]: row.runs["paper"][""] for row in tables["table-2"].rows}
     for row in (*tables["table-1"].rows[1:], *tables["figure-2"].rows):
@@ -79,7 +79,7 @@ def test_a_figure_of_reddit_is_of_the_model_that_has_it_in_table_2() -> None:
     assert [row.x for row in tables["figure-2"].rows] == [0, 1, 1, 2, 4, 8]
 
 
-def test_the_other_figures_are_the_papers() -> None:
+def test_the_other_numbers_are_the_papers() -> None:
     text = "block-recurrent-transformers"
     tables = PAPERS["block-recurrent"]
     for label in ("Rec:fixed:skip", "XL:512:13-layer"):
@@ -133,7 +133,7 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     assert "| 1.550 ± 0.071 |" in results({"a": (1.5, 1.6)}).markdown()
 
 
-def test_a_column_of_the_best_seed_has_its_figure_and_the_range_of_all() -> None:
+def test_a_column_of_the_best_seed_has_its_value_and_the_range_of_all() -> None:
     bits = Column("bits", "bits_per_token", form=".1f", best=True)
     seeds: dict[str, tuple[float, ...]] = {
         "a": (1.5, 1.9, 9.0),
@@ -156,7 +156,7 @@ def test_a_column_of_the_best_seed_has_its_figure_and_the_range_of_all() -> None
     assert "bits, level: b below c" in found.sentences() and "±" not in found.markdown()
 
 
-def test_a_picture_has_no_panel_that_nobody_has_a_figure_for(tmp_path: Path) -> None:
+def test_a_picture_has_no_panel_that_nobody_has_a_value_for(tmp_path: Path) -> None:
     bits, worth, time = (
         Column("bits", "bits_per_token"),
         Column("cleared", "states_cleared"),
@@ -281,19 +281,19 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert len(whole["done"]) == 2 + 2 and [len(row["ours"]) for row in whole["rows"]] == [1, 1, 1, 1, 0, 0]
     assert whole["rows"][3]["ours"] == [1.0] and whole["orderings"].keys() == {"bits"}  # slide's time, against its own
 
-    def figures(values: dict[str, Any]) -> list[Any]:
-        return [row["ours"] for row in values["rows"] if row["figure"] != "relative_time"]
+    def ours(values: dict[str, Any]) -> list[Any]:
+        return [row["ours"] for row in values["rows"] if row["metric"] != "relative_time"]
 
     with pytest.raises(KeyboardInterrupt):
         make("two", killed_after=1)
     again = make("two")
-    assert figures(again) == figures(whole) and len(again["done"]) == 1 + 2
+    assert ours(again) == ours(whole) and len(again["done"]) == 1 + 2
     report = next((tmp_path / "two/reports").glob("small-rec*")) / "report.json"
     report.write_bytes(report.read_bytes()[:500])  # cut short: it is made again, and nothing else
     third = make("two")
-    assert figures(third) == figures(whole) and len(third["done"]) == 1
+    assert ours(third) == ours(whole) and len(third["done"]) == 1
     shown = make("two", "--no-train", "--only", "rec", "--columns", "bits")
-    assert shown["done"] == [] and figures(shown) == figures(whole)[:1]
+    assert shown["done"] == [] and ours(shown) == ours(whole)[:1]
 
 
 def test_a_store_of_each_sign_of_an_option() -> None:
@@ -328,7 +328,7 @@ def test_a_table_by_words_says_why_program_code_has_none(
     monkeypatch.setitem(PAPERS, "mine", {"table-1": by_word})
 
     def words(made: dict[str, Any]) -> list[int]:
-        per_token, by_word = ([len(row["ours"]) for row in made["rows"] if row["figure"] == each] for each in BY_WORD)
+        per_token, by_word = ([len(row["ours"]) for row in made["rows"] if row["metric"] == each] for each in BY_WORD)
         assert per_token == by_word
         return by_word
 
@@ -337,7 +337,7 @@ def test_a_table_by_words_says_why_program_code_has_none(
         monkeypatch.setattr(module, "CODE", {"text"})
     of_code = make("two", "--only", "slide")
     assert words(of_text) == [1] and words(of_code) == [0]
-    said = "text is program code, of which no figure is given by word"
+    said = "text is program code, of which no metric is given by word"
     assert said in of_code["facts"] and said not in of_text["facts"]
 
 

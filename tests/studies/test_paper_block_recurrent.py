@@ -22,8 +22,8 @@ from studies import paper
 from studies import tokens as tokens_command
 from studies.papers import PAPERS
 from studies.papers.block_recurrent import SCALES
-from studies.papers.plan import figure_of
-from studies.papers.tables import Data, Figure
+from studies.papers.plan import metric_of
+from studies.papers.tables import Data, Metric
 from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
 from tests.small_archives import put
@@ -167,7 +167,7 @@ def test_each_table_says_at_each_scale_whose_vocabulary_it_has_and_which_paramet
 ) -> None:
     made = PAPERS[paper][table]
     note = made.note.get(scale, "")
-    kinds = {column.figure for column in made.columns}
+    kinds = {column.metric for column in made.columns}
     assert re.search(r"pieces|GPT-2's \d|symbols|bytes", note), note
     if "parameters" in kinds:
         assert "embeddings" in note, note
@@ -211,8 +211,8 @@ def test_ours_in_table_2_are_the_models_layers_and_the_tokenizers_pieces(store: 
     training = replace(training, data=Data("text", "bytes"), config=replace(training.config, data=data))
     score = Score(1.0, tokens=2, words=1, bytes=2, documents=1, bucket=2, bucket_nats=(1.0,), bucket_tokens=(2,))
     evaluation = Evaluation("x", "rec", 1, 1, 1, "", "text/test", "", score, None, None)
-    figures: tuple[Figure, ...] = ("layers", "vocabulary")
-    assert [figure_of(figure, training, evaluation) for figure in figures] == [24, 256]
+    metrics: tuple[Metric, ...] = ("layers", "vocabulary")
+    assert [metric_of(metric, training, evaluation) for metric in metrics] == [24, 256]
 
 
 LAYERS = {
