@@ -76,8 +76,9 @@ class PrepareConfig:
     part_bytes: int = 16 << 20
     """Bytes of text at which a part is closed; for a small split a 32nd of it. Each part is one Ray task."""
     num_workers: int | None = None
-    """Ray tasks at a time; 0 works in this process, without Ray. By default the CPUs of this machine, or of the whole cluster; on
-    one machine 0 for less than 4 MB, which take less time than Ray takes to start."""
+    """Preparation workers: the Ray tasks of one CPU each that read and tokenize documents at the same time; 0 prepares in this
+    process, without Ray. By default the CPUs of this machine, or of the whole cluster; on one machine 0 for less than 4 MB, which
+    take less time than Ray takes to start."""
     overwrite: bool = False
     """Replace splits that were prepared from something else, or that are damaged."""
 

@@ -68,14 +68,14 @@ class TargetsConfig:
     """Folder or URI of the report; by default `reports/<names>` (for a split other than test, `reports/<names>-<split>`) beside the
     first run, or in `runs` if nothing can be written there."""
     num_workers: int | None = None
-    """Processes that share the documents; 1 is this one alone. By default one for each processor or GPU if there is much to read.
-    It changes the speed, not the results."""
+    """Reading workers: the processes of this machine, without Ray, that share the documents; 0 or 1 reads in this process alone. By
+    default one for each processor or GPU if there is much to read. It changes the speed, not the results."""
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
         if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"num_workers is {self.num_workers}: give 1 for this process alone, or more")
+            raise UserError(f"num_workers is {self.num_workers}: give 0 for this process alone, or more")
         for name in ("clear_every", "clear_at"):
             value = getattr(self, name)
             if value < 0:
