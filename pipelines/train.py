@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         with file_lock(place.folder, "another training run"):
-            start(config, run)
+            train_with_progress(config, run)
     except Stopped as stopped:
         saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
         print(f"stopped {saved if stopped.step else 'before any step was saved: the same command begins anew'}")
@@ -121,7 +121,7 @@ def train_beside(config: TrainConfig) -> int:
     return 0
 
 
-def start(config: TrainConfig, run: TrainInputs) -> None:
+def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
     """Train in this process or on Ray, showing progress."""
     place = RunFolder.of(config)
     resume_step = run.resume.step if run.resume else 0

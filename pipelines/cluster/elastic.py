@@ -134,10 +134,10 @@ def train_once(
     arguments = {"config": config, "begun": begun, "on_trained": on_trained}
     name = f"{ascii_name(config.run)}-{attempt}"
 
-    def run() -> None:
+    def run_attempt() -> None:
         ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))
 
-    thread = threading.Thread(target=run, daemon=True)  # not this one: Ray would take Ctrl-C for itself
+    thread = threading.Thread(target=run_attempt, daemon=True)  # not this one: Ray would take Ctrl-C for itself
     thread.start()
     looked = told = time.monotonic()
     seen = workers

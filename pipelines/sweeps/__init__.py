@@ -24,9 +24,11 @@ def run_sweep(words: Sequence[str]) -> Done:
     levels = {logger: logger.level for logger in map(logging.getLogger, TALKERS)}
     try:
         config, domains = read_and_check(words)
-        from pipelines.sweeps.running import run  # imports Ray and more: what is refused before it is refused at once
+        from pipelines.sweeps.running import (
+            begin_or_resume,
+        )  # imports Ray and more: what is refused before it is refused at once
 
-        return run(config, domains, words)
+        return begin_or_resume(config, domains, words)
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)

@@ -1,6 +1,6 @@
 """Runs a sweep from its command to what it has found: the winner, its command and its preset file.
 
-done = run(config, domains, ["lr", "--preset", "small-rec", "--num-workers", "1"])     # of read_and_check
+done = begin_or_resume(config, domains, ["lr", "--preset", "small-rec", "--num-workers", "1"])     # of read_and_check
 done.status, done.results.get_best_result(scope="all").config
 """
 
@@ -49,7 +49,7 @@ class Done:
     """Ray Tune's own: all trials, of earlier starts too."""
 
 
-def run(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
+def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
     """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would

@@ -152,7 +152,7 @@ def run_jobs(
     def begin(job: Job, retries: int) -> None:
         if job.log is None:
             print(f"{title(job)}: {job.shown()}", flush=True)
-        running.append(_Attempt(job, start(job, at_once), retries))
+        running.append(_Attempt(job, start_job(job, at_once), retries))
 
     def end(attempt: _Attempt) -> None:
         running.remove(attempt)
@@ -205,7 +205,7 @@ def ended(status: int) -> str:
     return f"killed by signal {status - 128}" if status > 128 else f"failed with exit status {status}"
 
 
-def start(job: Job, at_once: int = 1) -> subprocess.Popen[bytes]:
+def start_job(job: Job, at_once: int = 1) -> subprocess.Popen[bytes]:
     """Start a job's command with our own modules, whatever its working directory. It ends with this process, however that ends.
 
     One of several ``at_once`` has as many threads as leave the others theirs. One with a log has a session of its own, so that

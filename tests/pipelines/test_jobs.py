@@ -12,7 +12,7 @@ import pytest
 
 from common.places import Place
 from pipelines.training import jobs
-from pipelines.training.jobs import Job, Record, mark, run_jobs, start
+from pipelines.training.jobs import Job, Record, mark, run_jobs, start_job
 from pipelines.training.stopping import STOPPED_STATUS
 from tests.waiting import wait_until
 
@@ -71,11 +71,11 @@ def test_asked_to_stop_it_begins_no_other_and_keeps_what_ended_well(
     in_turn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def start_and_ask(job: Job, at_once: int) -> subprocess.Popen[bytes]:
-        process = start(job, at_once)
+        process = start_job(job, at_once)
         os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C, which the terminal sends to the command too
         return process
 
-    monkeypatch.setattr(jobs, "start", start_and_ask)
+    monkeypatch.setattr(jobs, "start_job", start_and_ask)
     record = Record(Place.parse(tmp_path / "record.json"))
     first = Job("first", "inspect", HELP, writes=(tmp_path,))
     with pytest.raises(SystemExit, match=str(STOPPED_STATUS)):
@@ -118,7 +118,7 @@ def test_no_secret_is_shown_and_another_password_changes_nothing(tmp_path: Path)
         words = ("--data.store", f"s3://KEY:{password}@books/store?secret_key={password}", "--no-such-option")
         return Job("made up", "verify", words, writes=(tmp_path,), log=tmp_path / "logs/one.log")
 
-    start(job("SECRET")).wait()
+    start_job(job("SECRET")).wait()
     said = (tmp_path / "logs/one.log").read_text()
     assert said.startswith("$ python -m pipelines.verify --data.store s3://books/store --no-such-option\n")
     assert "SECRET" not in said
