@@ -47,6 +47,9 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
     workers = " to ".join(str(number) for number in dict.fromkeys((config.workers[0], config.workers[-1])))
     where = "in this process" if config.num_workers == 0 else f"on {workers} Ray Train workers"
     begins = f"  begins  with the weights in {cli.shown(run.initial.folder)}\n" if run.initial else ""
+    if run.resume and run.resume.step < config.steps:
+        left = config.steps - run.resume.step
+        begins = f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left\n"
     print(
         f"training {config.run}: {config.model.name}, {parameters / 1e6:.2f}M parameters, {where}\n"
         f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "

@@ -121,7 +121,9 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     for warning in run.warnings:
         print(f"warning: {warning}", flush=True)
     resume_step = run.resume.step if run.resume else 0
-    if run.resume:
+    if (
+        run.resume and config.num_workers != 0
+    ):  # in one process `pipelines.train` has said it; workers are started again
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     tracker = start_tracker(config, run, resume_step)
     status = "FAILED"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Container
@@ -349,7 +350,11 @@ class TestDamage:
             capsys.readouterr()
             train("--steps", "11", "--allow-change", "steps")
             out = capsys.readouterr().out
-            assert "passed over a checkpoint" in out and "resumes from step 5" in out, (name, how)
+            assert "passed over a checkpoint" in out and out.count("resumes from step 5") == 1, (name, how)
+            assert re.search(r"  steps .*\n  resumes from step 5 \(step-00000005\): 6 steps are left\n  into ", out), (
+                name,
+                how,
+            )
 
     def test_without_a_good_one_it_stops(self, train: Train) -> None:
         folder = train("--steps", "10")
