@@ -25,7 +25,7 @@ from data_prep.store import SegmentStore
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines, printable
-from pipelines.terminal.tables import plain_table
+from pipelines.terminal.tables import counted, plain_table
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ def main(argv: list[str]) -> None:
     path = config.png or default_png(store)
     plot_lengths(store, path)
     console.print(f"lengths of the documents: {cli.shown(path)}")
-    console.print(f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens")
+    console.print(
+        f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens, in % of all tokens read"
+    )
     rows = []
     for block in sorted({*config.block, config.segment_length}, reverse=True):
         share = fill(store.lengths, config.lanes, config.segment_length, block)
-        rows.append((f"at every block of {block:,}", f"{share:.2%}", f"{1 - share:.2%}"))
+        rows.append((f"at every block of {block:,} tokens", f"{share:.2%}", f"{1 - share:.2%}"))
     rows = [*rows[1:], ("at a segment's start alone", *rows[0][1:])]
     console.print(plain_table(("documents begin", "fill", "padding"), rows))
     if config.documents:
@@ -85,7 +87,8 @@ def describe(console: Console, store: SegmentStore) -> None:
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in totals.skipped.items())
     console.print(f"{store.folder}: {manifest.corpus}, split {manifest.split}, fingerprint {manifest.fingerprint[:12]}")
     console.print(
-        f"  {totals.documents:,} documents in {len(manifest.parts)} parts" + (f"; skipped {skipped}" if skipped else "")
+        f"  {totals.documents:,} documents in {counted(len(manifest.parts), 'part')}"
+        + (f"; skipped {skipped}" if skipped else "")
     )
     console.print(f"  {totals.bytes:,} bytes, {totals.words:,} words, {totals.tokens:,} tokens")
     console.print(
@@ -103,8 +106,8 @@ def describe(console: Console, store: SegmentStore) -> None:
         f"  {rows_of(manifest.segment_length)}: {manifest.file_bytes:,} bytes of files, "
         f"{manifest.file_bytes / max(manifest.token_bytes, 1):.2f} × the ids"
     )
-    lengths = ", ".join(f"{name} {value:,}" for name, value in length_quantiles(store.lengths).items())
-    console.print(f"  tokens of a document: {lengths}")
+    lengths = ", ".join(f"{name} {value:,} tokens" for name, value in length_quantiles(store.lengths).items())
+    console.print(f"  length of a document: {lengths}")
     without = int(np.count_nonzero(store.lengths == 0))
     if without:
         console.print(f"  {without:,} documents without tokens, left out of training and evaluation")
@@ -113,21 +116,21 @@ def describe(console: Console, store: SegmentStore) -> None:
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
     """Where documents begin on the first lane, and how the one before each ends."""
     block = config.block[0] if config.block else config.segment_length
-    console.print(f"\nthe first lane, in blocks of {block}")
+    console.print(f"\nthe first lane, in blocks of {block:,} tokens")
     starts = left_out = 0
     for run in passages(store, config.lanes, config.segment_length, block, config.sample_tokens):
         if run.offset and run.offset + run.tokens < run.of:
             left_out += 1
             continue  # the middle of a document
         if left_out:
-            console.print(f"… {left_out} segments of the same document")
+            console.print(f"… {counted(left_out, 'segment')} of the same document")
         left_out = 0
         starts += run.offset == 0
         title = printable(run.title).replace("\n", " ")[:80]
         mark, verb = ("▶", "begins") if run.offset == 0 else ("…", "ends")
         console.print(
-            f"{mark} step {run.step}, slot {run.column:,}: document {run.document:,}, {title!r}, {verb} ({run.tokens:,} of its "
-            f"{run.of:,} tokens here)"
+            f"{mark} step {run.step}, token {run.column:,} of the segment: document {run.document:,}, {title!r}, {verb} "
+            f"({run.tokens:,} of its {run.of:,} tokens here)"
         )
         console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
         if starts >= config.documents:

@@ -175,14 +175,17 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
     inspect.main([str(store / "text" / "train"), *options])
     out = capsys.readouterr().out
     split = SegmentStore.open(store, "text", "train")
-    assert f"6 documents in {len(split.manifest.parts)} parts; skipped 1 empty" in out
+    parts = len(split.manifest.parts)
+    assert f"6 documents in {parts} part{'s' * (parts != 1)}; skipped 1 empty" in out
+    assert re.search(r"length of a document: shortest [\d,]+ tokens, 10 % [\d,]+ tokens, median [\d,]+ tokens", out)
+    assert "of the segment: document" in out and "in blocks of 64 tokens" in out
     assert (
         f"{split.manifest.totals.tokens:,} tokens" in out and "bytes: 257 ids with begin-of-document, lossless" in out
     )
     table = re.findall(r"^(at .*?)\s+(\d+\.\d+)%\s+(\d+\.\d+)%$", out, re.MULTILINE)
     assert [row[0] for row in table] == [
-        "at every block of 64",
-        "at every block of 16",
+        "at every block of 64 tokens",
+        "at every block of 16 tokens",
         "at a segment's start alone",
     ]
     shares = [float(row[1]) for row in table]
