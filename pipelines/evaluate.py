@@ -208,7 +208,10 @@ def report(
         Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
-            print(f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states)}", flush=True)
+            reference = unigram if evaluation.split == evaluations[0].split else None
+            print(
+                f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states, reference)}", flush=True
+            )
     for line in leads(evaluations):
         print(line, flush=True)
     paths = write_report(evaluations, report_folder.folder, unigram=unigram)

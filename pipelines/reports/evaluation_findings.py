@@ -1,7 +1,7 @@
 """An evaluation's findings in sentences: the worth of recurrent states, and the model that is ahead. A difference within chance is
 none.
 
-    remark_on(evaluation.carried, evaluation.cleared_states)
+    remark_on(evaluation.carried, evaluation.cleared_states, unigram=4.1)
     leads(evaluations)
 """
 
@@ -16,8 +16,10 @@ NEXT_TO_NOTHING = 0.0005
 """Share of all bits below which State is hardly worth anything, though it is by more than chance: it prints as 0.0 %."""
 
 
-def remark_on(carried: Score, cleared: Score) -> str:
-    """Notes on the metrics: whether a model's recurrent states are worth anything yet."""
+def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> str:
+    """Notes on the metrics: whether a model's recurrent states are worth anything yet. A model that is no better than ``unigram``
+    (bits per byte), where this is known, has learned too little to say so.
+    """
     unit = "byte" if carried.errors is None else "label"
     per = carried.bytes if carried.errors is None else carried.tokens
     bits = carried.tokens / math.log(2) / per if per else math.nan  # for a nat per token
@@ -28,6 +30,11 @@ def remark_on(carried: Score, cleared: Score) -> str:
     if worth > 0 and found is None:
         return f"clearing its recurrent states costs {amount}, but the split is too short to tell this from chance"
     if worth > 0 and found and found.beyond_chance:
+        if unigram is not None and not carried.bits_per_byte < unigram:
+            return (
+                f"clearing its recurrent states costs {amount}, but the model predicts no better than the unigram reference: train "
+                "it for longer before you judge its states"
+            )
         carry = "something" if share >= NEXT_TO_NOTHING else "next to nothing"
         return f"clearing its recurrent states costs {amount}, so they carry {carry}"
     if not carried.shows_worth:

@@ -98,6 +98,14 @@ def test_states_carry_something_where_clearing_them_costs_more_than_chance(clear
     assert re.search(says, remark_on(scored(4.0), scored(cleared)))
 
 
+@pytest.mark.parametrize(
+    ("unigram", "says"),
+    [(2.1, "so they carry something"), (1.99, "no better than the unigram reference")],
+)
+def test_states_carry_something_only_where_the_model_beats_the_unigram_reference(unigram: float, says: str) -> None:
+    assert says in remark_on(scored(4.0), scored(4.4 + NOISE), unigram)
+
+
 def test_a_few_tokens_say_nothing_of_states() -> None:
     short = replace(scored(4.4), group_nats=(1.0,), group_tokens=(1,))
     carried = replace(scored(4.0), group_nats=(0.9,), group_tokens=(1,))
