@@ -21,7 +21,7 @@ from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
 from pipelines.reports.seeds import over_seeds, seeds_table
-from pipelines.terminal.tables import Form, short, table
+from pipelines.terminal.tables import Form, perplexity, short, table
 from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
 
@@ -85,7 +85,7 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "all_cleared_error_rate": ("errors with\nall State cleared", form),
     }
     characters: dict[str, tuple[str, Form]] = {"bits_per_character": ("bits/\ncharacter", ".4f")}
-    published: dict[str, tuple[str, Form]] = {"published_word_perplexity": ("by the count\npublished", ",.2f")}
+    published: dict[str, tuple[str, Form]] = {"published_word_perplexity": ("by the count\npublished", perplexity)}
     columns: dict[str, tuple[str, Form]] = {
         "name": ("model", None),
         **({"split": ("split", None)} if len(splits) > 1 else {}),
@@ -96,7 +96,7 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         "bits_per_token": ("bits/\ntoken", ".4f"),
         "bits_per_byte": ("bits/\nbyte", ".4f"),
         **(characters if any(_differ(row) for row in rows) else {}),
-        "word_perplexity": ("word\nperplexity", ",.2f"),
+        "word_perplexity": ("word\nperplexity", perplexity),
         **(published if any(row["published_word_perplexity"] for row in rows) else {}),
         **{metric.column: (metric.unit, metric.form) for metric in further()},
         "states_cleared": ("bits/byte with\nstates cleared", str),
@@ -128,11 +128,11 @@ def _differ(row: dict[str, Any]) -> bool:
     return None not in (bits, other) and f"{bits:.4f}" != f"{other:.4f}"
 
 
-SEEDS = {
+SEEDS: dict[str, tuple[str, Form]] = {
     "bits_per_token": ("bits/token", ".4f"),
     "bits_per_byte": ("bits/byte", ".4f"),
     "bits_per_character": ("bits/character", ".4f"),
-    "word_perplexity": ("word perplexity", ",.2f"),
+    "word_perplexity": ("word perplexity", perplexity),
     "error_rate": ("errors", ".2%"),
     "states_cleared_difference": ("states cleared, bits/byte", "+.4f"),
 }

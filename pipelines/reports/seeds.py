@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rich.table import Table
 
-from pipelines.terminal.tables import plain_table
+from pipelines.terminal.tables import Form, plain_table, written
 
 
 class Seeded(Protocol):
@@ -74,13 +74,13 @@ def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys:
     return made
 
 
-def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> Table:
+def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, Form]]) -> Table:
     """Mean ± standard deviation for a terminal; ``columns``: heading and form of each metric, those left out that no row has."""
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
 
     def cell(row: Mapping[str, Any], key: str) -> str:
         form = shown[key][1]
-        return "–" if row.get(key) is None else f"{row[key]:{form}} ± {row[f'{key}_deviation']:{form}}"
+        return "–" if row.get(key) is None else f"{written(row[key], form)} ± {written(row[f'{key}_deviation'], form)}"
 
     cells = [[row["name"], *(cell(row, key) for key in shown)] for row in rows]
     return plain_table(["mean ± deviation", *(heading for heading, _ in shown.values())], cells)

@@ -41,8 +41,17 @@ def table(
 def _cell(value: Any, form: Form, best: Any) -> str | Text:
     if value is None:
         return "–"
-    text = form(value) if callable(form) else format(value, form or "")
-    return Text(text, "bold" if value == best else "")
+    return Text(written(value, form), "bold" if value == best else "")
+
+
+def written(value: Any, form: Form) -> str:
+    """A value in a column's form."""
+    return form(value) if callable(form) else format(value, form or "")
+
+
+def perplexity(value: float) -> str:
+    """Two decimals; three significant digits from a million, where untrained models are."""
+    return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
 def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -65,6 +65,14 @@ def printed(table: Table) -> str:
     return capture.get()
 
 
+def test_a_word_perplexity_of_millions_is_three_digits() -> None:
+    untrained = replace(SLIDE, name="untrained", carried=score(8.3, 8.3, 8.3))  # 166 bits on 5 words: 9.87e9
+    shown = printed(evaluation_table([REC, untrained]))
+    assert "9.87e+09" in shown and "9,8" not in shown
+    seeds = seeds_of([replace(seed, carried=untrained.carried) for seed in SEEDS])
+    assert seeds and "9.87e+09 ± 0.00" in printed(seeds)
+
+
 def test_rows_are_what_the_hand_computes() -> None:
     rec, slide, unigram = evaluation_rows([REC, SLIDE], unigram=5.5)
     assert rec["bits_per_token"] == pytest.approx(88 / 20)
