@@ -197,6 +197,7 @@ class Mamba2Config(PretrainedConfig):
             decays=True,
             negative_eigenvalues=False,
             householders=1,
+            output_gate=True,
         )
 
     @property

@@ -6,7 +6,7 @@
 At scale tiny all models have 576,000 parameters on text (within 0.3 %, embeddings included) and 50,000 on the tasks (within 4 %,
 without them); models that read blocks of other lengths pad the ends of documents a little more or less. At scale paper those that
 have 150M parameters read PG-19, as the rows of the block-recurrent paper do. There are no published results for such a table: each
-figure is ours.
+number is ours.
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
         mixer.beta.weight[:, :6] = torch.where(acts_6R, 30.0, -30.0).T
         mixer.out.weight[6:] = torch.eye(2)
         # The nearest point's logit is the highest.
+        assert model.output is not None
         model.output.weight[:, :6] = -points_62.square().sum(1, keepdim=True)
         model.output.weight[:, 6:] = 2 * points_62
     torch.manual_seed(6)
