@@ -26,7 +26,7 @@ class Variant(NamedTuple):
     """In what published models differ, beside sizes."""
 
     groups: int = 1
-    """Of heads that share B and C: divides the heads."""
+    """Groups of heads that share B and C: a divisor of the heads."""
     norm_eps: float = 1e-6
     projection_bias: bool = False
     conv_bias: bool = True

@@ -172,7 +172,7 @@ class StackModel(RecurrentModel):
 
     one_graph = True
     layers: Any
-    """Of `StackLayer`."""
+    """Each is a `StackLayer`."""
 
     @abstractmethod
     def embed(self, tokens_Bn: Tensor) -> Tensor:
