@@ -3,12 +3,12 @@
     compile_model(model, "layer")
 
 The results are the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
-break, under feedback too; that one is unrolled over all blocks, and so are the layers of every model compiled as a whole, which
-takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the staircases (with code of its own
-for a step that crosses documents, and for each number of chunks that drain), transformer-xl and universal-transformer; an lstm's
-layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
-memorizing breaks its graph at each block, where it asks how full its memory is. Module hooks are not seen by compiled code
-(health.py).
+break, under feedback too; that one is unrolled over all blocks, as rmt and armt are, and so are the layers of every model
+compiled as a whole, which takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the
+staircases (with code of its own for a step that crosses documents, and for each number of chunks that drain), transformer-xl
+and universal-transformer; an lstm's layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer
+by layer, nothing of it is compiled. memorizing breaks its graph at each block, where it asks how full its memory is. Module
+hooks are not seen by compiled code (health.py).
 
 ``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are taken as they are, never as variables. A
 segment is compiled once, and once more for the State that the first one has left, whose memory is laid out otherwise.

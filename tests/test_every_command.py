@@ -107,6 +107,10 @@ train small-delta --model.layers delta delta window --model.negative-eigenvalues
     + {RUN} --use-gpu no --tracking.backend none --steps 2 --model.d-model 16 --model.heads 2 --model.key-dim 4
     + --model.value-dim 8 --model.mlp-dim 16 --model.window 16 --model.chunk 16 --data.segment-length 32 --run mixers
     + --data.corpus text --data.store runs/store --num-workers 0
+train small-rmt --model.memory-tokens 16
+    + {RUN} --use-gpu no --tracking.backend none --steps 2 --model.layers 1 --model.d-model 16 --model.heads 2 --model.head-dim 8
+    + --model.mlp-dim 16 --model.window 16 --data.segment-length 32 --run rmt --data.corpus text --data.store runs/store
+    + --num-workers 0
 train small-rec --model.equations paper
     + {TINY} --run equations
 train pg19-rec-fixed-skip --data.store runs/store
