@@ -28,10 +28,12 @@ from recur_models.mixer import (
     initial_log_rate,
     initial_step_bias,
     wide,
+    without_autocast,
 )
 from recur_models.protocol import State, reset
 
 
+@without_autocast
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, decay_between, split_heads
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, decay_between, split_heads, without_autocast
 from recur_models.protocol import State, reset
 
 
+@without_autocast
 def decayed_attention(
     q: Tensor,
     k: Tensor,

@@ -9,7 +9,9 @@ Letters: B lanes · T tokens · K blocks · W block · C chunk · N chunks · D 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,20 @@ class Sizes(NamedTuple):
     negative_eigenvalues: bool
     householders: int
     output_gate: bool
+
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def without_autocast(rule: Rule) -> Rule:
+    """The same function of tensors in their own dtype: in bfloat16, products would lose what a State of long ago still holds."""
+
+    @wraps(rule)
+    def run(q: Tensor, *given: Any, **options: Any) -> Any:
+        with torch.autocast(q.device.type, enabled=False):
+            return rule(q, *given, **options)
+
+    return cast(Rule, run)
 
 
 class Mixer(nn.Module, ABC):

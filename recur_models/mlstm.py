@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention_costs
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, wide
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, wide, without_autocast
 from recur_models.protocol import State, reset
 
 CAP = 15.0
@@ -23,6 +23,7 @@ NOTHING = -1e30
 """The input gate of a token that is not there."""
 
 
+@without_autocast
 def matrix_memory(
     q: Tensor,
     k: Tensor,

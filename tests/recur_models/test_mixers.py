@@ -55,6 +55,23 @@ def test_the_gated_delta_rule_is_that_of_transformers(rule: Callable[..., tuple[
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rule", ["delta", "decayed", "matrix"])
+def test_autocast_changes_no_bit_of_a_rule(rule: str) -> None:
+    q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(3).values())
+
+    def made() -> tuple[Tensor, ...]:
+        if rule == "delta":
+            return gated_delta_rule(q, k, v, log_decay, beta, state)
+        if rule == "decayed":
+            return decayed_attention(q, k, v, log_decay, state)
+        return matrix_memory(q, k, v, beta, log_decay, torch.cat([state, state[..., :1]], -1), torch.zeros(B, H))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = made()
+    for each, plain in zip(under, made(), strict=True):
+        assert torch.equal(each, plain)
+
+
 def test_the_delta_rule_writes_what_a_key_lacks() -> None:
     """One token after another, as the equation reads."""
     q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(2).values())
