@@ -1,4 +1,4 @@
-"""Which models follow a state? Every model of the papers on four tasks, at equal parameters and equal tokens.
+"""Which models follow a state? Every model of the papers, and today's mixers, on four tasks, at equal parameters and equal tokens.
 
     python -m benchmarks.state_tracking --root runs/state-tracking                  a day on two cores
     python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
@@ -16,6 +16,7 @@ state_tracking.png: errors over the position in a document. A rerun skips finish
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
   follow (Merrill et al. 2024): permutation-s5 and permutation-a5. To train on these are products of 2, 4, 8 and 16, too, as many
   elements of each: of 32 alone nobody learns more than the first few.
+- permutation-longer: products in S3 of 128, after training on 3 to 24 elements.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class BenchConfig:
     root: Path = Path("runs/state-tracking")
     """Folder of store, runs, figures."""
     tasks: tuple[str, ...] = ("walk", "algorithm", "mqar", "permutation")
-    """Tasks from the list above, permutation-a5 and permutation-s5 included."""
+    """Tasks from the list above; permutation-longer, permutation-a5 and permutation-s5 besides."""
     models: tuple[str, ...] = tuple(MODELS)
     """Models of pipelines/presets/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)

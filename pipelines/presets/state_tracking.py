@@ -1,7 +1,8 @@
 """The state-tracking tasks at a size that a CPU trains: `python -m pipelines.train tiny-walk-staircase`.
 
-Every model of the papers with about 50,000 parameters beside its embeddings, reading the same tokens: one layer where a model is
-recurrent, two where depth is all it has. benchmarks/state_tracking.py prepares the tasks, trains all and compares them.
+Every model of the papers, and today's mixers, with about 50,000 parameters beside its embeddings, reading the same tokens: one
+layer where a model is recurrent, two where depth is all it has. benchmarks/state_tracking.py prepares the tasks, trains all and
+compares them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from recur_models import (
     TransformerXLConfig,
     UniversalTransformerConfig,
 )
+from recur_models.mixers import MixerName
 
 CORE: dict[str, Any] = {"d_model": 64, "heads": 4, "head_dim": 16}
 
@@ -39,9 +41,15 @@ def windowed(d_model: int, layers: int, mlp_dim: int) -> dict[str, Any]:
     }
 
 
+def mixers(layers: tuple[MixerName, ...], mlp_dim: int, **options: Any) -> MixersConfig:
+    """A stack of these. With tied embeddings or large initial projections, training stops at the parity of products in S3."""
+    sizes: dict[str, Any] = {"d_model": 64, "heads": 2, "key_dim": 16, "value_dim": 32, "window": 8, "chunk": 8}
+    return MixersConfig(layers=layers, mlp_dim=mlp_dim, output="own", initial_std=0.02, **sizes, **options)
+
+
+DELTANET: dict[str, Any] = {"decays": False, "output_gate": False, "conv": 1}
+"""The delta rule without gates and without a short convolution, with which training found no products in S3."""
 ONE: dict[str, Any] = {"layers": 1, "recurrent_layers": (1,), "states": 8}
-MIXERS: dict[str, Any] = {"d_model": 40, "heads": 2, "key_dim": 16, "value_dim": 32, "window": 8, "decays": False}
-MAMBA2: dict[str, Any] = {"heads": 4, "key_dim": 12, "value_dim": 20}
 MODELS: dict[str, ModelSettings] = {
     "staircase": StaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=2),
     "cached-staircase": CachedStaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=1, chunks=4),
@@ -54,24 +62,24 @@ MODELS: dict[str, ModelSettings] = {
     "feedback": RecConfig(**{**windowed(60, 1, 48), **ONE}, feedback=True),
     "slide": SlideConfig(**windowed(64, 2, 68)),
     "memorizing": MemorizingConfig(**windowed(64, 2, 68), memory_layer=1, memory=256, top_k=8),
-    "delta": MixersConfig(**MIXERS, layers=("delta",) * 2, mlp_dim=116),
-    "delta-negative": MixersConfig(**MIXERS, layers=("delta",) * 2, mlp_dim=116, negative_eigenvalues=True),
-    "delta-two-keys": MixersConfig(
-        **MIXERS | {"value_dim": 16}, layers=("delta",) * 2, mlp_dim=128, negative_eigenvalues=True, householders=2
-    ),
-    "mamba2": MixersConfig(**MIXERS | MAMBA2, layers=("mamba2",) * 2, mlp_dim=112),
-    "mlstm": MixersConfig(**MIXERS, layers=("mlstm",) * 2, mlp_dim=120),
-    "retention": MixersConfig(**MIXERS, layers=("retention",) * 2, mlp_dim=120),
-    "delta-window": MixersConfig(**MIXERS, layers=("delta", "window"), mlp_dim=140, negative_eigenvalues=True),
-    "mamba2-window": MixersConfig(**MIXERS | MAMBA2, layers=("mamba2", "window"), mlp_dim=128),
+    "delta": mixers(("delta",), 192, **DELTANET),
+    "delta-negative": mixers(("delta",), 192, negative_eigenvalues=True, **DELTANET),
+    "delta-two-positive-keys": mixers(("delta",), 160, householders=2, **DELTANET),
+    "delta-two-keys": mixers(("delta",), 160, negative_eigenvalues=True, householders=2, **DELTANET),
+    "mamba2": mixers(("mamba2",), 180),
+    "mlstm": mixers(("mlstm",), 172),
+    "retention": mixers(("retention",), 172),
+    "delta-window": mixers(("delta", "window"), 72, negative_eigenvalues=True, **DELTANET),
+    "mamba2-window": mixers(("mamba2", "window"), 64),
 }
-"""By name; block-recurrent's have windows of 8 tokens and as many states. The delta rule has no gate, as is usual on such tasks."""
+"""By name; block-recurrent's have windows of 8 tokens and as many states."""
 
 TASKS: dict[str, tuple[str, int]] = {
     "walk": ("random-walk", 3000),
     "algorithm": ("algorithm", 3000),
     "mqar": ("mqar", 2000),
     "permutation": ("permutation", 1000),
+    "permutation-longer": ("permutation", 1500),
     "permutation-a5": ("permutation", 8000),
     "permutation-s5": ("permutation", 8000),
 }
@@ -106,6 +114,7 @@ STATE_TRACKING_GROUPS = {
         "tiny-algorithm-*": "which values a program prints",
         "tiny-mqar-*": "associative recall: which value belongs to a key that comes back",
         "tiny-permutation-*": "products of permutations, in the group S3",
+        "tiny-permutation-longer-*": "products in S3 of 128 elements, after training on 3 to 24",
         "tiny-permutation-a5-*": "products in A5, which is not solvable",
         "tiny-permutation-s5-*": "products in S5, which is not solvable",
     }

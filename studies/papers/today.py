@@ -103,11 +103,13 @@ PRESETS: dict[str, TrainConfig] = {
 
 SMALL = "--validation 500 --test 500 --segment-length 64"
 HARD = "--length 32 --curriculum 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 4 4 4 4 4 4 4 4 8 8 8 8 16 16 32 --train 500000"
+LONGER = f"--length 128 --curriculum {' '.join(map(str, range(3, 25)))} --train 100000"
 TASK_DATA = {
     "walk": TINY_DATA["Random Walk"],
     "algorithm": TINY_DATA["Algorithm"],
     "mqar": Data("mqar", options=tuple(f"--vocabulary 64 --pairs 4 --length 32 --train 200000 {SMALL}".split())),
     "permutation": Data("permutation", options=tuple(f"--group S3 --length 32 --train 100000 {SMALL}".split())),
+    "permutation-longer": Data("permutation", options=tuple(f"--group S3 {LONGER} {SMALL}".split())),
     "permutation-a5": Data("permutation", options=tuple(f"--group A5 {HARD} {SMALL}".split())),
     "permutation-s5": Data("permutation", options=tuple(f"--group S5 {HARD} {SMALL}".split())),
 }

@@ -163,7 +163,7 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
         layers=("delta",), d_model=8, heads=1, key_dim=2, value_dim=2, mlp_dim=1, window=8, chunk=8, conv=1,
         decays=False, output_gate=False, negative_eigenvalues=True, householders=2, output="own",
     )  # fmt: skip
-    model = config.build(6)
+    model: Any = config.build(6)
     mixer = model.layers[0].mixer
     # SiLU is above −0.28; unit norms undo the keys' 0.5. Small values keep 1 − g near 0 where g is the identity.
     keys_6Z = keys_6RE.flatten(1)
