@@ -98,7 +98,7 @@ class GatedDelta(RecurrentMixer):
         self.convolution = ShortConvolution(sum(self.split), sizes.conv)
         self.beta = linear(sizes.d_model, sizes.householders * sizes.heads)
         self.gate = linear(sizes.d_model, values) if sizes.output_gate else None
-        self.head_norm = RMSNorm(sizes.value_dim)
+        self.head_norm = RMSNorm(sizes.value_dim) if sizes.head_norm else nn.Identity()
         self.out = linear(values, sizes.d_model)
         self.decay = linear(sizes.d_model, sizes.heads) if sizes.decays else None
         if sizes.decays:
@@ -160,7 +160,7 @@ class GatedDelta(RecurrentMixer):
         W = sizes.window
         d = sizes.d_model
         channels = H * (E + R * (E + V))
-        parts = scales(d, V, channels * sizes.conv, 2 * H if sizes.decays else 0)
+        parts = scales(d, V * sizes.head_norm, channels * sizes.conv, 2 * H if sizes.decays else 0)
         parts += product(W, d, channels) + product(W, d, R * H) + product(W, H * V, d)
         parts += product(W, d, H) if sizes.decays else Costs()
         parts += product(W, d, H * V) if sizes.output_gate else Costs()

@@ -198,6 +198,7 @@ class Mamba2Config(PretrainedConfig):
             negative_eigenvalues=False,
             householders=1,
             output_gate=True,
+            head_norm=True,
         )
 
     @property

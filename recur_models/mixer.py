@@ -36,6 +36,7 @@ class Sizes(NamedTuple):
     negative_eigenvalues: bool
     householders: int
     output_gate: bool
+    head_norm: bool
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])

@@ -67,7 +67,7 @@ class MixersConfig(ModelConfig):
     value_dim: int = 48
     """Size of a value of one head. A window's values have the size of its keys."""
     mlp_dim: int = 280
-    """Hidden size of the gated MLP."""
+    """Hidden size of the gated MLP; 0: there is none."""
     window: int = 64
     """Tokens in a block, and tokens that a window sees."""
     chunk: int = 64
@@ -82,6 +82,8 @@ class MixersConfig(ModelConfig):
     """delta: keys per token, each with a transition of its own."""
     output_gate: bool = True
     """delta: whether SiLU of a projection multiplies the output, as in Gated DeltaNet; DeltaNet has no such gate."""
+    head_norm: bool = True
+    """delta: whether each head's output is normed."""
     output: Literal["tied", "own"] = "tied"
     """Whether the output layer is the embedding, or has a matrix of its own."""
     initial_std: float = 0.0
@@ -90,7 +92,7 @@ class MixersConfig(ModelConfig):
     """Share of what each mixer and MLP adds to the residual stream that is dropped in training."""
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        check_sizes(self, from_0=("mlp_dim",))
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
         if self.window % min(self.chunk, self.window):
@@ -116,7 +118,8 @@ class MixersConfig(ModelConfig):
         mlp = product(self.window, self.d_model, 2 * self.mlp_dim) + product(self.window, self.mlp_dim, self.d_model)
         total = replace(logits, block=self.window) + scales(self.d_model)
         for name in self.layers:
-            total = total + MIXERS[name].costs(self.sizes) + mlp + scales(self.d_model)
+            total = total + MIXERS[name].costs(self.sizes)
+            total = total + mlp + scales(self.d_model) if self.mlp_dim else total
         if self.output == "own":
             total = total + scales(logits.parameters)
         return replace(total, embedding_parameters=logits.parameters)
@@ -159,12 +162,12 @@ class MixerLayer(StackLayer):
 
     def __init__(self, config: MixersConfig, name: MixerName):
         super().__init__(MIXERS[name](config.sizes))
-        self.mlp = GatedMLP(config.d_model, config.mlp_dim)
+        self.mlp = GatedMLP(config.d_model, config.mlp_dim) if config.mlp_dim else None
         self.dropout = nn.Dropout(config.dropout)
 
     def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(y_BTD)
-        return x_BTD + self.dropout(self.mlp(x_BTD))
+        return x_BTD if self.mlp is None else x_BTD + self.dropout(self.mlp(x_BTD))
 
 
 class StackModel(RecurrentModel):

@@ -53,9 +53,9 @@ def small_configs() -> dict[str, ModelConfig]:
     mixer: dict[str, Any] = {"d_model": 24, "heads": 2, "key_dim": 6, "value_dim": 8, "mlp_dim": 20, "window": 4}
     configs["mixers-delta"] = MixersConfig(**mixer, layers=("delta", "delta"), chunk=2, negative_eigenvalues=True)
     configs["mixers-householders"] = MixersConfig(**mixer, layers=("delta", "window"), decays=False, householders=2)
-    state_tracker = {"decays": False, "output_gate": False, "negative_eigenvalues": True, "householders": 2, "conv": 1}
+    bare: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": False, "conv": 1, "mlp_dim": 0}
     configs["mixers-state-tracker"] = MixersConfig(
-        **mixer, **state_tracker, layers=("delta",), output="own", initial_std=0.02
+        **mixer | bare, layers=("delta",), output="own", initial_std=0.02, negative_eigenvalues=True, householders=2
     )
     configs["mixers-mamba2"] = MixersConfig(**mixer, layers=("mamba2", "window"), chunk=2)
     configs["mixers-mlstm"] = MixersConfig(**mixer, layers=("mlstm", "retention"), chunk=2)

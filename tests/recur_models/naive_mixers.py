@@ -22,6 +22,8 @@ class NaiveMixers:
             p = under(self.p, f"layers.{i}.mixer.")
             x = x + getattr(self, name)(p, x)
             m = under(self.p, f"layers.{i}.mlp.")
+            if not m:
+                continue
             gate, value = (norm(x, m["norm.scale"]) @ m["hidden.weight"].T).chunk(2, -1)
             x = x + (F.silu(gate) * value) @ m["out.weight"].T
         x = norm(x, self.p["final_norm.scale"])
@@ -65,7 +67,7 @@ class NaiveMixers:
                     v = mixed[t, value : value + V]
                     S = S + betas[t, r * H + h] * torch.outer(k, v - S.T @ k)
                 heads.append(S.T @ (q / torch.sqrt((q * q).sum() + 1e-6)) / E**0.5)
-            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
+            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]) if config.head_norm else torch.stack(heads))
         return (torch.cat(outputs, -1) * gate) @ p["out.weight"].T
 
     def retention(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
