@@ -105,7 +105,7 @@ class RMTConfig(MemoryTokensConfig):
 
 @dataclass(frozen=True)
 class ARMTConfig(MemoryTokensConfig):
-    """Associative Recurrent Memory Transformer: memory tokens write into an associative memory of each layer."""
+    """Associative Recurrent Memory Transformer: memory tokens write into a memory of each layer."""
 
     name: ClassVar[str] = "armt"
 
