@@ -12,12 +12,14 @@ from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import (
+    ARMTConfig,
     CachedStaircaseConfig,
     FeedbackTransformerConfig,
     LSTMConfig,
     MemorizingConfig,
     MixersConfig,
     RecConfig,
+    RMTConfig,
     SlideConfig,
     StaircaseConfig,
     TransformerXLConfig,
@@ -74,6 +76,8 @@ MODELS: dict[str, ModelSettings] = {
     "mamba2": mixers(("mamba2",), mlp_dim=180),
     "mlstm": mixers(("mlstm",), mlp_dim=172),
     "retention": mixers(("retention",), mlp_dim=172),
+    "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
+    "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
     "mamba2-window": mixers(("mamba2", "window"), mlp_dim=64),
 }

@@ -17,12 +17,14 @@ from typing import Any
 from pipelines.config.run import DataConfig, ModelSettings, TrainConfig
 from pipelines.presets.state_tracking import MODELS as ON_TASKS
 from recur_models import (
+    ARMTConfig,
     CachedStaircaseConfig,
     FeedbackTransformerConfig,
     LSTMConfig,
     MemorizingConfig,
     MixersConfig,
     RecConfig,
+    RMTConfig,
     SlideConfig,
     StaircaseConfig,
     UniversalTransformerConfig,
@@ -63,6 +65,8 @@ ON_BYTES: dict[str, ModelSettings] = {
     "mamba2": MixersConfig(**MAMBA2, layers=("mamba2",) * 4, mlp_dim=268),
     "mlstm": MixersConfig(**DELTA, layers=("mlstm",) * 4, mlp_dim=284),
     "retention": MixersConfig(**DELTA, layers=("retention",) * 4, mlp_dim=286),
+    "rmt": RMTConfig(**SIZE, layers=4, window=32, mlp_dim=522, memory_tokens=16),
+    "armt": ARMTConfig(**SIZE, layers=4, window=32, mlp_dim=468, memory_tokens=8, memory_dim=6),
     "delta-window": MixersConfig(**DELTA, layers=("delta", "delta", "window", "delta"), mlp_dim=304),
     "mamba2-window": MixersConfig(**MAMBA2, layers=("mamba2", "mamba2", "window", "mamba2"), mlp_dim=284),
 }
@@ -162,6 +166,8 @@ LABELS = {
     "mamba2": "mamba2",
     "mlstm": "mlstm",
     "retention": "retention",
+    "rmt": "rmt",
+    "armt": "armt",
     "delta-window": "delta + window",
     "mamba2-window": "mamba2 + window",
 }
