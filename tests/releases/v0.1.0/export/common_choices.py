@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Recompute = Literal["nothing", "layer", "block"]
-"""What the backward pass computes a second time instead of keeping it (activation checkpointing).
+"""Activations that the backward pass recomputes instead of keeping them (activation checkpointing).
 
 - ``nothing``: every activation of the segment is kept.
 - ``layer``: a layer's input is kept, for the whole segment; its inside is made again. A third more FLOPs.
@@ -14,4 +14,4 @@ Recompute = Literal["nothing", "layer", "block"]
 """
 
 Compile = Literal["no", "layer", "model"]
-"""What torch.compile takes as one graph: nothing, each layer by itself, or the whole model."""
+"""The unit that torch.compile makes one graph of: nothing, each layer by itself, or the whole model."""

@@ -2,7 +2,7 @@
 
     without_credentials("--store 's3://KEY:SECRET@bucket/corpora?region=eu&secret_key=abc'")     # --store 's3://bucket/corpora?region=eu'
 
-What is left of a URI opens the same place where the environment has the credentials.
+The rest of a URI opens the same place where the environment has the credentials.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a person can mend, told apart from what nobody is to blame for.
+"""Errors that a person can fix, apart from all others.
 
     raise UserError(f"{path} is not UTF-8 (byte {at}): convert it first")     # the value or file, the place, and the remedy
 
-A command prints the sentence of a UserError and ends with status 2, and nothing that raised one is started again: it would only be
-raised once more. Any other error is a fault of ours or of the machine's (a network that fails for once, a disk that is gone): it
-shows its traceback, ends with status 1, and is tried again where that can help.
+A command prints the sentence of a UserError and ends with status 2. Nothing is retried: it would only raise the error once more.
+Any other error is our fault or the machine's (a network failure, a lost disk): the command shows its traceback, ends with status
+1, and retries where that can help.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .common_credentials import without_credentials
 
 
 class UserError(ValueError):
-    """What was given cannot be used: the message names it and says what to do."""
+    """Unusable input: the message names it and says what to do."""
 
 
 OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-"""What the system says of a path that was misspelt, or may not be used."""
+"""The system's errors for a path that is misspelt, or may not be used."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
 REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"
 )
-"""What pyarrow says, in an OSError without a number, of a bucket that is not there or credentials that do not open it."""
+"""pyarrow's messages, in an OSError without a number, for a bucket that is missing or credentials that do not open it."""
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether a person can mend what raised this, so that raising it again without that helps nobody.
+    """Whether a person has to fix the cause, so that a retry cannot help.
 
-    A command asks it of what has ended it. A worker of a run is started again after whatever is no UserError: a file that is
-    missing on one machine for a moment may be there the next time.
+    A command asks this about the error that ended it. A run's worker is started again after every error but a UserError: a file
+    that is missing on one machine for a moment may be there the next time.
     """
     if not isinstance(error, OSError):
         return isinstance(error, (UserError, MemoryError))
@@ -67,13 +67,13 @@ def first_cause(error: BaseException, most: int = 200) -> str:
     return line if len(line) <= most else f"{line[:half]} … {line[-half:]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few."""
+def nearest(name: str, known: Iterable[str], many: str = "--help lists them") -> str:
+    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few, else ``many``."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? ({listed(known)})" if near else listed(known)
+    return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
 
 
-def listed(known: Iterable[str]) -> str:
+def listed(known: Iterable[str], many: str = "--help lists them") -> str:
     known = list(known)
-    return f"known: {', '.join(known)}" if len(known) <= 30 else "--help lists them"
+    return f"known: {', '.join(known)}" if len(known) <= 30 else many

@@ -7,9 +7,9 @@ runs over all blocks in parallel, each against the states that it saw.
 
     RecConfig(layers=12, recurrent_layers=(10,), gate="fixed", cell="skip").build(vocab_size=32_001)
 
-State of a recurrent layer, besides what every layer has (sliding_window.py): ``states`` [B, S, D]. Of the block that is being read
-token by token, also ``read_keys``, ``read_values`` [B, H, S, E], what tokens read of the states: those of the block's start, so
-they are made once per block. Letters: see layers.py; n tokens of one block.
+A recurrent layer adds ``states`` [B, S, D] to the State of every layer (sliding_window.py). While a block is read token by token,
+the layer also keeps ``read_keys`` and ``read_values`` [B, H, S, E], which tokens read from the states. They belong to the block's
+first states, so they are made once per block. Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class RecConfig(WindowedConfig):
         for layer in self.recurrent_layers:
             if not 1 <= layer <= self.layers:
                 raise ValueError(
-                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}"
+                    f"model.recurrent_layers names layer {layer}, but the model has layers 1 to {self.layers}: add "
+                    f"--model.recurrent-layers {self.layers}"
                 )
 
     @property
@@ -144,7 +145,7 @@ class StateDirection(nn.Module):
         return c_BSD
 
     def probes(self) -> list[Probe]:
-        """What the gates let in, and how much a block changes the states."""
+        """Gate openness, and how much a block changes the states."""
         gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
 
         def change(before: Tensor, after: Tensor) -> Tensor:
@@ -177,6 +178,7 @@ class RecurrentLayer(StackLayer):
         window: Window,
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
+        """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone."""
         tokens = self.tokens.project(x_BKWD)
         kz = with_previous(tokens.k, state["keys"], fresh_BK)
         vz = with_previous(tokens.v, state["values"], fresh_BK)
@@ -211,7 +213,7 @@ class RecurrentLayer(StackLayer):
         return reads, c_BSD
 
     def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
-        """What all layers' tokens read of the states at the beginning of a block; ``fresh_B``: where a document begins."""
+        """Projections of the states that all layers read in a block; ``fresh_B``: where a document begins."""
         c_BSD = state["states"]
         return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
 

@@ -2,15 +2,15 @@
 
     compile_model(model, "layer")
 
-What it makes is the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
-break, under feedback too; that one is unrolled over all blocks, and so are the layers of every model compiled as a whole, which
-takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the staircases (with code of its own
-for a step that crosses documents, and for each number of chunks that drain), transformer-xl and universal-transformer; an lstm's
-layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
-memorizing breaks its graph at each block, where it asks how full its memory is. Module hooks are not seen by compiled code
-(health.py).
+The results are the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
+break, under feedback too; that one is unrolled over all blocks, as rmt and armt are, and so are the layers of every model
+compiled as a whole, which takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the
+staircases (with code of its own for a step that crosses documents, and for each number of chunks that drain), transformer-xl
+and universal-transformer; an lstm's layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer
+by layer, nothing of it is compiled. memorizing breaks its graph at each block, where it asks how full its memory is. Module
+hooks are not seen by compiled code (health.py).
 
-What is one graph says so (``one_graph``): a break in it is an error, and shapes are taken as they are, never as variables. A
+``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are taken as they are, never as variables. A
 segment is compiled once, and once more for the State that the first one has left, whose memory is laid out otherwise.
 """
 
@@ -24,8 +24,8 @@ from .common_choices import Compile
 from .recur_models_protocol import RecurrentModel
 
 VERSIONS = 64
-"""Of a layer's code, at the most: one for each kind of layer, with gradients and without, and for each length of segment. Beyond
-torch's own limit of 8 a layer would silently run uncompiled."""
+"""Compiled versions of a layer's code, at most: one for each kind of layer, with and without gradients, and each segment length.
+Beyond torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:

@@ -14,7 +14,7 @@ Use ``flops`` to compare models and for MFU. A product's backward pass is two pr
 search of a kNN memory has none, and what was found is read with a gradient on the queries' side alone. Ours also makes the logits
 once more in the backward pass (losses.py), which no count here includes.
 
-What a model costs stands beside what it computes: in its own module, as sums of the functions here.
+A model's costs stand in its own module, beside the computation, as sums of the functions here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a model, or of a part of one. FLOPs are those of one block of one lane."""
+    """The costs of a model, or of a part of one. FLOPs are those of one block of one lane."""
 
     parameters: int = 0
     flops: int = 0
@@ -32,7 +32,7 @@ class Costs:
     computed_flops: int = 0
     """As our code does it, forward."""
     without_gradient: int = 0
-    """What the backward pass falls short of twice the forward pass, needed and as our code does it."""
+    """FLOPs by which the backward pass falls short of twice the forward pass, needed and as our code does it."""
     embedding_parameters: int = 0
     """Those of `parameters` that are the (tied) embeddings."""
     block: int = 1

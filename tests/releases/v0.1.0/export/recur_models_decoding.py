@@ -56,7 +56,7 @@ class DecodingState:
     state: State
     """As of each lane's last block boundary."""
     block: State
-    """What each lane's current block has so far, as the `IncrementalDecoder` keeps it."""
+    """The tensors of each lane's current block so far, as the `IncrementalDecoder` keeps them."""
     filled_B: Tensor
     """int64, on the CPU: tokens of the current block that are read, 0 … W − 1."""
 
@@ -90,7 +90,7 @@ def begin(decoder: IncrementalDecoder, lanes: int, state: State | None = None) -
 def read(
     decoder: IncrementalDecoder, reading: DecodingState, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
 ) -> tuple[Tensor, DecodingState]:
-    """Read on. The reading given is used up: go on from the one returned.
+    """Read more tokens. The given state is consumed: continue with the returned one.
 
     Args:
         tokens_BT: int64.

@@ -1,14 +1,15 @@
 """The projections that PEFT puts an adapter on where its config names none.
 
-    get_peft_model(model, LoraConfig(r=8))      # acts on queries, keys and values
+    get_peft_model(model, LoraConfig(r=8))      # acts on queries, keys and values, or what is in their place
 
 PEFT knows transformers' architectures by their model_type. All models here have one, so the default is a pattern of their names.
 """
 
 from __future__ import annotations
 
-DEFAULT_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|kvq)"
-"""PEFT's own of a GPT-2 (c_attn) and a Llama (q_proj, v_proj); in other models the projections to queries, keys and values."""
+DEFAULT_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|kvq|inward)"
+"""PEFT's own of a GPT-2 (c_attn) and a Llama (q_proj, v_proj); in other models the projections to queries, keys and values, and
+in a Mamba-2 that to all that a mixer reads (inward)."""
 
 
 def register_default_targets(model_type: str) -> None:

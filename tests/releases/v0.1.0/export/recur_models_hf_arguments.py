@@ -42,7 +42,7 @@ REFUSED = {
     "is_causal": "these models only look back: leave it out",
     **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKED),
 }
-"""What transformers' own models take, and why ours do not."""
+"""Arguments of transformers' own models, and why ours do not take them."""
 
 
 def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class ThroughlineConfig(PreTrainedConfig):
     model: dict[str, Any] | None = None
     """``name``, as in ``recur_models.MODELS``, and the fields of that config."""
     trained: dict[str, Any] | None = None
-    """What an export records of its run: steps, corpus, the tokenizer's fingerprint (pipelines/checkpoints/exported.py)."""
+    """An export's record of its run: steps, corpus, the tokenizer's fingerprint (pipelines/checkpoints/exported.py)."""
     vocab_size: int = 257
     """Ids, that of begin-of-document included."""
     begin_of_document_id: int | None = None

@@ -71,9 +71,7 @@ class RecurrentCache(Cache):
             self.reading = self.reading.select(indices)
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
-        raise ValueError(
-            "a State cannot be taken back by some tokens: this way of generating is not possible with these models"
-        )
+        raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
 
 
 def by_layers(forward: Forward) -> Forward:
@@ -208,7 +206,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         use_cache: bool | None,
         keep: int = 0,
     ) -> tuple[Tensor, RecurrentCache | None]:
-        """What the model makes of each token [B, T, …], logits where nothing else is asked for; and where it stands after them.
+        """The model's output for each token [B, T, …], by default logits; and its cache after them.
 
         Args:
             input_ids: int64 [B, T].
@@ -268,7 +266,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         return states, cache
 
     def _whole(self, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """What the model makes of whole sequences in one pass, as in training."""
+        """The model's output for whole sequences in one pass, as in training."""
         moved_BT, source_BT = compact(tokens_BT, mask_BT)
         filled_BT = F.pad(moved_BT, (0, -moved_BT.shape[1] % self.model.block))
         made_BTV, _ = self.model(filled_BT)

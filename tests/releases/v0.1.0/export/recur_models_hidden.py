@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Found:
-    """What was noted since the last result, and the widths of the states in it."""
+    """The hidden states noted since the last result, and their widths."""
 
     def __init__(self, layers: bool) -> None:
         self.layers = layers
@@ -63,7 +63,7 @@ def note(index: int, x_BnD: Tensor) -> None:
 
 
 def states_asked_for(hidden_BnD: Tensor) -> Tensor | None:
-    """What a model returns in the place of its logits; None where the logits are wanted."""
+    """The tensor that a model returns in place of its logits; None if the logits are wanted."""
     found = _asked()
     return None if found is None else found.states(hidden_BnD)
 

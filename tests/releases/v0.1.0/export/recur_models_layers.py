@@ -54,7 +54,7 @@ class StackConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Of all heads together."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     def costs(self, vocab_size: int) -> Costs:
@@ -64,7 +64,7 @@ class StackConfig(ModelConfig):
 
     @abstractmethod
     def layer_costs(self) -> list[Costs]:
-        """Of each layer, for one block of one lane, in any order."""
+        """Costs of each layer, for one block of one lane, in any order."""
 
 
 class Dropouts(NamedTuple):
@@ -72,16 +72,16 @@ class Dropouts(NamedTuple):
 
     embedding: float = 0.0
     normed: float = 0.0
-    """What attention's keys, values and queries are made of."""
+    """Attention's normed input."""
     weights: float = 0.0
-    """Of the window's attention; one mask for all lanes and blocks. Neither states nor a memory are read with dropout."""
+    """The window's attention weights; one mask for all lanes and blocks. Reads of states and memories have no dropout."""
     attention: float = 0.0
-    """What attention adds to the residual stream."""
+    """Attention's contribution to the residual stream."""
     hidden: float = 0.0
     mlp: float = 0.0
-    """What the MLP adds to the residual stream."""
+    """The MLP's contribution to the residual stream."""
     final: float = 0.0
-    """What the logits are made of."""
+    """The input of the output layer."""
 
 
 def dropouts(config: StackConfig) -> Dropouts:
@@ -127,14 +127,20 @@ def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Scale-only root-mean-square norm, eps 1e-6, computed in float32."""
+    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
+        self.eps = eps
+        self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.scale.shape, self.scale.to(x.dtype), eps=1e-6)
+        scale = self.scale.to(x.dtype)
+        if self.groups == 1:
+            return F.rms_norm(x, scale.shape, scale, eps=self.eps)
+        each = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(each, each.shape[-1:], eps=self.eps).flatten(-2) * scale
 
 
 def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
@@ -182,7 +188,7 @@ class PositionBias(nn.Module):
     def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
         """The same bias; its backward pass sums along each diagonal first, instead of adding W · Z gradients to 32 numbers.
 
-        A GPU adds those one after the other, which took half of a training step (RESULTS.md).
+        A GPU adds those one after the other, which took half of a training step (results/speed).
         """
         rows = distance_WZ.shape[0]
         distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])

@@ -31,7 +31,7 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Nats of each target under softmax(hidden · weightᵀ + bias): [N] float32, 0 where the target is ``IGNORED``.
 
-    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same figures); else a chunk of them. The caller
+    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same losses); else a chunk of them. The caller
     scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the softmax in float32.
     """
     if torch.is_autocast_enabled(hidden_ND.device.type):
@@ -56,7 +56,7 @@ def whole_cross_entropy(
 def tied_output(
     hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
 ) -> Tensor:
-    """What a model returns: nats [B, T] where there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
+    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
     output layer of its own, which may have a bias.
     """
     if targets_BT is None:

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,7 +32,7 @@ from .common_errors import UserError
 from .recur_models_costs import Costs
 
 State = dict[str, Tensor]
-"""What a model carries from one segment to the next; the first dimension of every tensor is the lane."""
+"""The tensors that a model carries from one segment to the next; their first dimension is the lane."""
 
 RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
@@ -44,7 +44,7 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class ModelConfig(ABC):
-    """What every model's config offers; the sizes themselves are fields of each model's own config."""
+    """The interface of every model's config; the sizes are fields of each model's own config."""
 
     name: ClassVar[str]
     recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
@@ -128,11 +128,11 @@ class RecurrentModel(nn.Module, ABC):
     vocab_size: int
     block: int
     embedding: nn.Embedding
-    """Of the inputs: [V, D]."""
+    """Embedding of the inputs: [V, D]."""
     layers: nn.ModuleList
-    """What is compiled one by one (compiling.py)."""
+    """Modules that are compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
-    """Set it before a forward pass; it changes memory and time, and no figure but for what dropout draws block by block."""
+    """Set it before a forward pass. It changes memory and time, and no result but for dropout that is drawn block by block."""
     one_graph: bool = False
     """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
 
@@ -178,7 +178,7 @@ class RecurrentModel(nn.Module, ABC):
 
     @abstractmethod
     def incremental_decoder(self) -> IncrementalDecoder:
-        """What reads a part of a block. `decoding.RecomputeDecoder` serves every model, at W times the work of a model's own."""
+        """A decoder that reads parts of blocks. `decoding.RecomputeDecoder` serves every model, at W times the work of its own."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:
@@ -215,11 +215,18 @@ class Places:
         """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
         step_n = torch.arange(int(counts_B.max()))
         places_Bn = filled_B[:, None] + step_n
-        row, step = (step_n < counts_B[:, None]).nonzero(as_tuple=True)
+        valid_Bn = step_n < counts_B[:, None]
+        row, step = valid_Bn.nonzero(as_tuple=True)
         self.of_tokens_Bn = places_Bn.to(device)
+        self._valid_Bn = valid_Bn
         self._row = row.to(device)
         self._step = step.to(device)
         self._place = places_Bn[row, step].to(device)
+
+    @cached_property
+    def valid_Bn(self) -> Tensor:
+        """bool. Whether a token is one of its lane's own."""
+        return self._valid_Bn.to(self._row.device)
 
     def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
         """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
@@ -240,6 +247,13 @@ class Probe:
     """A number, of what ``module`` was given first and what ``until`` made."""
     until: nn.Module | None = None
     """A module that runs after ``module``; by default the same one."""
+
+
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """How much a State has changed, relative to its size before; 1 where it was zero."""
+    was = before.float().square().mean()
+    moved = (after - before).float().square().mean()
+    return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
 
 
 def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
     XLConfig(layers=12, window=2048).build(vocab_size=32_001)
 
 State, for layer i counted from 0: ``layers.i.keys``, ``layers.i.values`` [B, H, W, E]; under ``equations="paper"`` also
-``present`` [B], whether the lane has a previous block. Of the block that is being read token by token, a layer keeps its keys and
-values; where W tokens are there, they are the next State's. Letters: see layers.py; n tokens of one block.
+``present`` [B], whether the lane has a previous block. While a block is read token by token, a layer keeps its keys and
+values; once there are W tokens, they become the next State. Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .recur_models_protocol import (
     layer_state,
     prefix_layer_state,
 )
-from .recur_models_stepping import append, attend_halves, bias
+from .recur_models_stepping import append, attend_parts, bias
 from .recur_models_window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -95,11 +95,11 @@ class XLConfig(WindowedConfig):
 
 
 class Part(NamedTuple):
-    """What is the same in all layers when some tokens of one block are read."""
+    """Tensors that all layers share when some tokens of one block are read."""
 
     places: Places
     bucket_BnZ: Tensor
-    """Of the distance between token and key."""
+    """Bucket of the distance between token and key."""
     unseen_BnZ: Tensor
     """The keys that a token does not see."""
     blind_BHn1: Tensor | None
@@ -196,10 +196,10 @@ class TokenLayer(nn.Module):
         keys, values, after = append(part.places, tokens, block)
         bias_BHnZ = bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
         previous = state["keys"], state["values"]
-        return tokens, attend_halves(tokens.q_self, previous, (keys, values), bias_BHnZ, part.blind_BHn1), after
+        return tokens, attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ, part.blind_BHn1), after
 
     def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
-        """What the layer makes of tokens that have attended to the window, and read states where it does."""
+        """The layer's output for tokens that have attended to the window, and to states if it reads them."""
         cross = None
         if tokens.q_cross is not None:
             cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])[:, None]
@@ -212,7 +212,7 @@ class TokenLayer(nn.Module):
         return [Probe("state_share", self.out, self._state_share)]
 
     def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
-        """Of the heads that ``out`` is given, the first are those of self-attention, the others those that read states."""
+        """Share of the output's energy that comes from the states, which the second half of ``heads`` reads."""
         parts = zip(heads.chunk(2, -1), self.out.weight.to(heads.dtype).chunk(2, 1), strict=True)
         window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
         return states / (states + window)
@@ -340,7 +340,7 @@ class WindowedTransformer(RecurrentModel):
         return x_BKWD, after
 
     def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
-        """What every layer reads of the sharing_layer layer's states at the beginning of a block, if there is one."""
+        """Projections of the sharing layer's states, which every layer reads in a block; None without such a layer."""
         return (
             None
             if self.sharing_layer is None
@@ -348,7 +348,7 @@ class WindowedTransformer(RecurrentModel):
         )
 
     def hidden(self, x: Tensor) -> Tensor:
-        """What the logits are made of."""
+        """The input of the output layer."""
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def incremental_decoder(self) -> IncrementalDecoder:

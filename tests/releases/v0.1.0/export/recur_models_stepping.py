@@ -1,4 +1,4 @@
-"""What the models' own ways of reading a part of a block share: each layer's keys and values are kept, and a token is one query.
+"""The common part of the models' incremental decoders: each layer's keys and values are kept, and a token is one query.
 
 A layer keeps ``keys`` and ``values`` [B, H, W, E] of the current block, of which the first tokens are there. No weight of attention
 is dropped: training reads whole blocks.
@@ -7,6 +7,8 @@ Letters: see layers.py; n tokens of one block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,24 +26,21 @@ def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor
     return bias_HBnZ.masked_fill(unseen_BnZ, MASKED).transpose(0, 1)
 
 
-def attend_halves(
-    q_BHnE: Tensor,
-    previous: tuple[Tensor, Tensor],
-    current: tuple[Tensor, Tensor],
-    bias_BHnZ: Tensor,
-    blind_BHn1: Tensor | None,
+def attend_parts(
+    q_BHnE: Tensor, parts: Sequence[tuple[Tensor, Tensor]], bias_BHnZ: Tensor, blind_BHn1: Tensor | None = None
 ) -> Tensor:
-    """softmax(q·k + bias)·v over the previous block's keys and values and the current one's, without joining (copying) them.
+    """softmax(q·k + bias)·v over keys and values in several parts, such as the previous block's and the current one's, without
+    joining (copying) them.
 
     ``blind_BHn1``: tokens that see nothing; the authors' phantom logit of −1000 takes all the weight.
     """
-    products = [q_BHnE @ keys.to(q_BHnE.dtype).transpose(-1, -2) for keys, _ in (previous, current)]
+    products = [q_BHnE @ keys.to(q_BHnE.dtype).transpose(-1, -2) for keys, _ in parts]
     weights_BHnZ = torch.softmax(torch.cat(products, dim=-1) + bias_BHnZ.to(q_BHnE.dtype), dim=-1)
     if blind_BHn1 is not None:
         weights_BHnZ = weights_BHnZ.masked_fill(blind_BHn1, 0.0)
-    halves = zip(weights_BHnZ.chunk(2, dim=-1), (previous, current), strict=True)
-    before, now = (weights.to(q_BHnE.dtype) @ values.to(q_BHnE.dtype) for weights, (_, values) in halves)
-    return before + now
+    shares = weights_BHnZ.to(q_BHnE.dtype).split([keys.shape[-2] for keys, _ in parts], dim=-1)
+    found = [share @ values.to(q_BHnE.dtype) for share, (_, values) in zip(shares, parts, strict=True)]
+    return sum(found[1:], start=found[0])
 
 
 def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ from .recur_models_layers import MASKED, PositionBias
 
 
 class Window(NamedTuple):
-    """What is the same for every block: of one layer, in one pass."""
+    """Tensors of one layer in one pass that all blocks share."""
 
     bias_HWZ: Tensor
     """Added to the logits of a block's own and its previous keys."""
     kept_HWZ: Tensor | None
-    """What the weights are multiplied by where some are dropped."""
+    """Factors of the attention weights under dropout."""
 
 
 def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
