@@ -52,7 +52,7 @@ def mixers(layers: tuple[MixerName, ...], **options: Any) -> MixersConfig:
 def deltanet(size: int, keys: int, negative: bool) -> MixersConfig:
     """One layer of the delta rule alone, with heads of this size and so many keys a token: no gates, no convolution, no MLP."""
     bare: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": False, "conv": 1, "mlp_dim": 0}
-    sizes = {"d_model": 120, "key_dim": size, "value_dim": size, "householders": keys}
+    sizes = {"d_model": 124, "key_dim": size, "value_dim": size, "householders": keys}
     return mixers(("delta",), **bare, **sizes, negative_eigenvalues=negative)
 
 
@@ -79,7 +79,7 @@ MODELS: dict[str, ModelSettings] = {
     "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
     "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
-    "mamba2-window": mixers(("mamba2", "window"), mlp_dim=64),
+    "mamba2-window": mixers(("mamba2", "window"), mlp_dim=68),
 }
 """By name; block-recurrent's have windows of 8 tokens and as many states."""
 

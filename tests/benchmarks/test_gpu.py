@@ -133,6 +133,8 @@ def test_the_sizes_are_the_papers() -> None:
         "cached-staircase": 1.14,
         "gpt2-rec": 1.08,
     }
+    assert config.of("llama").costs(49_152).parameters == 134_515_008  # SmolLM2-135M's
+    counted = {name: cost for name, cost in counted.items() if not name.startswith("llama")}
     for name, cost in counted.items():
         assert cost.parameters == pytest.approx(slide.parameters, rel=0.12), name
         flops = cost.training_flops_per_token / slide.training_flops_per_token

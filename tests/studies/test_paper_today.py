@@ -47,7 +47,7 @@ def test_large_models_have_as_many_parameters_and_states_of_one_size(names: list
 def test_mixers_on_the_tasks_have_the_size_of_the_others() -> None:
     sizes = {name: model.costs(33) for name, model in MODELS.items()}
     counts = {name: costs.parameters - costs.embedding_parameters for name, costs in sizes.items()}
-    assert counts == pytest.approx(dict.fromkeys(counts, 51_000), rel=0.03)
+    assert counts == pytest.approx(dict.fromkeys(counts, 51_500), rel=0.03)
 
 
 def test_every_row_names_presets_and_data_that_there_are() -> None:
