@@ -29,7 +29,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*MODELS["slide"], *TINY, "--steps", "3", "--data.store", str(make_store(folder)), "--root", str(folder)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_comes_to_every_moment(words: list[str], tmp_path: Path) -> None:
     witnesses: dict[int, Any] = {}
     for rank in range(2):

@@ -104,7 +104,7 @@ def test_zsh_takes_bashs_script_after_its_own_set_up() -> None:
     assert all(name in commands.NAMES for name in completion.FIRST)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_installed_wheel_prepares_trains_and_evaluates_outside_of_this_tree(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for name in PACKAGES:

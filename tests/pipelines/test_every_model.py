@@ -87,6 +87,7 @@ def test_exported_it_generates_and_scores_the_same(
     assert float(table["bits_per_token"]) == pytest.approx(bits, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_of_passes_and_chunks(store: Path, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_weights_of_another_vocabulary_are_a_users_error(pretrained: Path, store
         main(words)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_of_windows_overlaps_and_the_layer_that_reads(pretrained: Path, store: Path, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def test_under_nohup_a_terminal_that_closes_asks_nothing(tmp_path: Path) -> None
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.long
 def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "hung", tmp_path / "hung.log"
     mine = [*words, "--run", "hung", "--hang-seconds", "6"]

@@ -98,6 +98,7 @@ def sentencepiece_tokenizer(folder: Path) -> ThroughlineTokenizer:
     return ThroughlineTokenizer(f"{prefix}.model", auto_map=auto_map)
 
 
+@pytest.mark.long
 def test_every_model_generates_the_same_where_throughline_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
