@@ -193,11 +193,11 @@ def row(name: str) -> Row:
 
 
 NOTE = {
-    "tiny": "On text, models of 576,000 parameters, embeddings included, read 4.1 million bytes at one learning rate (0.004). On the "
-    "tasks, models of 50,000 parameters beside embeddings read as many tokens as their presets say; rec, lstm:skip is there the cell "
-    "`dual`, and xl a Transformer-XL. The worth of State is what clearing the recurrent states, or the memory, at each segment "
-    "costs, in bits per byte; models that carry keys and values alone have none. State is that of the models on text, in float32. "
-    "Speeds are those of one thread. Empty cells were not run.",
+    "tiny": "On text, models of 576,000 parameters, embeddings included, read 4.1 million bytes at one learning rate (0.004). On "
+    "the tasks, models of 50,000 parameters beside embeddings read as many tokens as their presets say; rec, lstm:skip is "
+    "there the cell `dual`, and xl a Transformer-XL. The worth of State is what clearing the recurrent states, or the "
+    "memory, at each segment costs, in bits per byte; models that carry keys and values alone have none. State is that of "
+    "the models on text, in float32. Speeds are those of one thread. Empty cells were not run.",
     "paper": "150M parameters beside the embeddings, on PG-19 in bytes. Empty cells were not run.",
 }
 ROWS = tuple(map(row, LABELS))
