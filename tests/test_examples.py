@@ -107,7 +107,7 @@ def test_a_model_of_ones_own_is_trained(store: Path, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_prints_its_trials_best_first(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from examples import sweep

@@ -18,7 +18,7 @@ def test_growth_is_not_called_flat(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_is_flat_in_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     long_generation.main(["--tokens", "600", "--stretch", "150", "--prompt", "24000"])  # times may well be noisy here
     out = capsys.readouterr().out

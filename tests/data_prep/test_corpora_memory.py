@@ -82,7 +82,7 @@ def test_memory_stays_flat_on_bombs(tmp_path: Path) -> None:
     assert counts == {"too large": 3, "no TeX": 2} and grown < 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_stays_flat_on_many_empty_members(tmp_path: Path) -> None:
     """Each of an eighth of a million members may keep 60 bytes."""
     paper = tar({"1/2101.00007.gz": gzip.compress(MAIN)})

@@ -83,6 +83,7 @@ def bits_of(report: Path) -> float:
         return float(next(csv.DictReader(file))["bits_per_token"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["llama", "rec fixed:skip"])
 def test_a_tuned_export_scores_as_in_trainer_and_is_trained_further(
     model: str, exported: Callable[..., Path], store: Path, tmp_path: Path

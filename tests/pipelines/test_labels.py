@@ -148,7 +148,7 @@ def test_resumed_equals_undisturbed_bit_for_bit(train: Train) -> None:
     assert any("train/error_rate" in metrics for _, metrics in curve(resumed))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_count_what_one_does_and_either_goes_on(
     train: Train, task: PrepareConfig, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
     assert final_tensors(run, 60) == final_tensors(calm, 60)
 
 
+@pytest.mark.long
 def test_a_process_that_was_suspended_as_a_whole_goes_on(words: list[str], tmp_path: Path) -> None:
     """Ctrl-Z and fg, or a laptop that slept: nobody hung."""
     with Group([*words, "--run", "slept", "--hang-seconds", "4"], 1, tmp_path / "log") as group:

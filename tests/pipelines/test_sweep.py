@@ -108,7 +108,7 @@ def results(sweep: Sweep) -> list[tuple[str, int, float, str]]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
     here: Make, capsys: pytest.CaptureFixture[str]
@@ -199,7 +199,7 @@ def check_stopped(sweep: Sweep) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_plateau_stops_trials_and_a_scheduler_by_its_path_too(here: Make) -> None:
     plateau = "ray.tune.stopper:TrialPlateauStopper(std=9, num_results=2, grace_period=2)"

@@ -126,6 +126,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.long
 def test_every_step_once_after_a_kill(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
     words = [sys.executable, "-c", LOGS_UNTIL_KILLED, str(tmp_path), config.uri, config.experiment]
     child = subprocess.Popen(words, cwd=Path(__file__).parents[2])
@@ -158,6 +159,7 @@ def test_every_step_once_after_a_kill(server: Server, config: TrackingConfig, tm
     assert server.run(run_id)["info"]["status"] == "FINISHED"
 
 
+@pytest.mark.long
 def test_a_silent_server_loses_nothing(
     server: Server,
     config: TrackingConfig,

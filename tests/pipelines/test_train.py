@@ -746,7 +746,7 @@ def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
     assert "ignore its recurrent State" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_equals_uncompiled(train: Train) -> None:
     sizes = (
         "--model.layers",

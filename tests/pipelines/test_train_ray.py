@@ -105,6 +105,7 @@ def test_a_killed_worker_a_killed_controller_and_a_stop_cost_no_step(
     assert len(logged) >= step and logged == losses(undisturbed)[: len(logged)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     train: Train, store: Path, capsys: pytest.CaptureFixture[str]
@@ -136,6 +137,7 @@ def long_run(words: list[str]) -> list[str]:
     return [*words, "--run", "long", "--num-workers", "1", "--steps", "100000", "--validate-every", "0"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_signal_and_a_checkpoint_that_cannot_be_written_is_no_saved_stop(long_run: list[str], tmp_path: Path) -> None:
     checkpoints = tmp_path / "runs/long/checkpoints"

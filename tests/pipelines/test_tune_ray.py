@@ -189,6 +189,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp
     assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_asked_to_stop_by_a_signal_all_that_run_save(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]

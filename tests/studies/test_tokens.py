@@ -313,6 +313,7 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_documents")
 def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
