@@ -134,7 +134,13 @@ DEMO_PRESETS = {
 
 DEMO_GROUPS = {
     "Start here (minutes on a CPU)": {"demo-*": ""},
-    "Your own text (5 to 6 million parameters), one for each model": {"small-*": ""},
+    "Your own text (5 to 6 million parameters), one for each model": {
+        "small-*": "",
+        "small-delta*": "the gated delta rule in every layer, or with windows in every third (-window)",
+        "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
+        "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",
+        "small-llama*": "the same of a Llama",
+    },
     "Studies of what recurrence is for": {
         "study-*": "the demo's models and a Transformer-XL, trained for longer",
         "recall-*": "a name is asked for ten windows after it stood",

@@ -122,8 +122,7 @@ STATE_TRACKING_GROUPS = {
         "tiny-walk-*": "where an agent is after each action on a grid",
         "tiny-algorithm-*": "which values a program prints",
         "tiny-mqar-*": "associative recall: which value belongs to a key that comes back",
-        "tiny-permutation-*": "products of permutations, in the group S3",
-        "tiny-permutation-longer-*": "products in S3 of 128 elements, after training on 3 to 24",
+        "tiny-permutation-*": "products of permutations, in the group S3 (-longer: longer ones than in training)",
         "tiny-permutation-a5-*": "products in A5, which is not solvable",
         "tiny-permutation-s5-*": "products in S5, which is not solvable",
     }
