@@ -28,7 +28,6 @@ from recur_models import (
     GPT2RecConfig,
     LlamaConfig,
     LlamaRecConfig,
-    MixersConfig,
     StaircaseConfig,
     State,
     TransformerXLConfig,
@@ -44,7 +43,6 @@ Ours = Literal[
 ]  # fmt: skip
 Model = Literal[Ours, "peer"]
 SIZE: dict[str, Any] = {"layers": 12, "d_model": 1024, "heads": 8, "head_dim": 128, "mlp_dim": 4096}
-MIXER_SIZE: dict[str, Any] = {"d_model": 1024, "window": 512}
 SMOLLM2: dict[str, Any] = {
     "pretrained": "none", "layers": 30, "d_model": 576, "heads": 9, "kv_heads": 3, "mlp_dim": 1536, "positions": 8192,
     "window": 256,
@@ -63,12 +61,10 @@ MODELS: dict[Ours, ModelSettings] = {
         **{name: size for name, size in SIZE.items() if name != "head_dim"}, window=320, overlap=64, positions=1024
     ),
     "vanilla": VanillaConfig(layers=13),
-    "delta": MixersConfig(layers=("delta",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2368, **MIXER_SIZE),
-    "mamba2": MixersConfig(layers=("mamba2",) * 12, heads=32, key_dim=72, value_dim=64, mlp_dim=2336, **MIXER_SIZE),
-    "mlstm": MixersConfig(layers=("mlstm",) * 12, heads=8, key_dim=128, value_dim=144, mlp_dim=2592, **MIXER_SIZE),
-    "retention": MixersConfig(
-        layers=("retention",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2400, **MIXER_SIZE
-    ),
+    "delta": PRESETS["pg19-mixers-delta"].model,
+    "mamba2": PRESETS["pg19-mixers-mamba2"].model,
+    "mlstm": PRESETS["pg19-mixers-mlstm"].model,
+    "retention": PRESETS["pg19-mixers-retention"].model,
     "llama": LlamaConfig(**SMOLLM2),
     "llama-rec": LlamaRecConfig(**SMOLLM2),
 }
