@@ -100,7 +100,7 @@ def prepare(config: BenchConfig) -> None:
 def workers(config: BenchConfig) -> None:
     for name in config.presets:
         preset = PRESETS[name]
-        cost, state = preset.model.costs(config.vocab), state_bytes(preset)
+        cost, state = preset.model.costs(config.vocab), preset.model.state_bytes(config.vocab)
         weights = 4 * cost.parameters
         optimizer = optimizer_bytes(preset, config.vocab)
         print(
@@ -221,13 +221,6 @@ def drawn_lengths() -> np.ndarray:
     rng = np.random.Generator(np.random.Philox(0))
     drawn = rng.lognormal(0.0, LOG_SIGMA, BOOKS)
     return np.maximum(1, drawn * (WORDS * TOKENS_PER_WORD / drawn.sum())).astype(np.int64)
-
-
-def state_bytes(preset: TrainConfig) -> int:
-    """The State of one lane, as the model declares it."""
-    with torch.device("meta"):
-        state = preset.model.build(256).initial_state(1)
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def optimizer_bytes(preset: TrainConfig, vocab: int) -> int:

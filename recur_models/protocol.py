@@ -91,6 +91,12 @@ class ModelConfig(ABC):
     def costs(self, vocab_size: int) -> Costs:
         """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
 
+    def state_bytes(self, vocab_size: int) -> int:
+        """Bytes of one lane's State between two segments."""
+        with torch.device("meta"):
+            state = self.build(vocab_size).initial_state(1)
+        return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
     def to_json(self) -> dict[str, Any]:
         """The config as JSON values, its registered name under ``name``."""
         return {"name": self.name, **json.loads(json.dumps(dataclasses.asdict(self)))}

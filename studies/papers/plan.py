@@ -26,7 +26,7 @@ from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Metric, Row, Run, Scale, Table
-from studies.papers.trainings import StudyFolder, Training, state_bytes
+from studies.papers.trainings import StudyFolder, Training
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,12 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
     if metric == "written_per_second":
         return training.written_per_second()
     if metric in TIMES:
-        time = training.ms_per_step()
-        in_time = metric == "tokens_per_second"
-        return 1e3 * training.config.tokens_per_step / time if in_time and time else time
+        milliseconds = training.ms_per_step()
+        if metric == "tokens_per_second" and milliseconds:
+            return 1e3 * training.config.tokens_per_step / milliseconds
+        return milliseconds
+    if metric == "state_bytes":
+        return float(training.config.model.state_bytes(training.vocab_size()))
     score = evaluation.carried
     split = evaluation.split.rpartition("/")[2]
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
@@ -229,7 +232,6 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
         "vocabulary": float(store.vocab_size - 1),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / words if words else None,
-        "state_bytes": float(state_bytes(training.config.model, store.vocab_size)),
         "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
     }
     return values[metric]

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
@@ -252,6 +252,19 @@ class Training:
         return self.config.model.costs(vocab_size).training_flops_per_token * self.config.tokens_per_step
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread, and afterwards in as many as before."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     """Seconds of a forward and backward pass on random tokens and a quarter of the lanes, in this process.
 
@@ -260,10 +273,8 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     """
     import torch
 
-    threads = torch.get_num_threads()
     lanes = max(config.data.lanes // 4, 1)
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with given_by_user(ValueError):  # of pretrained weights, say
             model = config.model.build(vocab_size)
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
@@ -273,8 +284,6 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
             model(tokens_BT, None, None, tokens_BT)[0].sum().backward()
             seconds.append(time.process_time() - began)
         return median(seconds[1:]) * config.data.lanes / lanes
-    finally:
-        torch.set_num_threads(threads)
 
 
 def written_per_second(config: ModelSettings, vocab_size: int) -> float:
@@ -286,32 +295,18 @@ def written_per_second(config: ModelSettings, vocab_size: int) -> float:
 
     from recur_models.decoding import begin, read
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread(), torch.no_grad():
         model = config.build(vocab_size).eval()
         tokens_BT = torch.randint(vocab_size - 1, (1, 5 * config.block))
         decoder = model.incremental_decoder()
         reading = begin(decoder, lanes=1)
         rates = []
-        with torch.no_grad():
-            for block_BW in tokens_BT.split(config.block, 1):
-                began = time.process_time()
-                for token_B1 in block_BW.split(1, 1):
-                    _, reading = read(decoder, reading, token_B1, keep=1)
-                rates.append(config.block / (time.process_time() - began))
+        for block_BW in tokens_BT.split(config.block, 1):
+            began = time.process_time()
+            for token_B1 in block_BW.split(1, 1):
+                _, reading = read(decoder, reading, token_B1, keep=1)
+            rates.append(config.block / (time.process_time() - began))
         return median(rates[1:])
-    finally:
-        torch.set_num_threads(threads)
-
-
-def state_bytes(config: ModelSettings, vocab_size: int) -> int:
-    """Bytes of a lane's State between two segments."""
-    import torch
-
-    with torch.device("meta"):
-        state = config.build(vocab_size).initial_state(1)
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def value_of(text: str) -> Any:

@@ -11,7 +11,7 @@ from recur_models import LSTMConfig, MixersConfig
 from studies.papers import PAPERS
 from studies.papers.tables import Run
 from studies.papers.today import LABELS, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
-from studies.papers.trainings import state_bytes, written_per_second
+from studies.papers.trainings import written_per_second
 
 VOCABULARY = 257
 
@@ -61,10 +61,10 @@ def test_every_row_names_presets_and_data_that_there_are() -> None:
 
 def test_state_of_a_lane_is_counted_in_bytes() -> None:
     # Two layers of h and c, 8 numbers of four bytes each.
-    assert state_bytes(LSTMConfig(layers=2, d_model=8, window=4), VOCABULARY) == 2 * 2 * 8 * 4
+    assert LSTMConfig(layers=2, d_model=8, window=4).state_bytes(VOCABULARY) == 2 * 2 * 8 * 4
     # H × E × V of float32 for each layer.
     mixers = MixersConfig(layers=("retention",) * 3, d_model=8, heads=2, key_dim=3, value_dim=5, window=4, mlp_dim=8)
-    assert state_bytes(mixers, VOCABULARY) == 3 * 2 * 3 * 5 * 4
+    assert mixers.state_bytes(VOCABULARY) == 3 * 2 * 3 * 5 * 4
 
 
 def test_a_model_is_timed_while_it_writes() -> None:
