@@ -158,14 +158,11 @@ class MemoryLayer(nn.Module):
         """
         x_BSD = self.enter(x_BSD, state)
         tokens = self.tokens.project(x_BSD)
-        pairs = [*before, (tokens.k, tokens.v)]
-        keys = torch.cat([k.to(tokens.k.dtype) for k, _ in pairs], 2)
-        values = torch.cat([v.to(tokens.v.dtype) for _, v in pairs], 2)
-        index_m = torch.arange(keys.shape[2], device=x_BSD.device)
+        parts = [*before, (tokens.k, tokens.v)]
+        index_m = torch.arange(sum(keys.shape[2] for keys, _ in parts), device=x_BSD.device)
         distance_Sm = index_m[-x_BSD.shape[1] :, None] - index_m
         bias_HSm = self.tokens.position_bias(distance_Sm) * self.tokens.project.scale_H.abs()[:, None, None]
-        logits_BHSm = tokens.q_self @ keys.transpose(-1, -2) + bias_HSm.to(keys.dtype)
-        heads_BHSE = torch.softmax(logits_BHSm, dim=-1).to(values.dtype) @ values
+        heads_BHSE = attend_parts(tokens.q_self, parts, bias_HSm)
         return self.tokens.combine(x_BSD, heads_BHSE), {"keys": tokens.k, "values": tokens.v}
 
 
