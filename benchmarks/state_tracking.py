@@ -1,4 +1,4 @@
-"""Which models follow a state? Every model of the papers, and today's mixers, on four tasks, at equal parameters and equal tokens.
+"""Which models follow a state? Every model of the papers, and today's mixers, on tasks, at equal parameters and equal tokens.
 
     python -m benchmarks.state_tracking --root runs/state-tracking                  a day on two cores
     python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
@@ -11,12 +11,14 @@ state_tracking.png: errors over the position in a document. A rerun skips finish
   are walks of 8, 16, 32 and 64, too, as many actions of each. The paper has 400 actions and says nothing of the grid.
 - algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. To train on there are programs of 5,
   10, 20 and 40 statements, too, as many statements of each. A staircase has six passes over chunks of four there.
-- mqar: 4 pairs of 64 symbols, then each key again: recall, which needs no state that changes. With 8 pairs of 256 symbols, mixed
-  with fewer or not, all models learn in as many steps only which symbols are values of this text.
+- mqar: 4 pairs of 64 symbols, then each key again: recall, without a state that changes. mqar-16 and mqar-64 have as many pairs
+  of 128 and 512 symbols, and fewer to train on, too; in mqar-rewrites each of four keys gets a second value, which counts. Mixers
+  have two layers there, with gates and convolutions.
+- arithmetic: sums of products modulo 5, of 64 numbers; to train on there are those of 2 to 20.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
   follow (Merrill et al. 2024): permutation-s5 and permutation-a5. To train on these are products of 2, 4, 8 and 16, too, as many
   elements of each: of 32 alone nobody learns more than the first few.
-- permutation-longer: products in S3 of 128, after training on 3 to 24 elements.
+- permutation-longer: products in S3 of 128, after training on 3 to 24 elements. permutation-parity: the same of two things.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class BenchConfig:
     root: Path = Path("runs/state-tracking")
     """Folder of store, runs, figures."""
     tasks: tuple[str, ...] = ("walk", "algorithm", "mqar", "permutation")
-    """Tasks from the list above; permutation-longer, permutation-a5 and permutation-s5 besides."""
+    """Tasks from the list above."""
     models: tuple[str, ...] = tuple(MODELS)
     """Models of pipelines/presets/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)

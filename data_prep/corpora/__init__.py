@@ -6,6 +6,7 @@ A new corpus is one file in this folder with a class that follows `data_prep.doc
 from typing import Any
 
 from data_prep.corpora.algorithm import Algorithm
+from data_prep.corpora.arithmetic import Arithmetic
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
 from data_prep.corpora.github import GitHub
@@ -35,6 +36,7 @@ CORPORA: dict[str, type[Any]] = {
     Algorithm.name: Algorithm,
     Mqar.name: Mqar,
     Permutation.name: Permutation,
+    Arithmetic.name: Arithmetic,
 }
 
 CODE = {PythonSource.name, GitHub.name}

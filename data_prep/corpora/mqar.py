@@ -9,8 +9,15 @@ come soon and some late, as repeated bigrams do in text; with a power of 1 all s
 in the text. Elsewhere stands a filler. The keys of a document are all different, and so are its values. The first symbol is the
 blank, the others up to half are keys, the upper half values.
 
+With `--rewrites 2`, two of the keys come again after the pairs, in the order in which they are drawn, each with another value. The
+last value counts:
+
+    text     k17 v9 k4 v12 k17 v3 k4  . . . k17 .
+    targets  _   _  _  _   _   _  v12 _ _ _ v3  _
+
 Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models"; the spacing is that of its authors'
 generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 test, 64 to 512 tokens long with 4 to 64 pairs.
+Rewriting is that of Rodkin et al. 2024, "Associative Recurrent Memory Transformer", where one key is asked for.
 
     python -m pipelines.prepare mqar --length 256 --pairs 16
     python -m pipelines.prepare mqar --length 256 --pairs 64 --curriculum 4 8 16 32 64
@@ -34,7 +41,7 @@ class Mqar(Task):
     """Pairs of keys and values; where a key comes back its value is to be predicted."""
 
     name: ClassVar[str] = "mqar"
-    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
+    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": (), "rewrites": 0}
 
     train: int = 100_000
     """Documents to train on."""
@@ -46,8 +53,10 @@ class Mqar(Task):
     """Symbols: the blank, keys, and about as many values."""
     pairs: int = 8
     """Pairs of a key and a value in a document, and queries."""
+    rewrites: int = 0
+    """Keys that get another value before the queries; where documents have fewer pairs, as many as there are keys."""
     length: int = 128
-    """Tokens of a document: four for each pair, or more."""
+    """Tokens of a document: four for each pair and two for each rewrite, or more."""
     power: float = 0.01
     """Queries come in slot g with odds proportional to g^(power − 1)."""
     filler: Literal["blank", "random"] = "blank"
@@ -60,8 +69,10 @@ class Mqar(Task):
         super().__post_init__()
         self.check(pairs=1)
         self.check_curriculum(self.curriculum, "pairs")
+        self.check(rewrites=0)
         most = max((self.pairs, *self.curriculum))
-        self.check(length=4 * most, vocabulary=2 * most + 2)
+        given = most + min(self.rewrites, most)
+        self.check(length=2 * (most + given), vocabulary=2 * given + 2)
         self.check_most(vocabulary=MOST_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
@@ -79,23 +90,27 @@ class Mqar(Task):
         return self.length_in(self.curriculum, self.pairs, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
-        """Draw one document: the pairs first, then each key once more, whose value is the target."""
+        """Draw one document: the pairs first, then each key once more, whose last value is the target."""
         pairs = self.pairs_of(split, index)
+        rewrites = min(self.rewrites, pairs)
         half = self.vocabulary // 2
-        context = 2 * pairs
+        context = 2 * (pairs + rewrites)
         keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, pairs)]
-        values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs)]
+        values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs + rewrites)]
+        again = [keys[i] for i in draws.distinct(pairs, rewrites)] if rewrites else []
+        written = [*keys, *again]
         text = [BLANK] * self.length
         targets = [NOTHING] * self.length
         if self.filler == "random":
             text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
-        text[0:context:2] = keys
+        text[0:context:2] = written
         text[1:context:2] = values
         # The order in which clocks with rates of these odds ring is that of drawing with these odds, none twice.
         odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
         uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
         slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[:pairs].tolist()
-        for slot, key, value in zip(slots, keys, values, strict=True):
+        last = dict(zip(written, values, strict=True))
+        for slot, key in zip(slots, keys, strict=True):
             text[context + 2 * slot] = key
-            targets[context + 2 * slot] = value
+            targets[context + 2 * slot] = last[key]
         return text, targets

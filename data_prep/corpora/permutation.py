@@ -8,7 +8,7 @@ product of g₁ … g_t sends i to g_t(… g₂(g₁(i))).
 
 A5 and S5 are not solvable, and their word problems complete for NC¹: a transformer needs depth that grows with the length, where a
 recurrent network needs one layer (Merrill, Petty and Sabharwal 2024, "The Illusion of State in State-Space Models"). S3 is
-solvable, and small.
+solvable, and small. In S2 the product is the parity of the swaps.
 
     python -m pipelines.prepare permutation --group A5
     python -m pipelines.prepare permutation --group A5 --length 32 --curriculum 2 4 8 16 32
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import Draws, Task, Written, followed
 
-Group = Literal["S3", "A5", "S5"]
+Group = Literal["S2", "S3", "A5", "S5"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Permutation(Task):
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
 
     group: Group = "S5"
-    """S5, all 120 permutations of five; A5, the 60 even ones; or S3, the 6 of three."""
+    """S5, all 120 permutations of five; A5, the 60 even ones; S3, the 6 of three; or S2, the 2 of two."""
     length: int = 64
     """Elements of a document."""
     curriculum: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ compares them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
@@ -83,31 +83,70 @@ MODELS: dict[str, ModelSettings] = {
 }
 """By name; block-recurrent's have windows of 8 tokens and as many states."""
 
-TASKS: dict[str, tuple[str, int]] = {
-    "walk": ("random-walk", 3000),
-    "algorithm": ("algorithm", 3000),
-    "mqar": ("mqar", 2000),
-    "permutation": ("permutation", 1000),
-    "permutation-longer": ("permutation", 1500),
-    "permutation-a5": ("permutation", 8000),
-    "permutation-s5": ("permutation", 8000),
+GATED: dict[str, Any] = {"negative_eigenvalues": True, "householders": 2, "key_dim": 12}
+MODELS_FOR_RECALL = MODELS | {
+    "delta": mixers(("delta",) * 2, mlp_dim=38),
+    "delta-negative": mixers(("delta",) * 2, mlp_dim=38, negative_eigenvalues=True),
+    "delta-two-positive-keys": mixers(("delta",) * 2, mlp_dim=12, **GATED | {"negative_eigenvalues": False}),
+    "delta-two-keys": mixers(("delta",) * 2, mlp_dim=12, **GATED),
+    "mamba2": mixers(("mamba2",) * 2, mlp_dim=50),
+    "mlstm": mixers(("mlstm",) * 2, mlp_dim=40),
+    "retention": mixers(("retention",) * 2, mlp_dim=42),
+    "delta-window": mixers(("delta", "window"), mlp_dim=60),
 }
-"""Tasks by their word in a preset's name: the corpus, and steps of 4,096 tokens."""
+"""The same, with two layers of the mixers and the gates and convolutions of their papers: a value stands behind its key, and one
+layer without a convolution cannot join the two."""
 
 
-def tiny(task: str, model: ModelSettings) -> TrainConfig:
-    """This model on this task. A staircase of two passes over chunks of one token learns no programs in as many steps: of chunks
-    and passes (1, 4), (4, 4), (8, 4), (4, 6) and (4, 8) it has those with the fewest errors on validation."""
-    corpus, steps = TASKS[task]
+@dataclass(frozen=True)
+class TaskTraining:
+    """How a task is read in training."""
+
+    corpus: str
+    steps: int
+    """Each has 4,096 tokens."""
+    segment_length: int = 64
+
+
+TASKS: dict[str, TaskTraining] = {
+    "walk": TaskTraining("random-walk", 3000),
+    "algorithm": TaskTraining("algorithm", 3000),
+    "arithmetic": TaskTraining("arithmetic", 3000),
+    "mqar": TaskTraining("mqar", 2000),
+    "mqar-16": TaskTraining("mqar", 3000),
+    "mqar-64": TaskTraining("mqar", 3000, segment_length=256),
+    "mqar-rewrites": TaskTraining("mqar", 3000),
+    "permutation": TaskTraining("permutation", 1000),
+    "permutation-longer": TaskTraining("permutation", 1500),
+    "permutation-parity": TaskTraining("permutation", 1500),
+    "permutation-a5": TaskTraining("permutation", 8000),
+    "permutation-s5": TaskTraining("permutation", 8000),
+}
+"""Tasks by their word in a preset's name."""
+
+
+def tiny(task: str, name: str) -> TrainConfig:
+    """The model of this name on this task.
+
+    A staircase of two passes over chunks of one token learns no programs in as many steps: of chunks and passes (1, 4), (4, 4),
+    (8, 4), (4, 6) and (4, 8) it has those with the fewest errors on validation.
+    """
+    training = TASKS[task]
+    model = (MODELS_FOR_RECALL if training.corpus == "mqar" else MODELS)[name]
     if task == "algorithm" and type(model) is StaircaseConfig:
         model = replace(model, chunk=4, passes=6)
     return TrainConfig(
         model=model,
-        data=DataConfig(corpus=corpus, store="runs/state-tracking/store", lanes=64, segment_length=64),
+        data=DataConfig(
+            corpus=training.corpus,
+            store="runs/state-tracking/store",
+            lanes=4096 // training.segment_length,
+            segment_length=training.segment_length,
+        ),
         optim=OptimConfig(name="adamw", lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=ScheduleConfig(name="cosine", warmup_steps=100),
         root="runs/state-tracking",
-        steps=steps,
+        steps=training.steps,
         num_workers=0,
         log_every=50,
         validate_every=500,
@@ -116,14 +155,13 @@ def tiny(task: str, model: ModelSettings) -> TrainConfig:
     )
 
 
-STATE_TRACKING_PRESETS = {f"tiny-{task}-{name}": tiny(task, model) for task in TASKS for name, model in MODELS.items()}
+STATE_TRACKING_PRESETS = {f"tiny-{task}-{name}": tiny(task, name) for task in TASKS for name in MODELS}
 STATE_TRACKING_GROUPS = {
     "Tasks that need a state (benchmarks/state_tracking.py), for each model with 50,000 parameters": {
         "tiny-walk-*": "where an agent is after each action on a grid",
         "tiny-algorithm-*": "which values a program prints",
-        "tiny-mqar-*": "associative recall: which value belongs to a key that comes back",
-        "tiny-permutation-*": "products of permutations, in the group S3 (-longer: longer ones than in training)",
-        "tiny-permutation-a5-*": "products in A5, which is not solvable",
-        "tiny-permutation-s5-*": "products in S5, which is not solvable",
+        "tiny-arithmetic-*": "sums of products modulo 5",
+        "tiny-mqar-*": "associative recall: the value of a key that comes back (also 16, 64, rewrites)",
+        "tiny-permutation-*": "products of permutations, in S3 (also longer, parity, a5, s5)",
     }
 }

@@ -108,12 +108,25 @@ PRESETS: dict[str, TrainConfig] = {
 SMALL = "--validation 500 --test 500 --segment-length 64"
 HARD = "--length 32 --curriculum 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 4 4 4 4 4 4 4 4 8 8 8 8 16 16 32 --train 500000"
 LONGER = f"--length 128 --curriculum {' '.join(map(str, range(3, 25)))} --train 100000"
+EXPRESSIONS = f"--length 64 --curriculum {' '.join(map(str, range(2, 21)))} --train 200000"
+
+
+def recall(options: str) -> Data:
+    """A task of associative recall."""
+    return Data("mqar", options=tuple(f"{options} {SMALL}".split()))
+
+
 TASK_DATA = {
     "walk": TINY_DATA["Random Walk"],
     "algorithm": TINY_DATA["Algorithm"],
-    "mqar": Data("mqar", options=tuple(f"--vocabulary 64 --pairs 4 --length 32 --train 200000 {SMALL}".split())),
+    "arithmetic": Data("arithmetic", options=tuple(f"{EXPRESSIONS} {SMALL}".split())),
+    "mqar": recall("--vocabulary 64 --pairs 4 --length 32 --train 200000"),
+    "mqar-16": recall("--vocabulary 128 --pairs 16 --length 64 --curriculum 1 2 4 8 16 --train 200000"),
+    "mqar-64": recall("--vocabulary 512 --pairs 64 --length 256 --curriculum 4 8 16 32 64 --train 50000"),
+    "mqar-rewrites": recall("--vocabulary 64 --pairs 4 --rewrites 4 --length 32 --train 200000"),
     "permutation": Data("permutation", options=tuple(f"--group S3 --length 32 --train 100000 {SMALL}".split())),
     "permutation-longer": Data("permutation", options=tuple(f"--group S3 {LONGER} {SMALL}".split())),
+    "permutation-parity": Data("permutation", options=tuple(f"--group S2 {LONGER} {SMALL}".split())),
     "permutation-a5": Data("permutation", options=tuple(f"--group A5 {HARD} {SMALL}".split())),
     "permutation-s5": Data("permutation", options=tuple(f"--group S5 {HARD} {SMALL}".split())),
 }
@@ -127,14 +140,21 @@ PROGRAMS = "programs, % wrong"
 S3 = "S3, % wrong"
 A5 = "A5, % wrong"
 S5 = "S5, % wrong"
-RECALL = "MQAR 4, % wrong"
+PARITY = "parity, % wrong"
+ARITHMETIC = "arithmetic, % wrong"
+RECALL = "MQAR 16, % wrong"
 TASKS = {
     WALKS: "walk",
     PROGRAMS: "algorithm",
-    S3: "permutation",
+    S3: "permutation-longer",
     A5: "permutation-a5",
     S5: "permutation-s5",
-    RECALL: "mqar",
+    PARITY: "permutation-parity",
+    ARITHMETIC: "arithmetic",
+    "MQAR 4, % wrong": "mqar",
+    RECALL: "mqar-16",
+    "MQAR 64, % wrong": "mqar-64",
+    "rewriting, % wrong": "mqar-rewrites",
 }
 STATE = Column("State, bytes a lane", "state_bytes", of=CODE, form=",.0f")
 COLUMNS = (

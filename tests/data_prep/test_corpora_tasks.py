@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from data_prep.corpora import CORPORA
 from data_prep.corpora.algorithm import Algorithm
+from data_prep.corpora.arithmetic import Arithmetic
 from data_prep.corpora.mqar import Mqar
 from data_prep.corpora.permutation import Permutation
 from data_prep.corpora.random_walk import RandomWalk
@@ -25,7 +26,7 @@ from data_prep.documents import NOTHING, SPLITS, CorpusError, Labelled, Skipped,
 from data_prep.sources import reread
 from pipelines.prepare import main
 
-TASKS: tuple[type[Task], ...] = (RandomWalk, Algorithm, Mqar, Permutation)
+TASKS: tuple[type[Task], ...] = (RandomWalk, Algorithm, Mqar, Permutation, Arithmetic)
 COUNTS: Any = st.fixed_dictionaries({"seed": st.integers(0, 2**70), **{split: st.integers(0, 3) for split in SPLITS}})
 
 Pairs = list[tuple[str, str]]
@@ -202,6 +203,22 @@ def test_recall(counts: dict[str, Any], pairs: int, longer: int, more: int, fill
             assert all((word == ".") == (label == NOTHING) for word, label in tail)
 
 
+@given(COUNTS, st.integers(1, 9), st.integers(1, 12), st.integers(0, 20))
+def test_recall_of_what_was_rewritten(counts: dict[str, Any], pairs: int, rewrites: int, longer: int) -> None:
+    given = pairs + min(pairs, rewrites)
+    task = Mqar(**counts, pairs=pairs, rewrites=rewrites, length=2 * (pairs + given) + longer, vocabulary=2 * given + 2)
+    for read in every(task):
+        head, tail = read[: 2 * given], read[2 * given :]
+        values = {}
+        for (key, _), (value, _) in zip(head[::2], head[1::2], strict=True):
+            assert key[0] == "k" and value[0] == "v" and value not in values.values()
+            values[key] = value
+        assert len(read) == task.length and len(values) == pairs and len({value for value, _ in head[1::2]}) == given
+        assert len({key for key, _ in head[: 2 * pairs : 2]}) == pairs
+        assert {word: label for word, label in tail if label != NOTHING} == values
+    assert "rewrites" not in Mqar().options() and task.options()["rewrites"] == rewrites
+
+
 def test_a_curriculum_of_pairs() -> None:
     task = Mqar(train=4, validation=2, test=1, pairs=3, length=20, vocabulary=30, curriculum=(1, 5))
     labels = {
@@ -239,7 +256,7 @@ def composed(word: str, before: str) -> str:
     return "".join(word[int(image) - 1] for image in before)
 
 
-@given(COUNTS, st.sampled_from(["S3", "A5", "S5"]), st.integers(1, 80), st.lists(st.integers(1, 40), max_size=3))
+@given(COUNTS, st.sampled_from(["S2", "S3", "A5", "S5"]), st.integers(1, 80), st.lists(st.integers(1, 40), max_size=3))
 def test_a_product(counts: dict[str, int], group: Any, length: int, curriculum: list[int]) -> None:
     task = Permutation(**counts, group=group, length=length, curriculum=tuple(curriculum))
     for pairs in every(task):
@@ -250,13 +267,38 @@ def test_a_product(counts: dict[str, int], group: Any, length: int, curriculum: 
             assert label == state
 
 
-@pytest.mark.parametrize(("group", "order"), [("S3", 6), ("A5", 60), ("S5", 120)])
+@pytest.mark.parametrize(("group", "order"), [("S2", 2), ("S3", 6), ("A5", 60), ("S5", 120)])
 def test_a_group(group: Any, order: int) -> None:
     elements = Permutation(group=group).symbols()
     assert len(set(elements)) == order and elements[0] == "12345"[: len(elements[0])]
     assert {composed(a, b) for a in elements for b in elements} == set(elements)
     drawn = Counter(word for pairs in documents(Permutation(group=group, train=200), "train") for word, _ in pairs)
     assert set(drawn) == set(elements) and max(drawn.values()) < 2 * 200 * 64 / order
+
+
+def test_the_product_in_s2_is_the_parity() -> None:
+    for pairs in documents(Permutation(group="S2", train=20), "train"):
+        swaps = [sum(word == "21" for word, _ in pairs[: i + 1]) for i in range(len(pairs))]
+        assert [label for _, label in pairs] == ["21" if count % 2 else "12" for count in swaps]
+
+
+@given(COUNTS, st.integers(2, 12), st.integers(1, 40), st.lists(st.integers(1, 30), max_size=3))
+def test_an_expression(counts: dict[str, int], modulus: int, length: int, curriculum: list[int]) -> None:
+    """Each label against Python's own value of all that has been read."""
+    task = Arithmetic(**counts, modulus=modulus, length=length, curriculum=tuple(curriculum))
+    for pairs in every(task):
+        assert len(pairs) in {2 * count - 1 for count in (length, *curriculum)}
+        assert {label for _, label in pairs[1::2]} <= {NOTHING} and {word for word, _ in pairs[1::2]} <= {*"+-*"}
+        for i in range(0, len(pairs), 2):
+            read = "".join(word for word, _ in pairs[: i + 1])
+            assert int(pairs[i][1]) == eval(read) % modulus
+    assert task.symbols() == ["+", "-", "*", *map(str, range(modulus))]
+
+
+def test_numbers_and_operators_are_equally_likely() -> None:
+    words = Counter(word for pairs in documents(Arithmetic(train=500), "train") for word, _ in pairs)
+    assert max(words[sign] for sign in "+-*") / min(words[sign] for sign in "+-*") < 1.1
+    assert max(words[str(i)] for i in range(5)) / min(words[str(i)] for i in range(5)) < 1.15
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -298,7 +340,7 @@ def test_documents_are_the_same_in_every_process() -> None:
         told = subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         )
-        assert told.stdout.split() == ["d145fafe685d", "56c26d8fb3c8", "67eed06ebafb", "9c07aa0a8046"]
+        assert told.stdout.split() == ["d145fafe685d", "56c26d8fb3c8", "67eed06ebafb", "9c07aa0a8046", "0e64b07943e5"]
 
 
 def test_a_hundred_thousand_are_listed_at_once() -> None:
@@ -317,7 +359,7 @@ def test_every_field_is_explained(kind: type[Task], capsys: pytest.CaptureFixtur
 
 BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: RandomWalk(train=-1), "train of corpus random-walk is -1: give --train 0 or more"),
-    (lambda: Permutation(group="X5"), "group of corpus permutation is 'X5': give --group S3 or A5 or S5"),  # pyrefly: ignore
+    (lambda: Permutation(group="X5"), "group of corpus permutation is 'X5': give --group S2 or S3 or A5 or S5"),  # pyrefly: ignore
     (lambda: RandomWalk(actions="fly"), "actions of corpus random-walk is 'fly': give --actions turns or moves"),  # pyrefly: ignore
     (lambda: Algorithm(seed=-1), "seed of corpus algorithm is -1: give --seed 0 or more"),
     (lambda: RandomWalk(grid=1), "grid of corpus random-walk is 1: give --grid 2 or more"),
@@ -328,6 +370,10 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: Algorithm(statements=0), "statements of corpus algorithm is 0: give --statements 1 or more"),
     (lambda: Algorithm(variables=27), "variables of corpus algorithm is 27: give --variables 26 or fewer"),
     (lambda: Mqar(pairs=0), "pairs of corpus mqar is 0: give --pairs 1 or more"),
+    (lambda: Mqar(rewrites=-1), "rewrites of corpus mqar is -1: give --rewrites 0 or more"),
+    (lambda: Mqar(pairs=24, rewrites=32), "length of corpus mqar is 128: give --length 144 or more"),
+    (lambda: Arithmetic(modulus=1), "modulus of corpus arithmetic is 1: give --modulus 2 or more"),
+    (lambda: Arithmetic(curriculum=(0,)), "curriculum of corpus arithmetic holds 0: give --curriculum lengths of 1 or more"),
     (lambda: Mqar(pairs=64), "length of corpus mqar is 128: give --length 256 or more"),
     (lambda: Mqar(vocabulary=17), "vocabulary of corpus mqar is 17: give --vocabulary 18 or more"),
     (lambda: Mqar(vocabulary=10**12), f"vocabulary of corpus mqar is {10**12}: give --vocabulary 1000000 or less"),

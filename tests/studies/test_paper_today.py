@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipelines.config.run import ModelSettings
 from pipelines.presets import PRESETS
-from pipelines.presets.state_tracking import MODELS, TASKS
+from pipelines.presets.state_tracking import MODELS, MODELS_FOR_RECALL, TASKS
 from recur_models import LSTMConfig, MixersConfig
 from studies.papers import PAPERS
 from studies.papers.tables import Run
@@ -44,8 +45,10 @@ def test_large_models_have_as_many_parameters_and_states_of_one_size(names: list
     assert states == pytest.approx([states[0]] * len(states), rel=0.01)  # mLSTM has a normaliser beside
 
 
-def test_mixers_on_the_tasks_have_the_size_of_the_others() -> None:
-    sizes = {name: model.costs(33) for name, model in MODELS.items()}
+@pytest.mark.parametrize("models", [MODELS, MODELS_FOR_RECALL], ids=["states", "recall"])
+def test_mixers_on_the_tasks_have_the_size_of_the_others(models: dict[str, ModelSettings]) -> None:
+    assert list(models) == list(MODELS)
+    sizes = {name: model.costs(33) for name, model in models.items()}
     counts = {name: costs.parameters - costs.embedding_parameters for name, costs in sizes.items()}
     assert counts == pytest.approx(dict.fromkeys(counts, 51_500), rel=0.03)
 
