@@ -15,7 +15,8 @@ vowel, consonant, vowel) occurs in no training document. Names are read off unde
 the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
 
 Makes the corpus, prepares it, trains recall-rec and recall-slide (pipelines/presets/demo.py), whose parameters are nearly equal,
-prints a table of accuracy over distance and writes recall.png. A rerun skips finished work.
+prints a table of accuracy over distance and writes recall.png. A rerun skips finished work. Today's models have presets of the same
+size: `--presets recall-delta recall-mamba2 recall-mlstm recall-retention recall-xl recall-rmt recall-armt`.
 """
 
 from __future__ import annotations

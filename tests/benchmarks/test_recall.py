@@ -47,8 +47,10 @@ def test_the_corpus_follows_from_its_seed() -> None:
 
 
 def test_the_presets_fit_the_task() -> None:
-    for name in ("recall-rec", "recall-slide"):
-        assert PRESETS[name].model.block == LINE
+    models = {name: preset.model for name, preset in PRESETS.items() if name.startswith("recall-")}
+    assert len(models) == 9 and {model.block for model in models.values()} == {LINE}
+    sizes = {name: model.costs(257).parameters for name, model in models.items()}
+    assert sizes == pytest.approx(dict.fromkeys(sizes, 167_000), rel=0.01)
     slide = PRESETS["recall-slide"].model
     assert isinstance(slide, SlideConfig) and slide.layers < 10  # × window is what it sees, in windows
 
