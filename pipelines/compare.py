@@ -83,12 +83,26 @@ def root_of_place(place: Place) -> Place:
     return above
 
 
+def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingConfig:
+    """Where to track: as ``asked``, or where the first of the ``compared`` runs is tracked."""
+    if asked.uri or asked.backend == "none":
+        return asked
+    for place in compared:
+        with suppress(
+            OSError, ValueError, KeyError, TypeError
+        ):  # a sweep, an id, or something else, which is refused later
+            trained = json.loads((place / "config.json").read_bytes())["tracking"]
+            where = {"uri": trained["uri"], "backend": trained["backend"]}
+            return replace(asked, **where, experiment=asked.experiment or trained["experiment"])
+    return asked
+
+
 def main(argv: list[str]) -> None:
     """Compare runs, sweeps and runs of MLflow: print a table, draw the curves. Raises UserError for bad input."""
     config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    config = replace(config, tracking=config.tracking.located())
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     places = [Place.parse(name) for name in config.runs]
+    config = replace(config, tracking=tracking_for(config.tracking.located(), places))
     all_runs = root_for(config.root, places)
     root = RunFolder(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
     check_tracking(config.tracking, root)

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from PIL import Image
 
 from common.errors import UserError
+from common.places import Place
 from pipelines import compare as compare_script
-from pipelines.compare import main
+from pipelines.compare import main, tracking_for
 from pipelines.config.run import TrackingConfig
 from pipelines.reports import finished_runs
 from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
@@ -228,6 +230,25 @@ def test_a_report_is_beside_the_first_run(
     above = tmp_path / ("here" if words else "all")
     assert (above / expected / "comparison.csv").is_file()
     assert not (tmp_path / "here/runs").exists()
+
+
+def test_a_comparison_is_recorded_where_the_first_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the command line says otherwise."""
+    monkeypatch.chdir(tmp_path)
+    named_run(tmp_path / "runs", "a")
+    path = tmp_path / "runs/a/config.json"
+    server = f"sqlite:///{tmp_path / 'server.db'}"
+    tracking = {"uri": server, "backend": "mlflow", "experiment": "books"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tracking": tracking}))
+    main(["runs/a"])
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("books")
+    assert experiment is not None
+    assert [run.info.run_name for run in client.search_runs([experiment.experiment_id])] == ["compare a"]
+    assert not (tmp_path / "runs/mlflow.db").exists()
+    assert tracking_for(TrackingConfig(backend="none"), [Place.parse("runs/a")]).uri == ""
+    asked = TrackingConfig(uri="http://other:5000")
+    assert tracking_for(asked, [Place.parse("runs/a")]) == asked
 
 
 @pytest.mark.slow
