@@ -37,6 +37,9 @@ from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
 from pipelines.training.world import Launched, World, join_torchrun
 
+MANY_EPOCHS = 20
+"""Above so many readings of the train split, the announcement of a run says so: its text is small for its steps."""
+
 
 def describe(config: TrainConfig, run: TrainInputs) -> int:
     """Say what will be done. Returns the number of parameters."""
@@ -44,6 +47,7 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
     data = config.data
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     tokens = config.steps * config.tokens_per_step
+    epochs = tokens / max(totals.tokens, 1)
     workers = " to ".join(str(number) for number in dict.fromkeys((config.workers[0], config.workers[-1])))
     where = "in this process" if config.num_workers == 0 else f"on {workers} Ray Train workers"
     begins = f"  begins  with the weights in {cli.shown(run.initial.folder)}\n" if run.initial else ""
@@ -55,10 +59,16 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
         f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
         f"vocabulary {run.train_store.vocab_size:,}\n"
         f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
-        f"= {tokens:,} tokens, {tokens / max(totals.tokens, 1):.2f} epochs\n"
+        f"= {tokens:,} tokens, {epochs:,.2f} epochs\n"
         f"{begins}  into    {_shown(config)}",
         flush=True,
     )
+    if epochs > MANY_EPOCHS:
+        print(
+            f"  note    the steps read the train split {epochs:,.0f} times, and the model may learn it by heart: give fewer "
+            "--steps, or more text",
+            flush=True,
+        )
     if (run.train_store.place.parent / "tokenizer" / CHAT_FILE).exists():
         print(
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "

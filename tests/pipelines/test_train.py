@@ -76,6 +76,20 @@ def test_a_run_writes_its_metrics_and_checkpoints(train: Train) -> None:
     assert len(checkpoint.meta["cursor"]) == 4 and sum(checkpoint.meta["cursor"]) == checkpoint.meta["tokens"]
 
 
+@pytest.mark.usefixtures("short_documents")
+def test_the_announcement_says_when_the_steps_read_a_small_train_split_often(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--steps", "2", "--validate-every", "0", "--model.window", "8")
+    train(*words, name="few")
+    assert "times" not in capsys.readouterr().out
+    train(*words, "--data.segment-length", "8192", name="many")
+    shown = capsys.readouterr().out
+    epochs = float(re.findall(r"([\d.]+) epochs", shown)[0])
+    assert epochs > 20
+    assert f"  note    the steps read the train split {epochs:,.0f} times" in shown and "fewer --steps" in shown
+
+
 def test_the_loss_falls(train: Train) -> None:
     records = read_records(train("--optim.lr", "1e-2", "--steps", "60") / "metrics.jsonl")
     losses = [record.metrics["train/bits_per_token"] for record in records if "train/bits_per_token" in record.metrics]
