@@ -51,8 +51,11 @@ SCRIPT = """\
     fi
 }}
 complete -o bashdefault -o default -F _{console} {console}"""
-SETUP = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
-"""zsh takes bash's completions after this."""
+SETUP = {
+    "bash": "",
+    "zsh": "(($+functions[compdef])) || { autoload -Uz compinit && compinit }\nautoload -Uz bashcompinit && bashcompinit\n",
+}
+"""zsh takes bash's completions after this. A second `compinit` would forget what other scripts have registered since the first."""
 
 
 @dataclass(frozen=True)

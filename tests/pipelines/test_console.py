@@ -1,7 +1,8 @@
-"""The console command: its list, its subcommands, its completion in bash, and an installed wheel outside of this tree."""
+"""The console command: its list, its subcommands, its completion in bash and zsh, and an installed wheel outside of this tree."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -99,8 +100,46 @@ def test_bash_completes_commands_presets_and_options(
         assert (done.stdout, done.stderr) == (f"{expected}\n", ""), words
 
 
-def test_zsh_takes_bashs_script_after_its_own_set_up() -> None:
-    assert completion.SETUP["zsh"].strip().endswith("bashcompinit")
+ZSH = """
+zmodload zsh/zpty
+TRAPEXIT() { zpty -d shell }
+zpty -b shell zsh -f -i
+until_shown() { local seen; zpty -r -m shell seen "*$1*" || exit 1 }
+zpty -w shell 'autoload -Uz compinit; compinit -u; compdef _files other; source ./script; print "set up: $_comps[other]"'
+until_shown 'set up: _files'
+zpty -w shell 'shown() { zle complete-word; print -r -- "<$BUFFER>"; zle kill-whole-line }; zle -N shown; bindkey "^I" shown'
+for words completed in ${(f)"$(<cases)"}; do
+    zpty -n -w shell "$words"$'\t'
+    until_shown "<${(b)completed}>"
+done
+"""
+"""A zsh in a terminal of its own completes each case; ends only once it has shown all of them."""
+ZSH_CASES = (
+    ("throughline doc", "throughline doctor "),
+    ("throughline completion z", "throughline completion zsh "),
+    ("throughline tune rec-table-3-s", "throughline tune rec-table-3-states "),
+    ("throughline tune lr --schedule.min", "throughline tune lr --schedule.min-lr-ratio "),
+    ("throughline doctor ca", "throughline doctor cases "),  # a file
+)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_the_same_and_keeps_the_completions_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "NAMES", ("doctor", "tune", "completion"))  # all take seconds
+    console.main(["completion", "zsh"])
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "cases").write_text("\n".join(itertools.chain.from_iterable(ZSH_CASES)))
+    environment = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
+    subprocess.run(["zsh", "-f", "-c", "autoload -Uz compinit; compinit -u"], cwd=tmp_path, env=environment, check=True)
+    done = subprocess.run(
+        ["zsh", "-f", "-c", ZSH], cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_completed_first_words_are_of_commands() -> None:
     assert all(name in commands.NAMES for name in completion.FIRST)
 
 
