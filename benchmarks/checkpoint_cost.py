@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,32 +78,20 @@ class Training:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    if config.record:
-        results.check_writable()
+    recorder = results.Recorder("reliability", "benchmarks.checkpoint_cost", argv, config.record)
     print(machine.describe())
     with tempfile.TemporaryDirectory() as folder:
         if config.every:
             measured = cost(config, Path(folder) / "cost")
-            if config.record:
-                record_seconds("Cost of a checkpoint", measured, argv)
+            recorder.table("Cost of a checkpoint", tuple(measured), [rounded(measured)])
         if config.restore_preset:
             measured = restore(config, Path(folder) / "restore")
-            if config.record:
-                record_seconds("Restore of a checkpoint", measured, argv)
+            recorder.table("Restore of a checkpoint", tuple(measured), [rounded(measured)])
 
 
-def record_seconds(
-    name: str, measured: Mapping[str, float], argv: Sequence[str], folder: Path = results.FOLDER
-) -> None:
-    """Record what `cost` or `restore` measured in ``folder``/reliability."""
-    results.record(
-        "reliability",
-        name,
-        columns=tuple(measured),
-        rows=[tuple(round(value, 5) for value in measured.values())],
-        command=results.command_of("benchmarks.checkpoint_cost", argv),
-        folder=folder,
-    )
+def rounded(measured: Mapping[str, float]) -> list[float]:
+    """The row of a table."""
+    return [round(value, 5) for value in measured.values()]
 
 
 def cost(config: BenchConfig, root: Path) -> dict[str, float]:

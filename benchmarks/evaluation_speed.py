@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, results
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
@@ -35,6 +35,7 @@ from pipelines.training.scoring import add_to
 from recur_models import RecurrentModel, detach
 
 VOCAB = 257
+COLUMNS = ("preset", "training, tokens/s", "scoring, tokens/s", "ratio, median (range)", "of FLOPs", "fill")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class BenchConfig:
     """Runs, by their names; their lanes and segments are taken."""
     rounds: int = 12
     """Rounds; the first two do not count."""
+    record: bool = False
+    """Record the table in results/evaluation/."""
 
     def __post_init__(self) -> None:
         machine.check_rounds(self.rounds)
@@ -105,8 +108,8 @@ def schedule_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> Ev
     return EvaluationLanes(share.lengths, lanes=share.lanes, segment_length=share.segment_length, block=model.block)
 
 
-def measure(name: str, rounds: int) -> None:
-    """Print a line for one preset."""
+def measure(name: str, rounds: int) -> tuple[results.Cell, ...]:
+    """Print a line for one preset, and return its row under COLUMNS."""
     config = PRESETS[name]
     torch.manual_seed(0)
     model: RecurrentModel = config.model.build(VOCAB)
@@ -125,21 +128,21 @@ def measure(name: str, rounds: int) -> None:
     found = {kind: statistics.median(rate[kind] for rate in rates[2:]) for kind in made}
     ratios = [rate["score"] / rate["train"] for rate in rates[2:]]
     costs = config.model.costs(VOCAB)
-    print(
-        f"  {name:16} {found['train']:>9,.0f} {found['score']:>9,.0f}   {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})   {costs.computed_training_flops_per_token / costs.computed_flops_per_token:.2f}"
-        f"   {schedule.fill():.0%}",
-        flush=True,
-    )
+    shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    flops = f"{costs.computed_training_flops_per_token / costs.computed_flops_per_token:.2f}"
+    fill = f"{schedule.fill():.0%}"
+    print(f"  {name:16} {found['train']:>9,.0f} {found['score']:>9,.0f}   {shown}   {flops}   {fill}", flush=True)
+    return name, round(found["train"]), round(found["score"]), shown, flops, fill
 
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    recorder = results.Recorder("evaluation", "benchmarks.evaluation_speed", argv, config.record)
     torch.set_num_threads(1)  # the time of two would be counted twice
     print(machine.describe())
     print(f"  {'tokens/s':16} {'training':>9} {'scoring':>9}   ratio, median (range)   of FLOPs   fill")
-    for name in config.presets:
-        measure(name, config.rounds)
+    rows = [measure(name, config.rounds) for name in config.presets]
+    recorder.table("Scoring against training", COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +75,7 @@ print((time.perf_counter() - began) / (config.steps - 20))
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    if config.record:
-        results.check_writable()
+    recorder = results.Recorder("speed", "benchmarks.pipeline_cost", argv, config.record)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [config.preset, "--data.store", str(Path(config.store).absolute()), "--steps", str(config.steps)]
     data = cli.parse_preset(PRESETS, words, "").data
@@ -102,23 +100,12 @@ def main(argv: list[str]) -> None:
             )
     median = statistics.median(ratios)
     print(f"median ratio {median:.3f} of {len(ratios)} pairs ({min(ratios):.3f} to {max(ratios):.3f})")
-    if config.record:
-        record_ratios(ratios, argv, fingerprint)
-
-
-def record_ratios(
-    ratios: Sequence[float], argv: Sequence[str], fingerprint: str, folder: Path = results.FOLDER
-) -> None:
-    """Record the ratio of each pair, and their median, in ``folder``/speed."""
-    results.record(
-        "speed",
+    recorder.values(
         "Cost of the pipeline",
-        metric="step time under Ray Train with tracking / bare loop",
-        values={f"pair {number}": round(ratio, 4) for number, ratio in enumerate(ratios, 1)},
-        value=round(statistics.median(ratios), 4),
-        command=results.command_of("benchmarks.pipeline_cost", argv),
+        "step time under Ray Train with tracking / bare loop",
+        {f"pair {number}": round(ratio, 4) for number, ratio in enumerate(ratios, 1)},
+        round(median, 4),
         fingerprint=fingerprint,
-        folder=folder,
     )
 
 

@@ -39,6 +39,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import results
 from benchmarks.machine import describe
 from common.errors import UserError
 from data_prep.corpora.jsonl import JsonLines
@@ -52,6 +53,7 @@ LINE = 160
 """Characters of a short document."""
 SHARDS = 2
 """Files that hold the lines; each bare process reads one of them."""
+COLUMNS = ("contender", "MB/s", "of bare, medians", "of bare, best runs", "of bare by CPU seconds", "µs per document")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class BenchConfig:
     """Python that has datatrove and datasets: compare with them. Needs `peer_tokenizer`."""
     peer_tokenizer: str = ""
     """A Hugging Face tokenizer.json of the same vocabulary."""
+    record: bool = False
+    """Record the table in results/data/."""
 
     def __post_init__(self) -> None:
         for name, least in (("copies", 1), ("rounds", 1), ("lines", 0)):
@@ -270,6 +274,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"--source {config.source} has no .txt file in train, validation or test: name a folder in the layout of PG-19"
         )
+    recorder = results.Recorder("data", "benchmarks.prepare_throughput", argv, config.record)
     with tempfile.TemporaryDirectory(dir=config.scratch or None) as folder:
         scratch = Path(folder)
         task = task_of(config, source, scratch / "corpus")
@@ -295,11 +300,15 @@ def main(argv: list[str]) -> None:
                     f"{measured.cpu_seconds:6.2f} s of CPU",
                     flush=True,
                 )
-        report(task, runs, short=config.lines > 0)
+        rows = report(task, runs, short=config.lines > 0)
+        recorder.table("Short documents" if config.lines else "Throughput of prepare", COLUMNS, rows)
 
 
-def report(task: Task, runs: dict[str, list[Measurement]], short: bool) -> None:
-    """Print a line for each contender, with its cost for each document where documents are short."""
+def report(task: Task, runs: dict[str, list[Measurement]], short: bool) -> list[tuple[results.Cell, ...]]:
+    """Print a line for each contender, with its cost for each document where documents are short. Returns their rows under
+    COLUMNS.
+    """
+    rows: list[tuple[results.Cell, ...]] = []
     median = {name: statistics.median(run.seconds for run in some) for name, some in runs.items()}
     best = {name: min(run.seconds for run in some) for name, some in runs.items()}
     cpu = {name: statistics.median(run.cpu_seconds for run in some) for name, some in runs.items()}
@@ -312,6 +321,11 @@ def report(task: Task, runs: dict[str, list[Measurement]], short: bool) -> None:
             print(f"{'':18} {each * median[name]:.1f} µs per document, {each * cpu[name]:.1f} µs of CPU")
         if short and not math.isnan(some[0].store_over_ids):
             print(f"{'':18} the store has {some[0].store_over_ids:.2f} × the bytes of its ids")
+        by_cpu = "" if math.isnan(cpu[name]) else round(cpu["bare"] / cpu[name], 3)
+        per_document = round(1e6 * median[name] / task.documents, 1)
+        of_bare = round(median["bare"] / median[name], 3), round(best["bare"] / best[name], 3)
+        rows.append((name, round(task.bytes / 1e6 / median[name], 2), *of_bare, by_cpu, per_document))
+    return rows
 
 
 def peer(name: str, config: BenchConfig, source: Path, output: Path) -> Measurement:

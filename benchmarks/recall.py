@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.named_lines import ANSWER, CONSONANTS, LINE, NAMES, QUESTION, STATEMENT, VOWELS, call, line, write_files
+from benchmarks.results import Recorder
 from common.errors import UserError, nearest
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
@@ -65,6 +66,8 @@ class RecallConfig:
     """Windows from the name to the question in test documents. Training knows them up to 12."""
     threads: int = 1
     """Threads of torch."""
+    record: bool = False
+    """Record the table in results/recall/."""
 
     def __post_init__(self) -> None:
         if min(self.train_documents, self.test_documents, *self.distances) < 1 or not self.distances:
@@ -168,31 +171,32 @@ def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
     FigureCanvasAgg(figure).print_figure(path, dpi=150)
 
 
-def table(results: dict[str, dict[int, Recall]]) -> Table:
-    """Names right, and in brackets letters right, in per cent."""
+def table(results: dict[str, dict[int, Recall]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: names right, and in brackets letters right, in per cent."""
 
     def cell(names: float | None, letters: float | None) -> str:
         return "–" if names is None or letters is None else f"{100 * names:.0f} ({100 * letters:.0f})"
 
-    shown = Table(box=None, pad_edge=False, title="names (letters) right, %")
-    shown.add_column("windows", justify="right")
+    columns = ["windows"]
     for name, recalls in results.items():
-        shown.add_column(name, justify="right")
+        columns.append(name)
         if next(iter(recalls.values())).names_cleared is not None:
-            shown.add_column(f"{name}, states cleared", justify="right")
+            columns.append(f"{name}, states cleared")
+    rows = []
     for distance in next(iter(results.values())):
-        cells = []
+        cells = [str(distance)]
         for recalls in results.values():
             r = recalls[distance]
             cells.append(cell(r.names, r.letters))
             if r.names_cleared is not None:
                 cells.append(cell(r.names_cleared, r.letters_cleared))
-        shown.add_row(str(distance), *cells)
-    return shown
+        rows.append(cells)
+    return columns, rows
 
 
 def main(argv: list[str]) -> None:
     config = cli.parse(RecallConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    recorder = Recorder("recall", "benchmarks.recall", argv, config.record)
     torch.set_num_threads(config.threads)
     store, folder = config.root / "store", write_files(config.root / "corpus", corpus(config))
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
@@ -207,7 +211,15 @@ def main(argv: list[str]) -> None:
     models: list[Any] = [PRESETS[name].model for name in config.presets]
     reach = max((model.layers for model in models if model.name == "slide"), default=0)
     plot(results, reach, config.root / "recall.png")
-    Console(width=max(Console().width, 120), markup=False).print(table(results))
+    columns, rows = table(results)
+    shown = Table(box=None, pad_edge=False, title="names (letters) right, %")
+    for column in columns:
+        shown.add_column(column, justify="right")
+    for row in rows:
+        shown.add_row(*row)
+    Console(width=max(Console().width, 120), markup=False).print(shown)
+    fingerprint = SegmentStore.open(str(store), "text", "train").manifest.fingerprint
+    recorder.table("A name asked for many windows later", columns, rows, fingerprint=fingerprint)
     print(
         f"test split {test.manifest.fingerprint}, {config.test_documents} documents at each distance; by chance 1 name in "
         f"{len(NAMES):,} and {CHANCE_LETTER:.0%} of letters\n  figure  {cli.shown(config.root / 'recall.png')}"

@@ -20,8 +20,8 @@ are left out:
     machine      processors or accelerator, "2 × AMD EPYC"
     date         of the measurement, or of its first report; YYYY-MM-DD
 
-A benchmark calls `record`, which replaces the record of the same name, command, commit and machine. Others stay, so that no
-measurement is lost.
+A benchmark with `--record` gives its result to a `Recorder`, which replaces the record of the same name, command, commit and
+machine. Others stay, so that no measurement is lost.
 """
 
 from __future__ import annotations
@@ -151,6 +151,59 @@ def record(
         updated = Study(title=old.title, text=old.text, records=records)
         write_atomically(path, dump(updated).encode())
         write_atomically(place / PAGE, render(updated).encode())
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records what one run of a benchmark measures, in a study; does nothing where ``active``, its ``--record``, is false.
+
+    Raises UserError when it is made, before anything is measured, if nothing can be recorded in ``folder``.
+    """
+
+    study: str
+    module: str
+    """The benchmark, as after `python -m`."""
+    argv: Sequence[str]
+    """The words that it was started with."""
+    active: bool
+    folder: Path = field(default_factory=lambda: FOLDER)
+
+    def __post_init__(self) -> None:
+        if self.active:
+            check_writable(self.folder)
+
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, fingerprint: str = ""
+    ) -> None:
+        """Record a table: its headings, and as many cells in each row."""
+        if self.active:
+            command = command_of(self.module, self.argv)
+            record(
+                self.study,
+                name,
+                columns=columns,
+                rows=rows,
+                command=command,
+                fingerprint=fingerprint,
+                folder=self.folder,
+            )
+
+    def values(
+        self, name: str, metric: str, values: Mapping[str, Number], value: Number, *, fingerprint: str = ""
+    ) -> None:
+        """Record one number for each seed or round, and ``value``, which stands for all of them."""
+        if self.active:
+            command = command_of(self.module, self.argv)
+            record(
+                self.study,
+                name,
+                metric=metric,
+                values=values,
+                value=value,
+                command=command,
+                fingerprint=fingerprint,
+                folder=self.folder,
+            )
 
 
 def check_writable(folder: Path = FOLDER) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.contenders import LANES, VOCAB, Contender
 from benchmarks.kept import kept_bytes
 from common.errors import UserError
@@ -39,6 +39,16 @@ from recur_models import (
     StaircaseConfig,
     TransformerXLConfig,
     UniversalTransformerConfig,
+)
+
+COLUMNS = (
+    "model",
+    "parameters",
+    "s a step",
+    "/ transformer-xl (range)",
+    "of the matrix rate",
+    "MiB kept",
+    "at half the segment",
 )
 
 
@@ -60,6 +70,8 @@ class BenchConfig:
     """Passes of the staircases."""
     rounds: int = 8
     """Rounds; the first two do not count."""
+    record: bool = False
+    """Record the table in results/staircase/."""
 
     def __post_init__(self) -> None:
         if 1 not in self.passes or len({*self.passes}) < 2:
@@ -99,6 +111,7 @@ def models(config: BenchConfig) -> dict[str, ModelConfig]:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    recorder = results.Recorder("staircase", "benchmarks.staircase_cost", argv, config.record)
     chosen = models(config)
     made = {label: Contender(model, config.segment) for label, model in chosen.items()}
     rounds = [{label: contender.step() for label, contender in made.items()} for _ in range(config.rounds)][2:]
@@ -109,6 +122,7 @@ def main(argv: list[str]) -> None:
         f"  {'':26} {'parameters':>11} {'s a step':>9} {'/ transformer-xl (range)':>26} {'of the rate':>12} "
         f"{'MiB kept':>9} {'at half':>8}"
     )
+    rows: list[tuple[results.Cell, ...]] = []
     for label, model in chosen.items():
         seconds = statistics.median(row[label] for row in rounds)
         ratios = [row[label] / row["transformer-xl"] for row in rounds]
@@ -122,6 +136,9 @@ def main(argv: list[str]) -> None:
             f"{memory:>9.0f} {half:>8.0f}",
             flush=True,
         )
+        used = f"{flops / seconds / rate:.0%}"
+        rows.append((label, cost.parameters, round(seconds, 4), shown, used, round(memory), round(half)))
+    recorder.table("Cost of passes", COLUMNS, rows)
     of = {n: [row[f"staircase, {n} pass{'es' * (n > 1)}"] for row in rounds] for n in config.passes}
     slopes = [
         float(np.polyfit(config.passes, [of[n][i] for n in config.passes], 1)[0]) / of[1][i] for i in range(len(rounds))

@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.contenders import PEER, SIZES, Contender, Peer, Size, model_configs, peer_version
 from pipelines.terminal import cli
 
@@ -32,6 +32,8 @@ class BenchConfig:
     """Tokens of a segment."""
     models: tuple[str, ...] = ("rec:fixed:skip", "slide")
     """Models of benchmarks/contenders.py."""
+    record: bool = False
+    """Record the table in results/speed/."""
 
 
 def weigh(size: Size, model: str, recompute: str, length: int) -> None:
@@ -50,25 +52,31 @@ def main(argv: list[str]) -> None:
         weigh(size, model, recompute, int(length))  # pyrefly: ignore
         return
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    rows = list(product(config.models, ("nothing", "layer", "block")))
+    recorder = results.Recorder("speed", "benchmarks.step_memory", argv, config.record)
+    weighed = list(product(config.models, ("nothing", "layer", "block")))
     if version := peer_version():
-        rows.append((f"{PEER} {version}", "nothing"))
+        weighed.append((f"{PEER} {version}", "nothing"))
     print(
         f"{machine.describe()}\n{config.size}, batch 2; MiB at most during a step, segments of …\n{'model':44} recomputed",
         end="",
     )
     print(*(f"{length:>9,}" for length in config.lengths), " MiB per 1,024 tokens (furthest off)")
-    for model, recompute in rows:
+    rows: list[tuple[results.Cell, ...]] = []
+    for model, recompute in weighed:
         peaks = []
         print(f"{model:44} {recompute:10}", end="", flush=True)
         for length in config.lengths:
-            weighed = ["--weigh", config.size, model, recompute, str(length)]
-            command = [sys.executable, "-m", "benchmarks.step_memory", *weighed]
+            words = ["--weigh", config.size, model, recompute, str(length)]
+            command = [sys.executable, "-m", "benchmarks.step_memory", *words]
             peaks.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
             print(f" {peaks[-1]:>9,.0f}", end="", flush=True)
         slope, start = np.polyfit(config.lengths, peaks, 1)
         off = max(abs(start + slope * length - peak) / peak for length, peak in zip(config.lengths, peaks, strict=True))
         print(f"  {slope * 1024:>8.1f} ({off:.1%})", flush=True)
+        rows.append((model, recompute, *map(round, peaks), f"{slope * 1024:.1f} ({off:.1%})"))
+    lengths = [f"{length:,}" for length in config.lengths]
+    columns = (config.size, "recomputed", *lengths, "MiB per 1,024 tokens (furthest from a line)")
+    recorder.table("Peak memory of a step", columns, rows)
 
 
 if __name__ == "__main__":

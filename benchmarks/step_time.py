@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from common.choices import Compile
 from pipelines.terminal import cli
 from pipelines.training.utilisation import matrix_rate
+
+COLUMNS = ("parameters", "s a step", "/ slide, median (range)", "FLOPs / slide", "of the matrix rate")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class BenchConfig:
     """Contenders whose name begins with one of these, besides slide; by default all."""
     compile: Compile = "no"
     """torch.compile of our models, in the rounds that do not count."""
+    record: bool = False
+    """Record a table for each size in results/speed/."""
 
     def __post_init__(self) -> None:
         machine.check_rounds(self.rounds)
@@ -42,13 +46,17 @@ class BenchConfig:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    recorder = results.Recorder("speed", "benchmarks.step_time", argv, config.record)
     print(machine.describe())
     for name in config.sizes:
-        measure(name, config)
+        rows = measure(name, config)
+        recorder.table(f"Training step, {name}", (name, *COLUMNS), rows)
 
 
-def measure(name: Size, config: BenchConfig) -> None:
-    """Time all contenders of one size and print a line for each."""
+def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
+    """Time all contenders of one size and print a line for each. Returns a row of each: its label, then a cell for each of
+    COLUMNS.
+    """
     chosen = {
         label: build()
         for label, build in contenders(name, config.compile).items()
@@ -63,6 +71,7 @@ def measure(name: Size, config: BenchConfig) -> None:
         f"  {'':44} {'parameters':>11} {'s a step':>9} {'/ slide, median (range)':>26} {'FLOPs / slide':>14} {'of the rate':>12}"
     )
     tokens = LANES * SEGMENT[name]
+    rows: list[tuple[results.Cell, ...]] = []
     for label, contender in chosen.items():
         seconds = statistics.median(row[label] for row in rounds)
         ratios = [row[label] / row["slide"] for row in rounds]
@@ -77,12 +86,14 @@ def measure(name: Size, config: BenchConfig) -> None:
         print(
             f"  {label:44} {contender.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops:>14} {rated:>12}", flush=True
         )
+        rows.append((label, contender.parameters, round(seconds, 4), shown, flops, rated))
     for label in chosen:
         if label not in configs and "rec:fixed:skip" in chosen:
             ratios = [row[label] / row["rec:fixed:skip"] for row in rounds]
             print(
                 f"  {label} / rec:fixed:skip: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             )
+    return rows
 
 
 if __name__ == "__main__":

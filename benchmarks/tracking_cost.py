@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import results
 from benchmarks.machine import describe
 from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
@@ -49,6 +50,8 @@ class BenchConfig:
     """Times that all three are run."""
     log_every: int = 10
     """Steps between two points."""
+    record: bool = False
+    """Record the table in results/tracking/."""
 
 
 class Training:
@@ -87,6 +90,7 @@ def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> t
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    recorder = results.Recorder("tracking", "benchmarks.tracking_cost", argv, config.record)
     torch.set_num_threads(1)
     print(describe())
     training = Training(config.preset)
@@ -115,14 +119,19 @@ def main(argv: list[str]) -> None:
             )
     alone = KINDS[0]
     print(f"a step takes {statistics.median(wall[alone]) * 1e3:.0f} ms with {alone}, median")
+    rows = []
     for kind in KINDS[1:]:
         ratios = [a / b - 1 for a, b in zip(wall[kind], wall[alone], strict=True)]
         beside = [a - b for a, b in zip(others[kind], others[alone], strict=True)]
+        time_added = f"{statistics.median(ratios):+.2%} ({min(ratios):+.2%} to {max(ratios):+.2%})"
+        time_beside = f"{statistics.median(beside):.2%} ({min(beside):.2%} to {max(beside):.2%})"
         print(
-            f"{kind}: {statistics.median(ratios):+.2%} time, median of {len(ratios)} rounds "
-            f"({min(ratios):+.2%} to {max(ratios):+.2%}); "
-            f"processor time beside training {statistics.median(beside):.2%} of a step ({min(beside):.2%} to {max(beside):.2%})"
+            f"{kind}: step time {time_added}, median (range) of {len(ratios)} rounds; processor time beside training, of a "
+            f"step, {time_beside}"
         )
+        rows.append((kind, time_added, time_beside))
+    columns = ("tracking", f"step time against {alone}, median (range)", "processor time beside training, of a step")
+    recorder.table("Cost of tracking", columns, rows)
 
 
 if __name__ == "__main__":

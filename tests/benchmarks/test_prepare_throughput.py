@@ -69,7 +69,8 @@ def test_the_report_of_short_documents_has_their_costs(tmp_path: Path, capsys: p
         "bare": [Measurement(seconds, 1, 0.002) for seconds in (0.001, 0.002, 0.003)],
         "whole preparation": [Measurement(0.004, 1, 0.008, 1.5)],
     }
-    report(task, runs, short=True)
+    rows = report(task, runs, short=True)
+    assert rows == [("bare", 8.0, 1.0, 1.0, 1.0, 20.0), ("whole preparation", 4.0, 0.5, 0.25, 0.25, 40.0)]
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "bare 8.00 MB/s, 1.000 of bare (the best runs: 1.000; by CPU seconds: 1.000)",
         "20.0 µs per document, 20.0 µs of CPU",

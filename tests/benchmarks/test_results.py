@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import checkpoint_cost, pipeline_cost, results
+from benchmarks import results
 from common.errors import UserError
 
 
@@ -18,7 +18,11 @@ def read(folder: Path, study: str) -> Any:
 
 
 def test_a_value_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Path) -> None:
-    pipeline_cost.record_ratios([1.1, 0.9, 1.0], ["--pairs", "3", "--record"], "f1e793b3047c", folder=tmp_path)
+    recorder = results.Recorder(
+        "speed", "benchmarks.pipeline_cost", ["--pairs", "3", "--record"], True, folder=tmp_path
+    )
+    pairs = {"pair 1": 1.1, "pair 2": 0.9, "pair 3": 1.0}
+    recorder.values("Cost of the pipeline", "ratio", pairs, 1.0, fingerprint="f1e793b3047c")
     (only,) = read(tmp_path, "speed")
     assert only["values"] == {"pair 1": 1.1, "pair 2": 0.9, "pair 3": 1.0}
     assert only["value"] == 1.0
@@ -34,9 +38,9 @@ def test_a_value_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Pat
 
 
 def test_a_table_is_recorded_and_repeating_its_command_replaces_it(tmp_path: Path) -> None:
-    for seconds in (0.25, 0.5):
-        checkpoint_cost.record_seconds("Restore", {"s to restore": seconds}, [], folder=tmp_path)
-    checkpoint_cost.record_seconds("Restore", {"s to restore": 0.75}, ["--restore-vocab", "300"], folder=tmp_path)
+    for words, seconds in (([], 0.25), ([], 0.5), (["--restore-vocab", "300"], 0.75)):
+        recorder = results.Recorder("reliability", "benchmarks.checkpoint_cost", words, True, folder=tmp_path)
+        recorder.table("Restore", ("s to restore",), [(seconds,)])
     assert [each["rows"] for each in read(tmp_path, "reliability")] == [[[0.5]], [[0.75]]]
     page = (tmp_path / "reliability" / results.PAGE).read_text("utf-8")
     assert page.count("## Restore") == 1
