@@ -5,6 +5,9 @@
 
 Some books are kept for validation and test: those in sub-folders of these names, or else some 7 % each, chosen by file name.
 Run the same command again after an interruption: finished stages are skipped, and training resumes.
+
+21 books of PG-19 (4.6 MB, one of them for test) took 6 minutes of processor time in one thread; beside other work on two cores
+it was 15 minutes. The test book had 2.21 bits per byte, and 2.35 with the recurrent states cleared.
 """
 
 import argparse
