@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import machine, results
 from benchmarks.contenders import model_configs
+from common.errors import UserError
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import Saver
@@ -117,6 +118,8 @@ def cost(config: BenchConfig, root: Path) -> dict[str, float]:
             (with_save if beside else plain).append(seconds)
             beside = beside and training.saver._thread is not None and training.saver._thread.is_alive()
         training.saver.close()
+    if len(plain) < 2:
+        raise UserError(f"something was saved beside all but {len(plain)} steps: give a larger --every, or more --rounds")
     usual = statistics.median(plain)
     extra = sum(seconds - usual for seconds in with_save) / config.rounds
     size = sum(path.stat().st_size for path in next(root.glob("checkpoints/step-*")).iterdir()) / 1e6
