@@ -27,6 +27,7 @@ from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
+from pipelines.training.precision import FLOAT32, Precision
 from pipelines.training.restoring import (
     digest_lanes,
     random_state,
@@ -57,6 +58,8 @@ class TrainInputs:
     """Sentences about inputs that are missing or were skipped."""
     initial: Exported | None = None
     """Weights that a new run begins with, where they are not its own."""
+    precision: Precision = FLOAT32
+    """That of the products, the same on every process."""
 
 
 @collected_by_hand()
@@ -123,9 +126,9 @@ def train(
 
     # Machine
     wrapped = world.wrap(model)
-    dtype = precision(config, world)
+    dtype = run.precision.dtype
     autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-    speed = Speed(world.device, fastest_tokens(config, world, model.vocab_size) if tracker else {})
+    speed = Speed(world.device, fastest_tokens(config, world, model.vocab_size, dtype) if tracker else {})
     timed = first_step  # up to which `speed` was asked
     model.train()
 
@@ -212,7 +215,7 @@ def train(
                     optimizer=optimizer,
                     per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
                     per_process={"nats": sums, **random_state(world)},
-                    meta=progress.meta(done, config, schedule, store, tracker),
+                    meta=progress.meta(done, config, schedule, store, tracker, run.precision),
                 )
         if leaving:
             saver.close()
@@ -257,19 +260,12 @@ def validate(
     return metrics
 
 
-def precision(config: TrainConfig, world: World) -> torch.dtype:
-    """The type of matrix products: bfloat16 on a GPU unless configured otherwise, float32 on a CPU."""
-    automatic = config.precision == "auto" and world.device.type == "cuda"
-    return torch.bfloat16 if automatic or config.precision == "bfloat16" else torch.float32
-
-
-def fastest_tokens(config: TrainConfig, world: World, vocab_size: int) -> dict[str, float]:
+def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: torch.dtype) -> dict[str, float]:
     """Tokens/s at which the GPUs would do nothing but needed products: at the rate of their data sheet (`mfu`, where it is known),
     and at the one that they reach in a large product, measured in a second. A CPU has neither.
     """
     if world.device.type != "cuda":
         return {}
-    dtype = precision(config, world)
     peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
     rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
     devices = world.size * min(config.placement.gpus, 1)  # workers may share one

@@ -11,6 +11,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
+from pipelines.training.precision import Precision
 from recur_models.health import PATIENCE, Health
 
 
@@ -59,6 +60,7 @@ class TrainState:
         schedule: TrainingLanes,
         store: SegmentStore,
         tracker: Tracker | None,
+        precision: Precision,
     ) -> dict[str, Any]:
         """The part of a checkpoint's JSON about its run."""
         return {
@@ -66,6 +68,8 @@ class TrainState:
             "config": to_json(config),
             "mlflow_run": tracker.run_id if tracker else None,
             "mlflow_start": tracker.start_id if tracker else None,
+            "precision": precision.name,
+            "machine": precision.machine,
             "cursor": schedule.cursor(step).tolist(),
             "tokens": schedule.tokens_before(step),
             "vocab_size": store.manifest.tokenizer.vocab_size,

@@ -28,6 +28,7 @@ from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
 from pipelines.training.loop import TrainInputs
+from pipelines.training.precision import agree, moved
 from pipelines.training.restoring import check_shapes
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
@@ -80,7 +81,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
         check_shapes(resume, config, place.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
-    return TrainInputs(train_store, validation_store, resume, warnings, initial)
+    precision = agree(config, train_store.vocab_size, world, resume)
+    return TrainInputs(train_store, validation_store, resume, warnings, initial, precision)
 
 
 def train_as_worker(
@@ -125,7 +127,12 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
         run.resume and config.num_workers != 0
     ):  # in one process `pipelines.train` has said it; workers are started again
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
+    print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
+    if run.resume and (sentence := moved(run.resume, run.precision)):
+        print(f"note: {sentence}", flush=True)
     tracker = start_tracker(config, run, resume_step)
+    tracker.set_tag("precision", run.precision.name)
+    tracker.set_tag("machine", run.precision.machine)
     status = "FAILED"
     try:
         yield tracker

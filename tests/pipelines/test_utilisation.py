@@ -58,7 +58,7 @@ def test_measuring_the_rate_leaves_the_generator_as_it_was() -> None:
 
 
 def test_a_cpu_has_no_mfu() -> None:
-    assert fastest_tokens(PRESETS["demo-rec"], World.alone(), 257) == {}
+    assert fastest_tokens(PRESETS["demo-rec"], World.alone(), 257, torch.float32) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""The precision of a run's products: what `--precision auto` chooses on a device, for a model, and on resuming.
+
+    machine = machine_of(torch.device("cpu"))               # Machine("cpu", "AMD EPYC, AVX512, avx512_bf16", {"avx512_bf16"})
+    decide(config, vocab_size, machine)                     # Precision("bfloat16", "the CPU has avx512_bf16, and …")
+
+Autocast computes products in the precision. Parameters, optimizer and gradients stay in float32.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.config.run import TrainConfig
+from pipelines.training.world import World
+
+Name = Literal["float32", "bfloat16"]
+
+UNITS = ("amx_bf16", "avx512_bf16")
+"""CPU features that multiply bfloat16, the fastest first: tiles of AMX, and the dot products of AVX-512. The kernel's names."""
+LEAST_WIDTH = 256
+"""The narrowest model that trains in bfloat16 on such a CPU: in a narrow one casts take what products gain. With avx512_bf16 a step
+gains from 128 on (results/speed), but the tables of the papers at tiny scale, up to 192 wide, compare all rows in one precision."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware of one process, as far as its results depend on it."""
+
+    device: str
+    """torch's type of device, such as "cpu"."""
+    kind: str
+    """The GPU's name; or the CPU's, the vector instructions that torch uses on it, and its units."""
+    units: frozenset[str] = frozenset()
+    """Those of `UNITS` that a CPU has."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A choice, and the machine of the process that has made it."""
+
+    name: Name
+    reason: str
+    """A clause."""
+    machine: str = ""
+    """Its kind."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.name == "bfloat16" else torch.float32
+
+
+FLOAT32 = Precision("float32", "nothing is trained")
+
+
+def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
+    """The machine as this process sees it.
+
+    Linux lists a feature in /proc/cpuinfo only if the kernel lets programs use it. torch.cpu.get_capabilities() does not ask the
+    kernel: before Linux 5.16 it names tiles that nothing may use. Without the file no units are known.
+    """
+    if device.type == "cuda":
+        return Machine(device.type, torch.cuda.get_device_name(device))
+    fields: dict[str, str] = {}
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text("utf-8").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    flags = fields.get("flags", "").split()
+    units = [unit for unit in UNITS if unit in flags]
+    name = fields.get("model name") or platform.machine()
+    kind = ", ".join([name, torch.backends.cpu.get_cpu_capability(), *units])
+    return Machine(device.type, kind, frozenset(units))
+
+
+def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Name | None = None) -> Precision:
+    """The precision of a run, and why. It depends on nothing else.
+
+    Args:
+        machine: that of rank 0, which decides for all.
+        begun: the precision in which the run was trained before, if `auto` has chosen it.
+    """
+    if config.precision != "auto":
+        return Precision(config.precision, "--precision says so", machine.kind)
+    if begun:
+        return Precision(begun, "the run began with it", machine.kind)
+    if machine.device == "cuda":
+        return Precision("bfloat16", "it trains on a GPU", machine.kind)
+    units = [unit for unit in UNITS if unit in machine.units]
+    if not units:
+        return Precision("float32", "the CPU has no units for bfloat16", machine.kind)
+    width = config.model.costs(vocab_size).embedding_parameters // vocab_size
+    if width < LEAST_WIDTH:
+        reason = f"the model's width is {width}, and bfloat16 is faster from {LEAST_WIDTH} on"
+        return Precision("float32", reason, machine.kind)
+    return Precision("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}", machine.kind)
+
+
+def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint | None) -> Precision:
+    """The precision of a run in all of its processes: rank 0's, whatever the machines of the others."""
+    machine = machine_of(world.device)
+    chosen = decide(config, vocab_size, machine, begun_with(resume) if resume else None)
+    name = world.broadcast_str(chosen.name)
+    return replace(chosen, name="bfloat16" if name == "bfloat16" else "float32")
+
+
+def begun_with(resume: Checkpoint) -> Name | None:
+    """The precision that `auto` chose when the run began; None if that was not `auto`, and another field was allowed to change."""
+    return resume.meta.get("precision") if resume.meta["config"]["precision"] == "auto" else None
+
+
+def moved(resume: Checkpoint, precision: Precision) -> str:
+    """A sentence if the checkpoint was written on another kind of machine than this one; empty if not, or if nothing is known."""
+    before = resume.meta.get("machine", precision.machine)
+    if before == precision.machine:
+        return ""
+    return (
+        f"step {resume.step:,} was computed on another kind of machine ({before}) than this one ({precision.machine}): from here "
+        "on results are not bit for bit those of a run that stayed there"
+    )
