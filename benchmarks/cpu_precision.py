@@ -1,0 +1,199 @@
+"""bfloat16 against float32 on this CPU, on one thread: products, training steps, and the loss after a training.
+
+    python -m benchmarks.cpu_precision                                          about six minutes of one core
+    python -m benchmarks.cpu_precision --models small-rec --training-steps 300  and the loss after so many steps, in both
+
+Both precisions take turns in one process. Times are CPU seconds of the process: other work on the machine delays it, and is not
+counted. A step is forward, backward, clipping and AdamW on random tokens, State carried. The losses are those of Python's own
+source in bytes, without dropout.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks import machine, results
+from benchmarks.contenders import model_configs
+from benchmarks.gpu_models import SMOLLM2
+from common.errors import UserError
+from pipelines.presets import PRESETS
+from pipelines.terminal import cli
+from pipelines.training.optim import build_optimizer
+from pipelines.training.precision import machine_of
+from recur_models import LlamaConfig, ModelConfig, RecConfig, detach
+from studies.papers.trainings import one_thread
+
+Model = Literal[
+    "demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "small-llama", "small-xl", "small-memorizing", "small-delta",
+    "small-mamba2", "small-mlstm", "small-retention", "small-rmt", "medium-rec", "smollm2",
+]  # fmt: skip
+BY_DEFAULT: tuple[Model, ...] = ("demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "medium-rec", "smollm2")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SIZES = {512: 20, 1024: 5, 2048: 2}
+"""Rows and columns of a product, and how many are timed together."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured."""
+
+    models: tuple[Model, ...] = BY_DEFAULT
+    """Presets' models; demo-128: demo-rec's at width 128; rec-128 and rec-192: small-rec's at these widths; medium-rec: the medium
+    size of contenders.py; smollm2: two layers of SmolLM2-135M, with its vocabulary."""
+    rounds: int = 8
+    """Rounds; the first two do not count."""
+    training_steps: int = 0
+    """Steps after which the losses of the first model are compared; 0 for none."""
+    lanes: int = 2
+    """Lanes of the compared trainings."""
+    segment_length: int = 512
+    """Tokens of a lane in one of their steps."""
+    record: bool = False
+    """Record the result in results/speed."""
+
+    def __post_init__(self) -> None:
+        machine.check_rounds(self.rounds)
+        if not self.models:
+            raise UserError("--models is empty: name one or more")
+
+
+def case(name: Model) -> tuple[ModelConfig, int, int, int]:
+    """A model's config, its vocabulary, and the lanes and tokens of a timed step."""
+    small: Any = PRESETS["small-rec"].model
+    if name == "smollm2":
+        return LlamaConfig(**SMOLLM2 | {"layers": 2}), 49_153, 1, 512
+    if name == "medium-rec":
+        return model_configs("medium")["rec:fixed:skip"], 257, 1, 2048
+    if name == "demo-128":
+        demo: Any = PRESETS["demo-rec"].model
+        return replace(demo, d_model=128, heads=4, mlp_dim=512), 257, 16, 256
+    if name in ("rec-128", "rec-192"):
+        width = int(name[-3:])
+        narrow: RecConfig = replace(small, d_model=width, heads=width // 64, mlp_dim=4 * width)
+        return narrow, 257, 2, 1024
+    preset: Any = PRESETS[name]
+    lanes = preset.data.lanes if name == "demo-rec" else 2
+    return preset.model, 257, lanes, preset.data.segment_length
+
+
+class Training:
+    """A model in training in one precision."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, lanes: int, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.config, self.dtype = config, dtype
+        self.model = config.build(vocab_size)
+        self.optimizer = build_optimizer(self.model, replace(PRESETS["small-rec"].optim, lr=1e-3))
+        self.state = self.model.initial_state(lanes)
+
+    def step(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
+        """One step; its loss, in nats for each token."""
+        fresh_BK = torch.zeros(len(tokens_BT), tokens_BT.shape[1] // self.config.block, dtype=torch.bool)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            nats_BT, state = self.model(tokens_BT, self.state, fresh_BK, targets_BT)
+        loss = nats_BT.mean()
+        loss.backward()
+        self.state = detach(state)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+
+def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dict[str, float], list[float]]:
+    """CPU seconds of each, the median of the rounds that count; and in each of these float32's over bfloat16's."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name in runs if number % 2 else reversed(runs):
+            began = time.process_time()
+            runs[name]()
+            seconds[name].append(time.process_time() - began)
+    counted = {name: each[2:] for name, each in seconds.items()}
+    ratios = [one / half for one, half in zip(counted["float32"], counted["bfloat16"], strict=True)]
+    return {name: statistics.median(each) for name, each in counted.items()}, ratios
+
+
+def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: list[float]) -> list[results.Cell]:
+    """A line of the table, which is printed too."""
+    rates = [f"{work / seconds[name]:,.0f}" for name in DTYPES]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    print(f"  {label:44} {rates[0]:>8} {rates[1]:>8} {unit:9} {ratio}", flush=True)
+    return [label, *rates, unit, ratio]
+
+
+def products(rounds: int) -> Iterator[list[results.Cell]]:
+    """A row for each size."""
+    for size, repeats in SIZES.items():
+        runs: dict[str, Callable[[], object]] = {}
+        for name, dtype in DTYPES.items():
+            a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+            runs[name] = lambda a=a, b=b, repeats=repeats: [torch.mm(a, b) for _ in range(repeats)]
+        yield row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, *alternating(rounds, runs))
+
+
+def steps(name: Model, rounds: int) -> list[results.Cell]:
+    """The row of a model."""
+    config, vocab_size, lanes, length = case(name)
+    tokens_BT = torch.randint(vocab_size, (lanes, length), generator=torch.Generator().manual_seed(0))
+    runs: dict[str, Callable[[], object]] = {}
+    for dtype_name, dtype in DTYPES.items():
+        training = Training(config, vocab_size, lanes, dtype)
+        runs[dtype_name] = lambda training=training: training.step(tokens_BT, tokens_BT.roll(-1, 1))
+    width = config.costs(vocab_size).embedding_parameters // vocab_size
+    label = f"{name}, d {width}, {lanes} × {length:,} tokens"
+    return row(label, "tokens/s", lanes * length, *alternating(rounds, runs))
+
+
+def losses(config: BenchConfig) -> list[results.Cell]:
+    """Mean losses of the last tenth of the steps, in bits for each byte, and how far they are apart."""
+    model, vocab_size, *_ = case(config.models[0])
+    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    starts_B1 = torch.arange(config.lanes)[:, None] * (len(ids) // config.lanes)
+    trainings = [Training(model, vocab_size, config.lanes, dtype) for dtype in DTYPES.values()]
+    nats: list[list[float]] = [[], []]
+    for step in range(config.training_steps):
+        places_BT = (starts_B1 + step * config.segment_length + torch.arange(config.segment_length)) % (len(ids) - 1)
+        for training, found in zip(trainings, nats, strict=True):
+            found.append(training.step(ids[places_BT], ids[places_BT + 1]))
+    last = max(1, config.training_steps // 10)
+    single, half = (statistics.mean(found[-last:]) / math.log(2) for found in nats)
+    tokens = f"{config.lanes} × {config.segment_length} tokens"
+    label = f"{config.models[0]}: bits/byte, last {last} of {config.training_steps} steps of {tokens}"
+    print(f"  {label}: {single:.4f} in float32, {half:.4f} in bfloat16 ({half / single - 1:+.2%})", flush=True)
+    return [label, f"{single:.4f}", f"{half:.4f}", "bits/byte", f"{half / single - 1:+.2%}"]
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    if config.record:
+        results.check_writable()
+    kind = machine_of(torch.device("cpu")).kind
+    with one_thread():
+        print(f"{machine.describe()}; {kind}", flush=True)
+        rows = list(products(config.rounds))
+        rows += [steps(name, config.rounds) for name in config.models]
+        if config.training_steps:
+            rows.append(losses(config))
+    if config.record:
+        results.record(
+            "speed",
+            "bfloat16 on a CPU",
+            text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
+            columns=["", "float32", "bfloat16", "unit", "ratio, median (range)"],
+            rows=rows,
+            command=results.command_of("benchmarks.cpu_precision", argv),
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)

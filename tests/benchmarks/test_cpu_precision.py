@@ -1,0 +1,51 @@
+"""The benchmark of precisions on a CPU: what it counts, and what it refuses."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks import cpu_precision
+from common.errors import UserError
+
+
+def test_a_table_has_products_steps_and_losses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
+    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32")
+    threads = torch.get_num_threads()
+    cpu_precision.main(words)
+    assert torch.get_num_threads() == threads
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "1 threads" in first and len(lines) == 3
+    assert lines[0].split()[:3] == ["product", "of", "32²"] and "d 96, 16 × 256 tokens" in lines[1]
+    assert "bits/byte, last 1 of 2 steps of 2 × 32 tokens" in lines[2]
+
+
+def test_both_precisions_take_turns_and_the_first_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    done = []
+
+    def take(name: str, seconds: float) -> None:
+        done.append(name)
+        clock[0] += seconds if len(done) > 4 else 100.0
+
+    monkeypatch.setattr(cpu_precision.time, "process_time", lambda: clock[0])
+    runs: dict[str, Callable[[], object]] = {
+        "float32": lambda: take("float32", 3.0),
+        "bfloat16": lambda: take("bfloat16", 2.0),
+    }
+    assert cpu_precision.alternating(5, runs) == ({"float32": 3.0, "bfloat16": 2.0}, [1.5] * 3)
+    assert done[:4] == ["bfloat16", "float32", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), [("--rounds 2", "the first two do not"), ("--models", "--models is empty")]
+)
+def test_nothing_to_measure_is_a_users_error(words: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        cpu_precision.main(words.split())
