@@ -189,7 +189,7 @@ def main(argv: list[str]) -> None:
             "speed",
             "bfloat16 on a CPU",
             text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
-            columns=["", "float32", "bfloat16", "unit", "ratio, median (range)"],
+            columns=["measurement", "float32", "bfloat16", "unit", "ratio, median (range)"],
             rows=rows,
             command=results.command_of("benchmarks.cpu_precision", argv),
         )

@@ -1,22 +1,25 @@
-"""The benchmark of precisions on a CPU: what it counts, and what it refuses."""
+"""The benchmark of precisions on a CPU: what it counts, and the record that it makes."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import cpu_precision
+from benchmarks import cpu_precision, results
 from common.errors import UserError
 
 
 def test_a_table_has_products_steps_and_losses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
-    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32")
+    monkeypatch.setattr(results, "record", partial(results.record, folder=tmp_path))
+    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32 --record")
     threads = torch.get_num_threads()
     cpu_precision.main(words)
     assert torch.get_num_threads() == threads
@@ -24,6 +27,8 @@ def test_a_table_has_products_steps_and_losses(
     assert "1 threads" in first and len(lines) == 3
     assert lines[0].split()[:3] == ["product", "of", "32²"] and "d 96, 16 × 256 tokens" in lines[1]
     assert "bits/byte, last 1 of 2 steps of 2 × 32 tokens" in lines[2]
+    (record,) = results.read(tmp_path / "speed" / results.JSON).records
+    assert [len(row) for row in record.rows] == [5] * 3 and "--record" not in record.command
 
 
 def test_both_precisions_take_turns_and_the_first_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
