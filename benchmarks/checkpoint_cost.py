@@ -119,7 +119,9 @@ def cost(config: BenchConfig, root: Path) -> dict[str, float]:
             beside = beside and training.saver._thread is not None and training.saver._thread.is_alive()
         training.saver.close()
     if len(plain) < 2:
-        raise UserError(f"something was saved beside all but {len(plain)} steps: give a larger --every, or more --rounds")
+        raise UserError(
+            f"something was saved beside all but {len(plain)} steps: give a larger --every, or more --rounds"
+        )
     usual = statistics.median(plain)
     extra = sum(seconds - usual for seconds in with_save) / config.rounds
     size = sum(path.stat().st_size for path in next(root.glob("checkpoints/step-*")).iterdir()) / 1e6

@@ -112,19 +112,16 @@ def test_the_choice_is_printed_and_recorded(train: Train, capsys: pytest.Capture
 
 
 def rewrite(folder: Path, **values: object) -> None:
-    """Change what the checkpoint's JSON says; None takes a key away."""
+    """Change what the checkpoint's JSON says."""
     path = folder / "checkpoint.json"
     meta = {**json.loads(path.read_text()), **values}
-    meta = {key: value for key, value in meta.items() if value is not None}
     path.write_text(json.dumps({**meta, "digest": digest_json(meta)}))
 
 
-@pytest.mark.parametrize(("recorded", "resumed"), [("bfloat16", "bfloat16"), ("float32", "float32"), (None, "float32")])
-def test_a_resumed_run_keeps_its_precision(
-    train: Train, capsys: pytest.CaptureFixture[str], recorded: Name | None, resumed: Name
-) -> None:
+@pytest.mark.parametrize("resumed", ["bfloat16", "float32"])
+def test_a_resumed_run_keeps_its_precision(train: Train, capsys: pytest.CaptureFixture[str], resumed: Name) -> None:
     folder = train("--steps", "5")
-    rewrite(folder / "checkpoints" / "step-00000005", precision=recorded)
+    rewrite(folder / "checkpoints" / "step-00000005", precision=resumed)
     capsys.readouterr()
     train("--steps", "6", "--allow-change", "steps")
     out = capsys.readouterr().out
