@@ -116,7 +116,11 @@ class Decoder(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Reads all windows at once without recurrence, and one after the other with it."""
+        """Reads all windows at once without recurrence, and one after the other with it.
+
+        Embeddings and losses are made of all windows at once, so that a gradient of the whole vocabulary is made once a segment;
+        but under ``recompute = "block"`` window by window, so that h_prev alone is kept between two of them.
+        """
         overlap = self.config.overlap
         W = self.block
         K = fresh_BK.shape[1]
@@ -125,24 +129,30 @@ class Decoder(RecurrentModel):
         count_BK = self.count_before(state, fresh_BK)
         targets_BKW = None if targets_BT is None else targets_BT.unflatten(1, (K, W))
         after = self.kept_tokens(text_BS, count_BK[:, -1]) if overlap else {}
-        if self.recurrence is None and self.recompute != "block":
+        apart = self.recompute == "block"
+        if self.recurrence is None and not apart:
             targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
-            made, _ = self.read(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
+            made, _ = self.read_apart(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
             return made.unflatten(0, (-1, K)).flatten(1, 2), after
-        outputs = []
+        x_BKTD = None if apart else self.embedding(windows_BKT)
+        parts = []
         prev = self.prev_of(state)
         for k in range(K):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
-            targets_BW = None if targets_BKW is None else targets_BKW[:, k]
-            run = self.recomputed("block", self.read)
-            made, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
+            if x_BKTD is not None:
+                part, states_BND = self.read(x_BKTD[:, k], count_BK[:, k], prev)
+            else:
+                targets_BW = None if targets_BKW is None else targets_BKW[:, k]
+                run = self.recomputed("block", self.read_apart)
+                part, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
             prev = None if states_BND is None else Prev(states_BND, torch.ones_like(fresh_BK[:, k]))
-            outputs.append(made)
+            parts.append(part)
         if prev is not None:
             after["states"] = prev.states_BND.to(state["states"].dtype)
             after["states_count"] = torch.ones_like(state["states_count"])
-        return torch.cat(outputs, 1), after
+        made = torch.cat(parts, 1)
+        return made if apart else self.made(made, targets_BT), after
 
     def prev_of(self, state: State) -> Prev | None:
         return None if self.recurrence is None else Prev(state["states"], state["states_count"] > 0)
@@ -162,17 +172,23 @@ class Decoder(RecurrentModel):
         absent_BO = torch.arange(overlap, device=text_BS.device) < overlap - count_B[:, None]
         return {"tokens": text_BS[:, -overlap:].masked_fill(absent_BO, 0), "tokens_count": count_B}
 
-    def read(
+    def read_apart(
         self, tokens_BT: Tensor, count_B: Tensor, prev: Prev | None, targets_BW: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A window: nats or logits of its block, and the h_prev that it leaves to the next one."""
+        """A window, from its tokens: nats or logits of its block, and the h_prev that it leaves to the next one."""
+        x_BWD, states_BND = self.read(self.embedding(tokens_BT), count_B, prev)
+        return self.made(x_BWD, targets_BW), states_BND
+
+    def read(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Tensor | None]:
+        """A window, from its tokens' embeddings: what the last layer makes of its block [B, W, D], and the h_prev that it leaves
+        to the next one."""
         overlap = self.config.overlap
-        slot_BT = torch.arange(overlap + self.block, device=tokens_BT.device).expand(len(tokens_BT), -1)
-        x_BTD, sum_BTD = self.stack(tokens_BT, slot_BT, overlap + self.block, count_B, prev)
-        made = self.made(x_BTD[:, overlap:], targets_BW)
+        slot_BT = torch.arange(overlap + self.block, device=x_BTD.device).expand(len(x_BTD), -1)
+        x_BTD, sum_BTD = self.stack(x_BTD, slot_BT, overlap + self.block, count_B, prev)
+        x_BWD = x_BTD[:, overlap:]
         if self.recurrence is None or prev is None:
-            return made, None
-        return made, self.recurrence(prev.states_BND, sum_BTD, slot_BT >= overlap - count_B[:, None])
+            return x_BWD, None
+        return x_BWD, self.recurrence(prev.states_BND, sum_BTD, slot_BT >= overlap - count_B[:, None])
 
     def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits or nats, of what the last layer makes."""
@@ -183,15 +199,15 @@ class Decoder(RecurrentModel):
 
     def stack(
         self,
-        tokens_Bn: Tensor,
+        x_BnD: Tensor,
         slot_Bn: Tensor,
         slots: int,
         count_B: Tensor,
         prev: Prev | None,
         caches: Sequence[Cache] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens in these slots of their window, of which the first O hold ``count_B`` tokens, through all layers: what the last
-        one makes, and Σ w_ℓ h^(ℓ) (equation 1; zeros without recurrence). ``slots``: those that have keys."""
+        """Embeddings of tokens in these slots of their window, of which the first O hold ``count_B`` tokens, through all layers:
+        what the last one makes, and Σ w_ℓ h^(ℓ) (equation 1; zeros without recurrence). ``slots``: those that have keys."""
         slot_m = torch.arange(slots, device=slot_Bn.device)
         missing_B1 = self.config.overlap - count_B[:, None]
         behind_Bnm = slot_Bn[..., None] - slot_m
@@ -202,14 +218,13 @@ class Decoder(RecurrentModel):
             has_BnN = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], prev.states_BND.shape[1])
             with_prev_Bnm = torch.cat([has_BnN, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
-        x_BnD = self.embedding(tokens_Bn)
         x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))
         sum_BnD = torch.zeros_like(x_BnD)
         weights_L = None
         if self.recurrence is not None:
             weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
         for i, layer in enumerate(self.layers):
-            note(i, x_BnD)
+            note(i, x_BnD[:, -self.block :])  # not the overlap's, which stand between two windows' blocks
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
             if prev is not None and i in self.inserted:
@@ -266,7 +281,8 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
 
             slot_BO = torch.arange(overlap, device=like.device).expand(lanes, -1)
             caches = [partial(keep, i) for i in range(len(model.layers))]
-            _, sum_BOD = model.stack(state["tokens"], slot_BO, overlap, count_B, model.prev_of(state), caches)
+            x_BOD = model.embedding(state["tokens"])
+            _, sum_BOD = model.stack(x_BOD, slot_BO, overlap, count_B, model.prev_of(state), caches)
         if model.recurrence is not None:
             block |= {"earlier_sums": sum_BOD, "sums": like.new_zeros(lanes, W, like.shape[1])}
         return block
@@ -289,7 +305,8 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         caches = [partial(append, i) for i in range(len(model.layers))]
         count_B = self.count(state, len(tokens_Bn))
         slot_Bn = overlap + places.of_tokens_Bn
-        x_BnD, sum_BnD = model.stack(tokens_Bn, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
+        x_BnD = model.embedding(tokens_Bn)
+        x_BnD, sum_BnD = model.stack(x_BnD, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
         if model.recurrence is not None:
             after["sums"] = places.write(block["sums"], sum_BnD)
         return model.made(x_BnD, None), after
