@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.kept import kept_bytes
+from common.choices import Recompute
 from recur_models import GPT2Config, GPT2RecConfig, RecurrentModel, model_from_json
 from recur_models.gpt2 import paper_flops_per_token
 from recur_models.hf import ThroughlineForCausalLM
@@ -144,6 +145,18 @@ def test_between_windows_little_is_kept(d_model: int) -> None:
         )  # h_prev; the paper counts z too
     model.recompute = "nothing"
     assert held_bytes(model, 20) > 30 * some
+
+
+@pytest.mark.parametrize(("recompute", "times"), [("nothing", 1), ("layer", 1), ("block", 5)])
+def test_embeddings_and_losses_are_made_once_a_segment(recompute: Recompute, times: int) -> None:
+    model = recurrent(window=24, overlap=8)
+    model.recompute = recompute
+    ids = text(2, 5 * model.block)
+    made: list[str] = []
+    for name in ("embedding", "final_norm"):
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: made.append(name))
+    model(ids, None, None, ids)
+    assert sorted(made) == ["embedding"] * times + ["final_norm"] * times
 
 
 PAPERS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
