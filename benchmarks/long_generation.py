@@ -1,11 +1,12 @@
 """Generation in constant memory: 50,000 tokens, and a prompt of 100,000, by `pipelines.generate` and by transformers' `generate()`.
 
     python -m benchmarks.long_generation                                    about three minutes on two cores
+    python -m benchmarks.long_generation --preset recall-delta --ways ours --tokens 100000 --stretch 10000
 
-A rec model with random weights (what it writes does not matter for time and memory) samples token by token; each stretch of 5,000
-tokens gives its median time per token and the resident memory at its end. The first stretch only warms up: it is shown, and the
-others are held against their own median. A prompt is read in passes of 2,048 tokens; time and resident memory are noted after each.
-transformers' generate() keeps all ids and a mask, and copies them at every token: 16 bytes for each token so far.
+A rec model, or that of a preset, with random weights (what it writes does not matter for time and memory) samples token by token;
+each stretch of 5,000 tokens gives its median time per token and the resident memory at its end. The first stretch only warms up: it
+is shown, and the others are held against their own median. A prompt is read in passes of 2,048 tokens; time and resident memory are
+noted after each. transformers' generate() keeps all ids and a mask, and copies them at every token: 16 bytes for each token so far.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from common.errors import UserError
+from common.errors import UserError, nearest
 from pipelines.generate import GenerateConfig, generate
 from pipelines.inference.trained import Trained
+from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from recur_models import RecConfig
 from recur_models.decoding import TOKENS_AT_ONCE, begin, read
@@ -51,8 +53,12 @@ class BenchConfig:
     """Tokens of a stretch."""
     prompt: int = 100_000
     """Tokens of the prompt."""
+    preset: str = ""
+    """Preset of the model; by default a small rec."""
 
     def __post_init__(self) -> None:
+        if self.preset and self.preset not in PRESETS:
+            raise UserError(f"there is no preset {self.preset!r}: {nearest(self.preset, PRESETS)}")
         if self.stretch < 1 or self.tokens < 3 * self.stretch:
             raise UserError(f"--tokens is {self.tokens}: it must be at least three times --stretch, {self.stretch}")
         if self.prompt < 10 * TOKENS_AT_ONCE:
@@ -176,10 +182,13 @@ def main(argv: list[str]) -> int:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    wrapped: Any = ThroughlineForCausalLM(ThroughlineConfig.of(MODEL, VOCAB_SIZE)).eval()
+    model: Any = PRESETS[config.preset].model if config.preset else MODEL
+    wrapped: Any = ThroughlineForCausalLM(ThroughlineConfig.of(model, VOCAB_SIZE)).eval()
     trained = Trained("random weights", wrapped.model, NoTokenizer(), VOCAB_SIZE - 1)
     parameters = sum(parameter.numel() for parameter in wrapped.parameters())
-    print(f"{machine.describe()}\n{MODEL.name}, {parameters:,} parameters, window {MODEL.window}")
+    print(
+        f"{machine.describe()}\n{config.preset or model.name}, {parameters:,} parameters, blocks of {model.block} tokens"
+    )
     passed = True
     if "ours" in config.ways:
         asked = GenerateConfig(run=None, max_new_tokens=config.tokens, top_k=50)  # type: ignore[arg-type]

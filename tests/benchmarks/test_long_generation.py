@@ -28,7 +28,12 @@ def test_memory_is_flat_in_every_way(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [("--tokens 10", "three times --stretch"), ("--prompt 100", "at least 20480")]
+    ("words", "message"),
+    [
+        ("--tokens 10", "three times --stretch"),
+        ("--prompt 100", "at least 20480"),
+        ("--preset recall-dleta", "did you mean 'recall-delta'"),
+    ],
 )
 def test_too_few_tokens_are_refused(words: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
