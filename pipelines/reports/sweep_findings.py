@@ -25,8 +25,8 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         print("no trial has a result: see trial.json and logs/ in each trial's folder", file=sys.stderr)
         return 1
     best = sweep.scored[0]
-    values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items()) or "the preset"
-    print(f"best: trial {best.id}, {best.best:.4f} at step {best.best_step} ({values})")
+    assert best.best
+    print(f"best: trial {best.id}, {best.best.value:.4f} at step {best.best.step} ({best.described()})")
     print(against_baseline(sweep, best))
     if best.exploited:
         print(
@@ -50,8 +50,8 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
         return f"trial {baseline.id}, which is {sweep.preset} itself, has no result to compare with"
     if best is baseline:
         return f"no trial beats {sweep.preset} itself (trial {baseline.id})"
-    itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best:.4f})"
-    gain = baseline.best - best.best
+    itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best.value:.4f})"
+    gain = baseline.best.value - best.best.value
     if f"{gain:.4f}" == f"{0:.4f}":
         return f"it is level with {itself}"
     return f"it beats {itself} by {gain:.4f}, with one seed each: train more seeds to see how far they differ"
@@ -71,5 +71,5 @@ def print_trials(sweep: SweepResult) -> None:
     }
     console = Console(markup=False)
     console = console if console.is_terminal else Console(width=160, markup=False)
-    best = sweep.scored[0].best if sweep.scored else None  # not of one that failed
+    best = sweep.scored[0].best_value if sweep.scored else None  # not of one that failed
     console.print(table(rows, columns, {"best": lambda _: best}, title=f"{sweep.name}: {sweep.metric}"))

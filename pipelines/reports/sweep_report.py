@@ -33,9 +33,9 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "rank": rank,
             "trial": trial.id,
             "status": trial.status,
-            "best": trial.best,
-            "best_step": trial.best_step,
-            "last": trial.last,
+            "best": trial.best_value,
+            "best_step": trial.best.step if trial.best else None,
+            "last": trial.last.value if trial.last else None,
             "steps": trial.steps,
             "tokens": trial.tokens,
             "flops": trial.flops,
@@ -62,7 +62,7 @@ def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
     spots = []
     what = ""
     for trial in sweep.scored:
-        what, value = perplexity_of(sweep.metric, trial.best or 0.0)
+        what, value = perplexity_of(sweep.metric, trial.best_value or 0.0)
         if trial.flops_per_token:
             model = str(trial.model.get("name", ""))
             spots.append(Spot(trial.id, model, windows_of(trial.model), trial.flops_per_token, value))

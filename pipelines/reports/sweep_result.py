@@ -20,7 +20,7 @@ import numpy as np
 from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder
-from pipelines.reports.sweep_trial import read_trial
+from pipelines.reports.sweep_trial import Trial, read_trial
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
 
@@ -48,26 +48,13 @@ def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True)
-class TrialResult:
+@dataclass
+class TrialResult(Trial):
     """One trial, as its trial.json and metrics.jsonl have it."""
 
-    id: str
-    values: Mapping[str, Any]
-    status: str
-    best: float | None
-    best_step: int | None
-    last: float | None
-    points: tuple[Point, ...]
-    spans: tuple[tuple[float, float], ...]
+    points: tuple[Point, ...] = ()
+    spans: tuple[tuple[float, float], ...] = ()
     """When it ran, in seconds since the epoch; several where it was interrupted."""
-    reason: str = ""
-    steps: int = 0
-    tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    exploited: Sequence[Mapping[str, Any]] = ()
-    baseline: bool = False
     model: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON of its config; empty before it has begun."""
 
@@ -106,9 +93,8 @@ class SweepResult:
     @property
     def scored(self) -> list[TrialResult]:
         """Trials with a value, the best first."""
-        return sorted(
-            (t for t in self.trials if t.best is not None and t.status != "failed"), key=lambda t: (t.best, t.id)
-        )
+        found = [trial for trial in self.trials if trial.best and trial.status != "failed"]
+        return sorted(found, key=lambda trial: (trial.best_value, trial.id))
 
 
 def is_sweep(place: Place) -> bool:
@@ -159,17 +145,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _trial(folder: Path, metric: str) -> TrialResult:
     trial = read_trial(folder / "trial.json", metric)
     records = read_records(folder / "metrics.jsonl")
-    further = ("id", "values", "status", "reason", "steps", "tokens", "flops", "seconds", "exploited", "baseline")
     config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
-    return TrialResult(
-        best=trial.best.value if trial.best else None,
-        best_step=trial.best.step if trial.best else None,
-        last=trial.last.value if trial.last else None,
-        points=points_of(records, metric),
-        spans=spans([record.time / 1e3 for record in records if TOKENS in record.metrics]),
-        model=config.get("model", {}),
-        **{name: getattr(trial, name) for name in further},
-    )
+    ran = spans([record.time / 1e3 for record in records if TOKENS in record.metrics])
+    return TrialResult(**vars(trial), points=points_of(records, metric), spans=ran, model=config.get("model", {}))
 
 
 def longest_gap(times: list[float]) -> float:

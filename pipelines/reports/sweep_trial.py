@@ -48,6 +48,11 @@ class Trial:
     def over(self) -> bool:
         return self.status in ("finished", "stopped", "failed")
 
+    @property
+    def best_value(self) -> float | None:
+        """The best value of the sweep's metric; None before there is one."""
+        return self.best.value if self.best else None
+
     def described(self) -> str:
         """Its values, as short as they are clear."""
         return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"

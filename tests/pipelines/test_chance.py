@@ -16,6 +16,7 @@ from pipelines.reports.evaluation import read_report, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.sweep_findings import against_baseline
 from pipelines.reports.sweep_result import SweepResult, TrialResult
+from pipelines.reports.sweep_trial import MetricPoint
 from pipelines.tracking.chance import edges_of, paired
 from pipelines.tracking.score import Score
 from tests.pipelines.test_report import REC, SLIDE
@@ -144,7 +145,7 @@ def test_a_report_keeps_the_groups(tmp_path: Path) -> None:
 
 def test_a_trial_that_is_level_with_the_preset_does_not_beat_it() -> None:
     def trial(name: str, best: float, baseline: bool = False) -> TrialResult:
-        return TrialResult(name, {}, "finished", best, 10, best, (), (), baseline=baseline)
+        return TrialResult(name, {}, "finished", best=MetricPoint(10, best), baseline=baseline)
 
     def said(best: float) -> str:
         trials = (trial("000", 4.0, True), trial("001", best))

@@ -159,7 +159,7 @@ def test_the_best_value_of_the_table_is_no_failed_trials(
     sweep = read_sweep(folder)
     print_trials(sweep)
     out = capsys.readouterr().out
-    assert f"\x1b[1m{sweep.scored[0].best:.4f}" in out and "1.5000" in out and "\x1b[1m1.5000" not in out
+    assert f"\x1b[1m{sweep.scored[0].best_value:.4f}" in out and "1.5000" in out and "\x1b[1m1.5000" not in out
 
 
 def test_a_copy_of_a_trials_folder_is_no_trial(tmp_path: Path) -> None:

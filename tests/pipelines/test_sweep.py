@@ -130,7 +130,7 @@ def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
     for path in (sweep.folder / "best.json", sweep.place(trials[0]) / "trial.json"):
         assert "validation/bits_per_byte" in path.read_text() and "bits_per_token" not in path.read_text()
     found = read_sweep(sweep.folder)
-    assert found.scored[0].best == best.best.value == found.scored[0].points[-1].value
+    assert found.scored[0].best_value == best.best.value == found.scored[0].points[-1].value
 
     grid = done.results
     assert type(grid) is ray_tune.ResultGrid and len(grid) == 3
