@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tyro
-from safetensors import safe_open
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits, shapes_in
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run
 from pipelines.terminal import cli
@@ -106,18 +104,13 @@ def unfit_code(checkpoint: Checkpoint) -> list[str]:
             state = model.initial_state(checkpoint.meta["lanes"])
     except (ValueError, TypeError, KeyError) as error:
         return [f"this code cannot build the model of {checkpoint.folder}: {cli.sentence(error)}"]
-    weights = shapes(checkpoint.folder / "model.safetensors")
+    weights = shapes_in(checkpoint.folder / "model.safetensors")
     told = differing("weights", {name: list(value.shape) for name, value in model.state_dict().items()}, weights)
     for path in sorted(checkpoint.folder.glob("lanes-*.safetensors")):
-        saved = {name: shape[1:] for name, shape in shapes(path).items() if name.startswith("lanes/state/")}
+        saved = {name: shape[1:] for name, shape in shapes_in(path).items() if name.startswith("lanes/state/")}
         expected = {f"lanes/state/{name}": list(value.shape[1:]) for name, value in state.items()}
         told += differing(f"State in {path.name}", expected, saved)
     return [f"{checkpoint.folder} does not fit this code's {model.__class__.__name__}: {text}" for text in told]
-
-
-def shapes(path: Path) -> dict[str, list[int]]:
-    with safe_open(path, framework="pt") as file:
-        return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (not a mapping)
 
 
 def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[int]]) -> list[str]:

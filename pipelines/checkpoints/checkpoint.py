@@ -123,11 +123,6 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         return load_tensors(self.folder / "model.safetensors")
 
-    def shapes(self) -> dict[str, list[int]]:
-        """The shapes of the weights, of which none is read."""
-        with safe_open(self.folder / "model.safetensors", framework="pt") as file:
-            return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
-
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state_dict."""
         values = self.meta["optimizer"]
@@ -164,6 +159,12 @@ class Checkpoint:
         """The ranges of lanes that the processes owned, in order, and their files."""
         found = [re.fullmatch(r"lanes-(\d+)-(\d+)-of-\d+\.safetensors", name) for name in self.meta["files"]]
         return sorted((int(match[1]), int(match[2]), self.folder / match[0]) for match in found if match)
+
+
+def shapes_in(path: Path) -> dict[str, list[int]]:
+    """The shapes of a file's tensors, of which none is read."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (not a mapping)
 
 
 def lanes_file(start: int, stop: int, lanes: int) -> str:

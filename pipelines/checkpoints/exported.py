@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from common.errors import UserError
 from common.files import digest
 from common.model_folder import eos_token_ids
 from common.places import Place
-from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors
+from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors, shapes_in
 
 if TYPE_CHECKING:  # commands look for a model before they need torch, which takes seconds to import
     from torch import Tensor
@@ -172,18 +172,6 @@ class Exported:
             tensors |= load_tensors(self.folder / name)
         return {name.removeprefix(PREFIX): tensor.float() for name, tensor in tensors.items()}
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each weight, from the files' headers alone."""
-        shapes = {}
-        for file in self.files:
-            try:
-                with safe_open(self.folder / file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118  (not a mapping)
-                        shapes[name.removeprefix(PREFIX)] = tuple(opened.get_slice(name).get_shape())
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{self.folder / file} cannot be read ({error}): {REMEDY}") from None
-        return shapes
-
     def _check_weights(self) -> None:
         import torch
 
@@ -197,8 +185,13 @@ class Exported:
             raise CheckpointError(
                 f"{self.folder / 'config.json'} has no model that can be built ({why}): {REMEDY}"
             ) from None
-        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        found = self._shapes()
+        expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        found = dict[str, list[int]]()
+        for file in self.files:
+            try:
+                found |= {name.removeprefix(PREFIX): shape for name, shape in shapes_in(self.folder / file).items()}
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{self.folder / file} cannot be read ({error}): {REMEDY}") from None
         odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         if odd:
             raise CheckpointError(

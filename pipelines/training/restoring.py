@@ -13,7 +13,7 @@ import xxhash
 from common.errors import UserError, given_by_user
 from data_prep.lanes import Batch, TrainingLanes
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint, shapes_in
 from pipelines.config.run import OptimConfig, TrainConfig, flatten, to_json
 from pipelines.training.optim import build_optimizer
 from pipelines.training.world import World
@@ -54,7 +54,7 @@ def _fits(resume: Checkpoint, model: Any, **fields: Any) -> bool:
     shapes = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
     trained = sum(parameter.requires_grad for parameter in built.parameters())
     moments = sum(len(group["params"]) for group in resume.meta["optimizer"]["groups"])
-    return shapes == resume.shapes() and trained == moments
+    return shapes == shapes_in(resume.folder / "model.safetensors") and trained == moments
 
 
 def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
