@@ -10,27 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import mean, stdev
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from pipelines.terminal.tables import Form, plain_table, written
 
-
-class Seeded(Protocol):
-    """A result with a name, a seed, and hashes of all that decides it but the seed."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def alike(self) -> tuple[object, ...]:
-        """Empty where they are not known."""
-        ...
+if TYPE_CHECKING:
+    from pipelines.reports.finished_runs import FinishedRun
+    from pipelines.tracking.score import Evaluation
 
 
-def groups(items: Sequence[Seeded]) -> dict[str, list[int]]:
+def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
     """By a name for it, the places of several seeds of one thing. None where a seed stands twice: which of the two belongs to the
     others nobody knows.
     """
@@ -55,7 +46,9 @@ def _common(names: list[str]) -> str:
     return re.sub(r"(^|[-_.@ ]+)((seed|s)[-_.@ ]*\d*)?[-_.@ ]*$", "", common) or names[0]
 
 
-def over_seeds(items: Sequence[Seeded], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+def over_seeds(
+    items: Sequence[Evaluation | FinishedRun], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]
+) -> list[dict[str, Any]]:
     """The mean over each group of seeds and, as `…_deviation`, the standard deviation; None if one item lacks the value.
 
     Args:
