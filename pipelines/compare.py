@@ -88,9 +88,8 @@ def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingCo
     if asked.uri or asked.backend == "none":
         return asked
     for place in compared:
-        with suppress(
-            OSError, ValueError, KeyError, TypeError
-        ):  # a sweep, an id, or something else, which is refused later
+        # A sweep, an id, or something else, which is refused later.
+        with suppress(OSError, ValueError, KeyError, TypeError):
             trained = json.loads((place / "config.json").read_bytes())["tracking"]
             where = {"uri": trained["uri"], "backend": trained["backend"]}
             return replace(asked, **where, experiment=asked.experiment or trained["experiment"])

@@ -128,9 +128,8 @@ class Sweep:
         """Fields that identify a sweep; a different value is refused on resume."""
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
         run = flatten(to_json(self.config.train))
-        fixed = {
-            key: value for key, value in run.items() if changes_learning(key) and key != "data.store"
-        }  # it may move
+        # The store may move.
+        fixed = {key: value for key, value in run.items() if changes_learning(key) and key != "data.store"}
         return {name: getattr(self.config, name) for name in names} | fixed
 
     def begin(self, command: str, again: bool) -> None:

@@ -112,9 +112,8 @@ def begin_run(
 
 def is_elsewhere(saved: Mapping[str, Any], start: str) -> bool:
     """Whether the place that a run's record names still has that run, though it is another folder: one without this start."""
-    with contextlib.suppress(
-        OSError, ValueError, KeyError, AttributeError
-    ):  # nothing is there, or it cannot be seen from here
+    # Nothing is there, or it cannot be seen from here.
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
         other = json.loads((Place.parse(saved["place"]) / RECORD).read_bytes())
         same = other.get("key") == saved["key"] or (other.get("run_id") or "") == saved.get("run_id")
         return same and start not in other.get("starts", [])

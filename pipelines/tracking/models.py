@@ -51,9 +51,8 @@ class LoggedModels:
         known = self._known()
         model = known.get(step)
         told = {key: without_credentials(value) for key, value in tags.items()}
-        if (
-            model is not None and told.items() - model.tags.items()
-        ):  # made again, after the run fell back: it lies elsewhere
+        # Made again, after the run fell back: it lies elsewhere.
+        if model is not None and told.items() - model.tags.items():
             self.client.set_logged_model_tags(model.model_id, told)
         if model is not None and str(model.status) == "READY" and model.model_id in self._outputs:
             return

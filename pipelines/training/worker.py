@@ -123,9 +123,8 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     for warning in run.warnings:
         print(f"warning: {warning}", flush=True)
     resume_step = run.resume.step if run.resume else 0
-    if (
-        run.resume and config.num_workers != 0
-    ):  # in one process `pipelines.train` has said it; workers are started again
+    # In one process `pipelines.train` has said it; workers are started again.
+    if run.resume and config.num_workers != 0:
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
     if run.resume and (sentence := moved(run.resume, run.precision)):
