@@ -33,10 +33,10 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of, writable
+from pipelines.reports.characters import BYTES, writing_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
-from pipelines.reports.words import BYTES, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.terminal.output import pass_progress

@@ -99,8 +99,8 @@ def passages_of(
     """Raises UserError where the model has no recurrent State, or no document is long enough."""
     import torch  # seconds, and not before there is something to continue
 
-    from pipelines.inference.writing import continued
     from pipelines.training.scoring import has_states
+    from studies.continuing import continued
 
     where = device()
     model = model_of(checkpoint).to(where)

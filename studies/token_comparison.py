@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.reports.words import Words, around, by_distance, rare, tokens_of, top, where
 from pipelines.terminal.tables import counted
 from pipelines.tracking.chance import edges_of, paired
+from studies.words import Words, around, by_distance, rare, tokens_of, top, where
 
 HUNDREDTHS = 100
 """Parts of a document, of each of which a mean is taken."""

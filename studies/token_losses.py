@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from common.files import digest, write_atomically
 from common.places import Place
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
+
+if TYPE_CHECKING:  # torch: seconds
+    from pipelines.training.reading import Kept, Segment, Shard
 
 WORKING = ".token-losses-"
 """How the name begins of a folder in which a file is made."""
@@ -111,3 +114,24 @@ class TokenLosses:
             reader = pa.ipc.open_file(file)
             parts = [reader.get_batch(number).column(name).to_numpy() for number in range(first, stop)]
             return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+@contextmanager
+def token_nats(file: Path, lengths: np.ndarray, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
+    """A sink that puts the nats of each token where it stands in the split, into a file, float32 [tokens of the split].
+
+    ``lengths``: int64, those of all its documents.
+    """
+    before = np.cumsum(lengths) - lengths
+    nats_T = np.memmap(file, np.float32, "r+")
+    kept["nats"] = nats_T
+
+    def put(segment: Segment) -> None:
+        batch = segment.batch
+        block = segment.schedule.block
+        begin_BK = before[batch.document_BK] + batch.offset_BK
+        place_BT = (begin_BK[:, :, None] + np.arange(block)).reshape(batch.targets_BT.shape)
+        read_BT = (batch.targets_BT >= 0) & np.repeat(batch.document_BK >= 0, block, 1)
+        nats_T[place_BT[read_BT]] = segment.output.float().cpu().numpy()[read_BT]
+
+    yield put

@@ -17,10 +17,10 @@ import numpy as np
 from common.files import write_atomically
 from pipelines.reports.files import write_csv
 from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
-from pipelines.reports.words import pieces_of
 from pipelines.terminal.tables import counted
 from studies.token_comparison import TokenComparison
 from studies.token_figures import plot_distance, plot_documents, plot_position
+from studies.words import pieces_of
 
 STEPS = (0.25, 1.0, 2.0, 4.0)
 """Nats of difference from which a token's colour is one stronger."""

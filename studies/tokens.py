@@ -29,16 +29,17 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of
+from pipelines.reports.characters import writing_of
 from pipelines.reports.index import refresh_index
-from pipelines.reports.words import Words, words_of, writing_of
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, printable
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.token_comparison import COLUMNS, TokenComparison
-from studies.token_losses import WORKING, TokenLosses
+from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.token_page import write_pages
+from studies.words import Words, words_of
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Pass:
             return found
         # With torch, which takes seconds: not before there is something to score.
         from pipelines.training.reading import StateReset, workers_for
-        from pipelines.training.scoring import Scoring, token_nats
+        from pipelines.training.scoring import Scoring
 
         target = self.target
         flops = target.model.costs(target.checkpoint.meta["vocab_size"]).flops_per_token

@@ -86,27 +86,6 @@ def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarra
         np.add.at(sums_P, positions_N, sums_BK[used_BK])
 
 
-@contextmanager
-def token_nats(file: Path, lengths: np.ndarray, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
-    """A sink that puts the nats of each token where it stands in the split, into a file, float32 [tokens of the split].
-
-    ``lengths``: int64, those of all its documents.
-    """
-    before = np.cumsum(lengths) - lengths
-    nats_T = np.memmap(file, np.float32, "r+")
-    kept["nats"] = nats_T
-
-    def put(segment: Segment) -> None:
-        batch = segment.batch
-        block = segment.schedule.block
-        begin_BK = before[batch.document_BK] + batch.offset_BK
-        place_BT = (begin_BK[:, :, None] + np.arange(block)).reshape(batch.targets_BT.shape)
-        read_BT = (batch.targets_BT >= 0) & np.repeat(batch.document_BK >= 0, block, 1)
-        nats_T[place_BT[read_BT]] = segment.output.float().cpu().numpy()[read_BT]
-
-    yield put
-
-
 @dataclass(frozen=True)
 class Scoring:
     """A checkpoint that is scored on all of a split, whose documents several processes shard.

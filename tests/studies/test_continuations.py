@@ -18,11 +18,11 @@ from rich.console import Console
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import load
-from pipelines.inference.writing import continued, without_window
 from recur_models import GPT2RecConfig, RecurrentModel, clear
 from studies import continuations
 from studies.continuations import ContinuationsConfig, choose_places
 from studies.continuations_report import Passage, continuations_table
+from studies.continuing import continued, without_window
 from tests.mlflow_server import Server
 
 Train = Callable[..., Path]

@@ -21,13 +21,14 @@ from common.lock import Locked, file_lock
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.inference.trained import config_of, find_checkpoint
-from pipelines.reports.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of, writing_of
+from pipelines.reports.characters import writing_of
 from pipelines.training import reading
 from pipelines.training.reading import SEGMENTS
-from pipelines.training.scoring import Scoring, token_nats
+from pipelines.training.scoring import Scoring
 from studies.token_comparison import TokenComparison
-from studies.token_losses import WORKING, TokenLosses
+from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.tokens import main
+from studies.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of
 from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.mlflow_server import Server
 

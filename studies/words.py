@@ -19,12 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.tokenizers import Tokenizer, TokenizerError
+from pipelines.reports.characters import BYTES
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """How a token reads that is a part of a letter's bytes."""
-BYTES = 4
-"""Bytes of a character, at most, and so the tokens that may share one."""
 WORD = re.compile(r"\w+")
 AROUND = 80
 """Characters of text on each side of a word that is shown."""
@@ -61,16 +59,6 @@ class Words:
 
     def __len__(self) -> int:
         return len(self.text_N)
-
-
-def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    """The text that some ids add to what stands before them: a first blank is kept, which `decode` may leave out."""
-    try:
-        anchor = tokenizer.encode("a").tolist()
-    except TokenizerError:
-        anchor = [0]  # the vocabulary lacks "a": any of its tokens will do
-    before = tokenizer.decode(anchor)
-    return lambda ids: tokenizer.decode([*anchor, *ids]).removeprefix(before)
 
 
 def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str | None]:
