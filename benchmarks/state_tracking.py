@@ -3,7 +3,7 @@
     python -m benchmarks.state_tracking --root runs/state-tracking                  a day on two cores
     python -m benchmarks.state_tracking --tasks walk --models lstm transformer-xl --seeds 0
 
-Prepares each task, trains the presets tiny-TASK-MODEL (pipelines/presets/state_tracking.py) once a seed, reads the test split with
+Prepares each task, trains the presets tiny-TASK-MODEL (studies/state_tracking.py) once a seed, reads the test split with
 the newest checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
 state_tracking.png: errors over the position in a document. A rerun skips finished work and resumes a killed training.
 
@@ -38,13 +38,13 @@ from rich.table import Table
 from benchmarks import machine
 from common.errors import UserError, nearest
 from common.files import write_atomically
-from pipelines.presets.state_tracking import MODELS, TASKS
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table
 from pipelines.training.jobs import run_jobs
 from studies.papers.tables import Run
 from studies.papers.today import TASK_DATA
 from studies.papers.trainings import StudyFolder, Training
+from studies.state_tracking import MODELS, TASKS
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class BenchConfig:
     tasks: tuple[str, ...] = ("walk", "algorithm", "mqar", "permutation")
     """Tasks from the list above."""
     models: tuple[str, ...] = tuple(MODELS)
-    """Models of pipelines/presets/state_tracking.py."""
+    """Models of studies/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One training each."""
     at_once: int = 2

@@ -10,13 +10,10 @@ from dataclasses import replace
 
 from pipelines.config.run import TrainConfig
 from pipelines.presets.demo import DEMO_GROUPS, DEMO_PRESETS
-from pipelines.presets.state_tracking import STATE_TRACKING_GROUPS, STATE_TRACKING_PRESETS
 from pipelines.terminal.plugins import BUNDLED
 
-PRESETS: dict[str, TrainConfig] = {
-    name: replace(config, run=name) for name, config in {**DEMO_PRESETS, **STATE_TRACKING_PRESETS}.items()
-}
-GROUPS: dict[str, dict[str, str]] = {**DEMO_GROUPS, **STATE_TRACKING_GROUPS}
+PRESETS: dict[str, TrainConfig] = {name: replace(config, run=name) for name, config in DEMO_PRESETS.items()}
+GROUPS: dict[str, dict[str, str]] = {**DEMO_GROUPS}
 """How `--help` shows the presets: by heading, patterns of names with a line for all that match. Where the line is empty, each
 preset stands by itself, with its model's line. The longest pattern that matches a name counts (catalogue.py)."""
 

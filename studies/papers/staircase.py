@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
-from pipelines.presets.state_tracking import STATE_TRACKING_PRESETS
 from recur_models import (
     CachedStaircaseConfig,
     FeedbackTransformerConfig,
@@ -39,6 +38,7 @@ from recur_models import (
 from studies.papers.sweeps import over_presets, presets_of
 from studies.papers.tables import FLOPS_PER_TOKEN, PARAMETERS, Column, Data, Row, Run, Table
 from studies.papers.tiny import tiny_run
+from studies.state_tracking import STATE_TRACKING_PRESETS
 
 Models = dict[str, ModelSettings]
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.config.run import DataConfig, ModelSettings, TrainConfig
-from pipelines.presets.state_tracking import MODELS as ON_TASKS
 from recur_models import (
     ARMTConfig,
     CachedStaircaseConfig,
@@ -34,6 +33,7 @@ from studies.papers.block_recurrent import on_pg19
 from studies.papers.staircase import TINY_DATA
 from studies.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 from studies.papers.tiny import tiny_run
+from studies.state_tracking import MODELS as ON_TASKS
 from tune_spaces import Space
 
 SIZE: dict[str, Any] = {"d_model": 96, "heads": 3, "head_dim": 32, "dropout": 0.0}

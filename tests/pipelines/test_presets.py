@@ -15,13 +15,13 @@ from data_prep.corpora import CORPORA
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.prepare import commands, prepare
 from pipelines.presets import PRESETS
-from pipelines.presets.state_tracking import MODELS as STATE_TRACKING_MODELS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, StaircaseConfig, XLConfig, model_from_json
 from studies.papers import staircase
 from studies.papers.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
+from studies.state_tracking import MODELS as STATE_TRACKING_MODELS
 from tests.small_corpus import contents
 
 

@@ -7,12 +7,12 @@ import torch
 
 from pipelines.config.run import ModelSettings
 from pipelines.presets import PRESETS
-from pipelines.presets.state_tracking import MODELS, MODELS_FOR_RECALL, TASKS
 from recur_models import LSTMConfig, MixersConfig
 from studies.papers import PAPERS
 from studies.papers.tables import Run
 from studies.papers.today import LABELS, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
 from studies.papers.trainings import written_per_second
+from studies.state_tracking import MODELS, MODELS_FOR_RECALL, TASKS
 
 VOCABULARY = 257
 
