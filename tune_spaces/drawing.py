@@ -71,12 +71,12 @@ def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
 def _points(domain: Any, points: int) -> list[Any]:
     if isinstance(domain, Categorical):
         return list(domain.categories)
-    if not isinstance(domain, Float | Integer) or not math.isfinite(domain.lower) or not math.isfinite(domain.upper):
+    ends = listed_or_ends(domain)
+    if not ends:
         raise ValueError(
             "--search grid takes lists, and ranges with two ends: draw from this space with --search random"
         )
-    low = domain.lower
-    high = _last(domain)
+    low, high = ends
     shares = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
     found = [low * (high / low) ** share if low > 0 else low + (high - low) * share for share in shares]
     return list(dict.fromkeys(rounded(domain, value) for value in found))
@@ -86,13 +86,9 @@ def listed_or_ends(domain: Any) -> list[Any]:
     """The values that are known of a domain before it is drawn from: those of a list, or both ends of a range, where it has any."""
     if isinstance(domain, Categorical):
         return list(domain.categories)
-    bounded = isinstance(domain, Float | Integer) and math.isfinite(domain.lower) and math.isfinite(domain.upper)
-    return [domain.lower, _last(domain)] if bounded else []
-
-
-def _last(domain: Any) -> Any:
-    """The largest value of a range; the upper end of whole numbers is left out of it."""
-    return domain.upper - 1 if isinstance(domain, Integer) else domain.upper
+    if not isinstance(domain, Float | Integer) or not math.isfinite(domain.lower) or not math.isfinite(domain.upper):
+        return []
+    return [domain.lower, domain.upper - 1 if isinstance(domain, Integer) else domain.upper]  # an Integer leaves it out
 
 
 @contextlib.contextmanager
