@@ -13,12 +13,13 @@ their own spaces to SPACES, as `studies/papers/` adds the papers' tables.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+from common.errors import nearest
 
 Values = Mapping[str, Any]
 Domains = dict[str, Any]
@@ -175,11 +176,7 @@ def _checked(part: str, key: str, domain: Any, values: Values) -> Any:
 
 def _named(name: str, values: Values) -> Domains:
     if name not in SPACES:
-        near = difflib.get_close_matches(name, SPACES, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"unknown space {name!r}: {meant}(known: {', '.join(SPACES)}; or a field, as in optim.lr=1e-4..1e-2)"
-        )
+        raise ValueError(f"unknown space {name!r}: {nearest(name, SPACES)}; or vary a field, as in optim.lr=1e-4..1e-2")
     for field in SPACES[name].needs:
         if field not in values:
             raise ValueError(
@@ -194,11 +191,8 @@ def _inline(part: str, values: Values) -> Domains:
     field, _, written = part.partition("=")
     field = field.strip().replace("-", "_")
     if field not in values:
-        near = difflib.get_close_matches(field, [key for key in values if key != "preset"], n=1)
-        raise ValueError(
-            f"{values['preset']} has no field {field!r}, which the space {part!r} varies"
-            + (f": did you mean {near[0]!r}?" if near else ": python -m pipelines.train PRESET --help lists the fields")
-        )
+        near = nearest(field, values.keys() - {"preset"}, "python -m pipelines.train PRESET --help lists the fields")
+        raise ValueError(f"{values['preset']} has no field {field!r}, which the space {part!r} varies: {near}")
     kind = type(values[field])
     try:
         if ".." in written:
