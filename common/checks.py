@@ -31,7 +31,9 @@ def check_fields(group: str, config: Any, **least: float) -> None:
         if needed:
             raise UserError(f"{where} is {value!r}: it must be {needed}{new_value(where, value)}")
         if name in least and not least[name] <= value < math.inf:
-            raise UserError(f"{where} is {value}: it must be {'finite' if value > 0 else f'at least {least[name]}'}")
+            raise UserError(
+                f"{where} is {value}: it must be {'finite' if value == math.inf else f'at least {least[name]}'}"
+            )
 
 
 def is_not(value: Any, kind: Any) -> str:

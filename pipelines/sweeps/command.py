@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from common.checks import check_fields
 from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
@@ -90,11 +91,8 @@ class SweepConfig:
         for name, known in NAMES.items():
             if getattr(self, name) not in known and ":" not in getattr(self, name):
                 raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
-        least = {"num_samples": 1, "grid_points": 1, "reduction": 2}
         budgets = ("rung_tokens", "max_concurrent_trials", "time_budget_s", "token_budget", "max_trials", "num_cpus")
-        for name in (*least, *budgets):
-            if getattr(self, name) < least.get(name, 0):
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least {least.get(name, 0)}")
+        check_fields("", self, num_samples=1, grid_points=1, reduction=2, **dict.fromkeys(budgets, 0))
 
     @property
     def populates(self) -> bool:

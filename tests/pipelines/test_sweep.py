@@ -417,6 +417,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["lr", "--concurrent=3"], "unknown option --concurrent: did you mean --max-concurrent-trials?"),
         (["lr", "--optim.clip", "3"], "unknown option --optim.clip: did you mean --optim.max-grad-norm?"),
         (["lr", "--num-samples", "0"], "num_samples is 0"),
+        (["lr", "--reduction", "1"], "reduction is 1: it must be at least 2"),
         (["lr", "--metric", "accuracy"], "metric"),
         (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
         (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
