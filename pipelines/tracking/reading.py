@@ -14,14 +14,7 @@ from typing import Any
 from common.credentials import without_credentials
 from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import (
-    LONGEST_CAUSE,
-    TrackingError,
-    check_tracking,
-    is_final,
-    load_mlflow,
-    tracking_uri,
-)
+from pipelines.tracking.client import LONGEST_CAUSE, TrackingError, check_tracking, is_final, load_mlflow, tracking_uri
 from pipelines.tracking.identity import changed_by_tags
 from pipelines.tracking.metrics_file import Record
 

@@ -18,14 +18,7 @@ from common.errors import first_cause
 from common.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import (
-    LONGEST_CAUSE,
-    TrackingError,
-    is_final,
-    is_server,
-    load_mlflow,
-    tracking_uri,
-)
+from pipelines.tracking.client import LONGEST_CAUSE, TrackingError, is_final, is_server, load_mlflow, tracking_uri
 from pipelines.tracking.identity import TAG_LENGTH, begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import DatasetInfo, MlflowRun, Status

@@ -28,13 +28,7 @@ from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.precision import FLOAT32, Precision
-from pipelines.training.restoring import (
-    digest_lanes,
-    random_state,
-    reads_on,
-    restore_lanes,
-    restore_optimizer,
-)
+from pipelines.training.restoring import digest_lanes, random_state, reads_on, restore_lanes, restore_optimizer
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
 from pipelines.training.train_state import TrainState
