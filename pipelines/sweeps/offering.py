@@ -63,11 +63,6 @@ class QueueSearcher(NotKept, TuneSearcher):
         self._suggests = searcher is not None
         """Whether the searcher may have more to suggest."""
 
-    @property
-    def searches(self) -> bool:
-        """Whether a searcher suggests trials."""
-        return self._searcher is not None
-
     # Where all trials are known
 
     def space(self) -> dict[str, Any]:
@@ -87,7 +82,8 @@ class QueueSearcher(NotKept, TuneSearcher):
             return None
         trial = self._next()
         if trial is None:
-            return TuneSearcher.FINISHED if self._is_exhausted() else None
+            running = any(not trial.is_finished() for trial in self._trials)  # whose results bring more
+            return None if self._may_suggest() and running else TuneSearcher.FINISHED
         self._names[trial_id] = trial.id
         self._write_config(trial)
         return {"trial": trial.id, **trial.values}
@@ -118,11 +114,6 @@ class QueueSearcher(NotKept, TuneSearcher):
         most = min(config.max_trials or config.num_samples, config.num_samples)
         ended = self._record.closed() or self._stops.stop_all()
         return self._suggests and len(self._sweep.trials) < most and not ended
-
-    def _is_exhausted(self) -> bool:
-        """Whether there will be no more, also once others have ended."""
-        running = any(not trial.is_finished() for trial in self._trials)
-        return not self._may_suggest() or not running
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if self._searcher and METRIC in result:

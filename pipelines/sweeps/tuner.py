@@ -254,13 +254,13 @@ def fit(
     with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
         tuner = tune.Tuner(
             trainable,
-            param_space=None if queue.searches else queue.space(),
+            param_space=None if config.suggested else queue.space(),
             tune_config=tune.TuneConfig(
                 metric=config.metric,
                 mode="min",
-                num_samples=-1 if queue.searches else 1,
+                num_samples=-1 if config.suggested else 1,
                 max_concurrent_trials=most_at_once(config, capacity),
-                search_alg=queue if queue.searches else None,
+                search_alg=queue if config.suggested else None,
                 scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
                 trial_name_creator=name_of,
