@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import linear
-from recur_models.mixer import Carried, wide
+from recur_models.mixer import Carried, upcast
 
 MOVES = 3
 """ν of DPFP: by how many places at most features are moved."""
@@ -60,7 +60,7 @@ class Association(nn.Module):
         """What tokens find: [B, n, D]."""
         query = self.query(x_BnD)
         with torch.autocast(x_BnD.device.type, enabled=False):
-            found, _ = recall(dpfp(wide(query)), wide(states_BPZ))
+            found, _ = recall(dpfp(upcast(query)), upcast(states_BPZ))
         return found.to(x_BnD.dtype)
 
     def write(self, memory_BSD: Tensor, states_BPZ: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class Association(nn.Module):
         made = self.key_strength(memory_BSD)
         value = self.value(memory_BSD)
         with torch.autocast(memory_BSD.device.type, enabled=False):
-            before = wide(states_BPZ)
-            k = dpfp(wide(made[..., :-1]))
+            before = upcast(states_BPZ)
+            k = dpfp(upcast(made[..., :-1]))
             found, weight = recall(k, before)
             new = 1 - weight / (k.square().sum(-1, keepdim=True) + LEAST)
-            strength = torch.sigmoid(wide(made[..., -1:]) + self.strength_bias)
-            change = strength * (wide(value) - found)
+            strength = torch.sigmoid(upcast(made[..., -1:]) + self.strength_bias)
+            change = strength * (upcast(value) - found)
             after = before + k.transpose(-1, -2) @ torch.cat([change, new.clamp(0, 1).detach()], -1)
         return self.carried(before, after)
 

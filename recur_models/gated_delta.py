@@ -27,7 +27,7 @@ from recur_models.mixer import (
     decay_between,
     initial_log_rate,
     initial_step_bias,
-    wide,
+    upcast,
     without_autocast,
 )
 from recur_models.protocol import State, reset
@@ -119,14 +119,14 @@ class GatedDelta(RecurrentMixer):
         R = sizes.householders
         mixed, inputs = self.convolution(self.qkv(x_BTD), state["inputs"], fresh_BK, valid_BT)
         q, k, v = mixed.split(self.split, -1)
-        q = unit_norm(wide(q.unflatten(-1, (H, -1))))
-        k = unit_norm(wide(k.unflatten(-1, (R, H, -1))))
+        q = unit_norm(upcast(q.unflatten(-1, (H, -1))))
+        k = unit_norm(upcast(k.unflatten(-1, (R, H, -1))))
         v = v.unflatten(-1, (R, H, -1))
-        beta = torch.sigmoid(wide(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
+        beta = torch.sigmoid(upcast(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
         log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
         if self.decay is not None:
             # The decay is the first transition's of each token.
-            rate_BTH = nn.functional.softplus(wide(self.decay(x_BTD)) + self.decay_bias_H)
+            rate_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
             first = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
             log_decay = -self.log_rate_H.exp() * rate_BTH[:, :, None] * first
         if valid_BT is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention, decayed_attention_costs
-from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, initial_log_rate, initial_step_bias, wide
+from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, initial_log_rate, initial_step_bias, upcast
 from recur_models.protocol import State
 
 
@@ -69,8 +69,8 @@ class Mamba2(RecurrentMixer):
         z, convolved, step = self.inward(x_BTD).split([self.parts[0], sum(self.parts), H], -1)
         mixed, inputs = self.convolution(convolved, state["inputs"], fresh_BK, valid_BT)
         x, k, q = mixed.split(self.parts, -1)
-        x = wide(x).unflatten(-1, (H, -1))
-        step_BTH = nn.functional.softplus(wide(step) + self.step_bias_H)
+        x = upcast(x).unflatten(-1, (H, -1))
+        step_BTH = nn.functional.softplus(upcast(step) + self.step_bias_H)
         if self.variant.step_limit != (0.0,):
             step_BTH = step_BTH.clamp(*self.variant.step_limit)
         if valid_BT is not None:
@@ -80,7 +80,7 @@ class Mamba2(RecurrentMixer):
             q,
             k,
             x * step_BTH[..., None],
-            -wide(self.log_rate_H).exp() * step_BTH,
+            -upcast(self.log_rate_H).exp() * step_BTH,
             state["states"],
             chunk=sizes.chunk,
             fresh_BK=fresh_BK,

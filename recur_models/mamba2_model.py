@@ -22,7 +22,7 @@ from common.errors import UserError
 from recur_models.costs import Costs, product, scales
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2, Variant
-from recur_models.mixer import Sizes, wide
+from recur_models.mixer import Sizes, upcast
 from recur_models.mixers import StackLayer, StackModel
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import Family
@@ -266,7 +266,7 @@ class Mamba2Model(StackModel):
         self.output = nn.Linear(sizes.d_model, vocab_size, bias=False) if sizes.output == "own" else None
 
     def embed(self, tokens_Bn: Tensor) -> Tensor:
-        return wide(self.dropout(self.embedding(tokens_Bn)))
+        return upcast(self.dropout(self.embedding(tokens_Bn)))
 
     def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         x_BnD = self.final_norm(x_BnD.to(self.final_norm.weight.dtype))

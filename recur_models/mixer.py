@@ -187,7 +187,7 @@ class Chunks(NamedTuple):
 
     def cut(self, x_BTH: Tensor) -> Tensor:
         """[B, T, H, …] → [B, H, N, C, …], padded with zeros, in float32 or more."""
-        x_BTH = wide(x_BTH)
+        x_BTH = upcast(x_BTH)
         if self.padding:
             pad: list[int] = [0, 0] * (x_BTH.dim() - 2) + [0, self.padding]
             x_BTH = nn.functional.pad(x_BTH, pad)
@@ -209,8 +209,8 @@ class Chunks(NamedTuple):
         return found_BN
 
 
-def wide(x: Tensor) -> Tensor:
-    """In float32 or more."""
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 if that is its dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention_costs
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, wide, without_autocast
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, upcast, without_autocast
 from recur_models.protocol import State, reset
 
 CAP = 15.0
@@ -55,7 +55,7 @@ def matrix_memory(
         input_gate = nn.functional.pad(input_gate, (0, 0, 0, cut.padding), value=NOTHING)
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     q, k, v, log_forget = (cut.cut(x) for x in (q, k, v, log_forget))
-    written = wide(input_gate).unflatten(1, (cut.count, cut.size)).movedim(3, 1)
+    written = upcast(input_gate).unflatten(1, (cut.count, cut.size)).movedim(3, 1)
     sum_BHNC = log_forget.cumsum(-1)
     ahead = written - sum_BHNC
     highest = sum_BHNC + ahead.cummax(-1).values
@@ -109,7 +109,7 @@ class MatrixLSTM(RecurrentMixer):
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
         q, k, v, gate = split_heads(self.qkvo(x_BTD), sizes)
-        written, kept = (CAP * torch.tanh(wide(self.gates(x_BTD)) / CAP)).chunk(2, -1)
+        written, kept = (CAP * torch.tanh(upcast(self.gates(x_BTD)) / CAP)).chunk(2, -1)
         log_forget = nn.functional.logsigmoid(kept)
         if valid_BT is not None:
             written = written.masked_fill(~valid_BT[..., None], NOTHING)
