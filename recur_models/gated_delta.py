@@ -57,9 +57,9 @@ def gated_delta_rule(
     Returns:
         Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
     """
-    cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(fresh_BK, q)
-    q, k, v, log_decay, beta = (cut.cut(x) for x in (q, k, v, log_decay, beta))
+    chunks = Chunks.of(q.shape[1], chunk)
+    fresh_BN = chunks.fresh(fresh_BK, q)
+    q, k, v, log_decay, beta = (chunks.split(x) for x in (q, k, v, log_decay, beta))
     sum_BHNC = log_decay.cumsum(-1)
     between = decay_between(sum_BHNC)
     grown = sum_BHNC.exp()[..., None]
@@ -74,12 +74,12 @@ def gated_delta_rule(
     whole = sum_BHNC[..., -1].exp()[..., None, None]
     state = initial_state.to(q.dtype)
     outputs = []
-    for n in range(cut.count):
+    for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         new = wanted[:, :, n] - replaced[:, :, n] @ state
         outputs.append(q[:, :, n] @ state + seen[:, :, n] @ new)
         state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ new
-    return cut.joined(torch.stack(outputs, 2)) * k.shape[-1] ** -0.5, state
+    return chunks.join(torch.stack(outputs, 2)) * k.shape[-1] ** -0.5, state
 
 
 class GatedDelta(RecurrentMixer):

@@ -41,9 +41,9 @@ def decayed_attention(
     Returns:
         Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
     """
-    cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(fresh_BK, q)
-    q, k, v, log_decay = (cut.cut(x) for x in (q, k, v, log_decay))
+    chunks = Chunks.of(q.shape[1], chunk)
+    fresh_BN = chunks.fresh(fresh_BK, q)
+    q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
     sum_BHNC = log_decay.cumsum(-1)
     inside = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
     grown = q * sum_BHNC.exp()[..., None]
@@ -51,11 +51,11 @@ def decayed_attention(
     whole = sum_BHNC[..., -1].exp()[..., None, None]
     state = initial_state.to(q.dtype)
     outputs = []
-    for n in range(cut.count):
+    for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         outputs.append(inside[:, :, n] + grown[:, :, n] @ state)
         state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ v[:, :, n]
-    return cut.joined(torch.stack(outputs, 2)), state
+    return chunks.join(torch.stack(outputs, 2)), state
 
 
 def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:

@@ -171,42 +171,45 @@ class ShortConvolution(nn.Module):
 
 
 class Chunks(NamedTuple):
-    """How a sequence is cut into chunks."""
+    """How a sequence is split into chunks of equal size."""
 
     size: int
+    """Tokens in a chunk."""
     count: int
+    """Chunks in the sequence."""
     padding: int
-    """Tokens past the last one."""
+    """Tokens that the last chunk has beyond the sequence's end."""
 
     @classmethod
     def of(cls, length: int, size: int) -> Chunks:
-        """Chunks of at most ``size`` tokens."""
+        """Chunks of ``size`` tokens for a sequence of ``length``; a shorter sequence is one chunk."""
         size = min(size, length)
         count = -(-length // size)
         return cls(size, count, count * size - length)
 
-    def cut(self, x_BTH: Tensor) -> Tensor:
-        """[B, T, H, …] → [B, H, N, C, …], padded with zeros, in float32 or more."""
+    def split(self, x_BTH: Tensor) -> Tensor:
+        """[B, T, H, …] → [B, H, N, C, …], padded with zeros, in float32 or float64."""
         x_BTH = upcast(x_BTH)
         if self.padding:
             pad: list[int] = [0, 0] * (x_BTH.dim() - 2) + [0, self.padding]
             x_BTH = nn.functional.pad(x_BTH, pad)
         return x_BTH.unflatten(1, (self.count, self.size)).movedim(3, 1)
 
-    def joined(self, x_BHNCE: Tensor) -> Tensor:
+    def join(self, x_BHNCE: Tensor) -> Tensor:
         """[B, H, N, C, E] → [B, T, H, E] without the padding."""
         x_BTHE = x_BHNCE.movedim(1, 3).flatten(1, 2)
         return x_BTHE[:, : x_BTHE.shape[1] - self.padding]
 
     def fresh(self, fresh_BK: Tensor | None, like_BT: Tensor) -> Tensor:
-        """Before which chunk a document begins: bool [B, N]; nowhere by default.
+        """Whether a document begins at each chunk: bool [B, N], False without ``fresh_BK``. ``like_BT`` gives B and the device.
 
-        A block is a whole number of chunks, or the sequence is one block.
+        A block must be a whole number of chunks, unless the sequence is a single block.
         """
-        found_BN = torch.zeros(len(like_BT), self.count, dtype=torch.bool, device=like_BT.device)
+        fresh_BN = torch.zeros(len(like_BT), self.count, dtype=torch.bool, device=like_BT.device)
         if fresh_BK is not None:
-            found_BN[:, :: self.count // fresh_BK.shape[1]] = fresh_BK
-        return found_BN
+            chunks_in_block = self.count // fresh_BK.shape[1]
+            fresh_BN[:, ::chunks_in_block] = fresh_BK
+        return fresh_BN
 
 
 def upcast(x: Tensor) -> Tensor:

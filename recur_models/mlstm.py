@@ -49,23 +49,23 @@ def matrix_memory(
     Returns:
         Outputs [B, T, H, V], and the state and m after the last token, in float32 or more.
     """
-    cut = Chunks.of(q.shape[1], chunk)
-    fresh_BN = cut.fresh(fresh_BK, q)
-    if cut.padding:
-        input_gate = nn.functional.pad(input_gate, (0, 0, 0, cut.padding), value=NOTHING)
+    chunks = Chunks.of(q.shape[1], chunk)
+    fresh_BN = chunks.fresh(fresh_BK, q)
+    if chunks.padding:
+        input_gate = nn.functional.pad(input_gate, (0, 0, 0, chunks.padding), value=NOTHING)
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    q, k, v, log_forget = (cut.cut(x) for x in (q, k, v, log_forget))
-    written = upcast(input_gate).unflatten(1, (cut.count, cut.size)).movedim(3, 1)
+    q, k, v, log_forget = (chunks.split(x) for x in (q, k, v, log_forget))
+    written = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
     sum_BHNC = log_forget.cumsum(-1)
     ahead = written - sum_BHNC
     highest = sum_BHNC + ahead.cummax(-1).values
-    later_CC = torch.ones(cut.size, cut.size, dtype=torch.bool, device=q.device).triu(1)
+    later_CC = torch.ones(chunks.size, chunks.size, dtype=torch.bool, device=q.device).triu(1)
     reached = (sum_BHNC[..., :, None] + ahead[..., None, :]).masked_fill(later_CC, float("-inf"))
     products = q @ k.transpose(-1, -2)
     state = initial_state.to(q.dtype)
     scale = initial_scale.to(q.dtype)
     outputs = []
-    for n in range(cut.count):
+    for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         scale = reset(scale, scale.new_zeros(()), fresh_BN[:, n])
         carried = sum_BHNC[:, :, n] + scale[..., None]
@@ -77,7 +77,7 @@ def matrix_memory(
         scale = scale_BHC[..., -1]
         left = (sum_BHNC[:, :, n, -1:] + ahead[:, :, n] - scale[..., None]).exp()[..., None] * k[:, :, n]
         state = (carried[..., -1] - scale).exp()[..., None, None] * state + left.transpose(-1, -2) @ v[:, :, n]
-    return cut.joined(torch.stack(outputs, 2)), state, scale.clone()
+    return chunks.join(torch.stack(outputs, 2)), state, scale.clone()
 
 
 class MatrixLSTM(RecurrentMixer):
