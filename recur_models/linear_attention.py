@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, decay_between, split_heads, without_autocast
+from recur_models.mixer import (
+    Chunks,
+    RecurrentMixer,
+    Sizes,
+    chunk_costs,
+    decay_between,
+    split_qkv_gate,
+    without_autocast,
+)
 from recur_models.protocol import State, reset
 
 
@@ -78,7 +86,7 @@ class Retention(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        q, k, v, gate = split_heads(self.qkvg(x_BTD), sizes)
+        q, k, v, gate = split_qkv_gate(self.qkvg(x_BTD), sizes)
         log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
         log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
         if valid_BT is not None:

@@ -249,8 +249,8 @@ def initial_log_rate(heads: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(heads).uniform_(1.0, 16.0).log())
 
 
-def split_heads(projected_BTZ: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries and keys [B, T, H, E], values [B, T, H, V], and the output's gate [B, T, H·V], out of one projection."""
+def split_qkv_gate(projected_BTZ: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Split one projection into queries and keys [B, T, H, E], values [B, T, H, V] and the output gate [B, T, H·V]."""
     key = sizes.heads * sizes.key_dim
     value = sizes.heads * sizes.value_dim
     q, k, v, gate = projected_BTZ.split([key, key, value, value], -1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention_costs
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_heads, upcast, without_autocast
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_qkv_gate, upcast, without_autocast
 from recur_models.protocol import State, reset
 
 CAP = 15.0
@@ -108,7 +108,7 @@ class MatrixLSTM(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        q, k, v, gate = split_heads(self.qkvo(x_BTD), sizes)
+        q, k, v, gate = split_qkv_gate(self.qkvo(x_BTD), sizes)
         written, kept = (CAP * torch.tanh(upcast(self.gates(x_BTD)) / CAP)).chunk(2, -1)
         log_forget = nn.functional.logsigmoid(kept)
         if valid_BT is not None:
