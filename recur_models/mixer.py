@@ -1,9 +1,10 @@
 """What the mixers of a stack share: their interface, chunks of a sequence, and a short causal convolution whose State is carried.
 
-A mixer maps the residual stream x [B, T, D], its own State and ``fresh`` to what it adds to the stream, and its State after them.
-It reads a segment in chunks in parallel, and a part of a block token by token or several tokens at once; both give the same.
+A mixer takes the residual stream x [B, T, D], its State and ``fresh``. It returns what it adds to the stream, and its next State.
+It reads a segment in chunks, or a block a few tokens at a time; both give the same.
 
-Letters: B lanes · T tokens · K blocks · W block · C chunk · N chunks · D width · H heads · E key size · V value size · Z channels.
+Letters: B lanes · T tokens · K blocks · W block · n some tokens of a block · C chunk · N chunks · D width · H heads · E key size ·
+V value size · Z channels · J earlier tokens that a convolution sees · S tokens behind J earlier ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from recur_models.protocol import Places, Probe, State, relative_change
 
 
 class Sizes(NamedTuple):
-    """A mixer is built with these, and its costs are counted from them: the fields of `MixersConfig`, of which it reads its own."""
+    """The sizes that a mixer is built with and its costs are counted from, as in `MixersConfig`. A mixer reads those it needs."""
 
     d_model: int
     heads: int
@@ -43,7 +44,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 def without_autocast(rule: Rule) -> Rule:
-    """The same function of tensors in their own dtype: in bfloat16, products would lose what a State of long ago still holds."""
+    """Decorate ``rule`` so that autocast does not apply inside it: products in bfloat16 would lose small old parts of a State."""
 
     @wraps(rule)
     def run(q: Tensor, *given: Any, **options: Any) -> Any:
@@ -54,23 +55,23 @@ def without_autocast(rule: Rule) -> Rule:
 
 
 class Mixer(nn.Module, ABC):
-    """One way of mixing the tokens of a document. State and block are the layer's own part of them, under its own names."""
+    """A layer's way of mixing the tokens of a document. States and blocks here are those of one layer, without ``layers.i.``."""
 
     @abstractmethod
     def initial_state(self, lanes: int) -> State:
-        """Its State before a document."""
+        """The State of ``lanes`` lanes before a document."""
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """What whole blocks add to the residual stream, and the State after them."""
+        """Read whole blocks. Returns what they add to the residual stream [B, T, D], and the next State."""
 
     @abstractmethod
     def open(self, state: State) -> State:
-        """An empty block that begins at ``state``."""
+        """An empty block that begins at ``state``, in tensors of its own."""
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Read some tokens of one block; returns what they add, and the block with them."""
+        """Read tokens of one block. Returns what they add to the residual stream [B, n, D], and the block with them."""
 
     @abstractmethod
     def close(self, block: State) -> State:
@@ -87,14 +88,14 @@ class Mixer(nn.Module, ABC):
 
 
 class Carried(nn.Module):
-    """Where a probe sees the recurrent state before and after some tokens."""
+    """Returns the new recurrent state. A probe hooks it to compare the states before and after some tokens."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return after
 
 
 class RecurrentMixer(Mixer):
-    """A mixer whose State changes at every token. While a block is read in parts, it keeps the State after the tokens so far."""
+    """A mixer whose State changes at every token. While it reads a block in parts, the block is the State after its last token."""
 
     def __init__(self, sizes: Sizes, norm_eps: float = 1e-6):
         super().__init__()
@@ -104,8 +105,9 @@ class RecurrentMixer(Mixer):
 
     @abstractmethod
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
-        """`forward` of the normed stream. T is a whole number of blocks, or a part of one. Tokens that are not valid change
-        nothing.
+        """As `forward`, but for the normed stream, and for T tokens of whole blocks or of a part of one.
+
+        ``valid_BT``: bool, False at padding, which must not change the State; None where all tokens are valid.
         """
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
@@ -129,9 +131,9 @@ class RecurrentMixer(Mixer):
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution of each channel by itself over the last few tokens of the document, then SiLU.
+    """A depthwise causal convolution over the last ``taps`` tokens of the document, then SiLU.
 
-    State: ``inputs`` [B, taps − 1, Z], what was put into it last, before the convolution.
+    State: ``inputs`` [B, taps − 1, Z], its newest inputs.
     """
 
     def __init__(self, channels: int, taps: int, bias: bool = False):
@@ -141,20 +143,20 @@ class ShortConvolution(nn.Module):
 
     @property
     def kept(self) -> int:
-        """Tokens of the past that it sees."""
+        """Earlier inputs that it sees beside a token's own: J."""
         return self.weight.shape[1] - 1
 
     def forward(
         self, x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The outputs [B, T, Z], and the inputs that the next tokens see. A document sees nothing of the one before it."""
+        """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document."""
         kept = self.kept
         blocks = fresh_BK.shape[1]
         length = x_BTZ.shape[1] // blocks
-        before_BSZ = torch.cat([inputs_BJZ.to(x_BTZ.dtype), x_BTZ], 1)
-        lefts = [before_BSZ[:, k * length : k * length + kept] for k in range(blocks)]
-        left_BKJZ = torch.stack(lefts, 1).masked_fill(fresh_BK[:, :, None, None], 0.0)
-        padded_BKSZ = torch.cat([left_BKJZ, x_BTZ.unflatten(1, (blocks, length))], 2)
+        all_BSZ = torch.cat([inputs_BJZ.to(x_BTZ.dtype), x_BTZ], 1)
+        earlier = [all_BSZ[:, start : start + kept] for start in range(0, x_BTZ.shape[1], length)]
+        earlier_BKJZ = torch.stack(earlier, 1).masked_fill(fresh_BK[:, :, None, None], 0.0)
+        padded_BKSZ = torch.cat([earlier_BKJZ, x_BTZ.unflatten(1, (blocks, length))], 2)
         weight_ZJ = self.weight.to(x_BTZ.dtype)
         y_BKWZ = padded_BKSZ[:, :, :length] * weight_ZJ[:, 0]
         for j in range(1, kept + 1):
@@ -218,7 +220,8 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def decay_between(sum_BHNC: Tensor) -> Tensor:
-    """exp(b_i − b_j) for i ≥ j, else 0: what is left at token i of what token j wrote, by cumulative log decays b."""
+    """What is left at token i of what token j wrote: exp(b_i − b_j) for i ≥ j, else 0 [B, H, N, C, C]. ``sum_BHNC``: the cumulative
+    log decays b."""
     C = sum_BHNC.shape[-1]
     later_CC = torch.ones(C, C, dtype=torch.bool, device=sum_BHNC.device).triu(1)
     difference = sum_BHNC[..., :, None] - sum_BHNC[..., None, :]
@@ -226,8 +229,12 @@ def decay_between(sum_BHNC: Tensor) -> Tensor:
 
 
 def chunk_costs(sizes: Sizes, heads: int, pairs: int, states: int, per_token: int = 1) -> Costs:
-    """Matrix products of one block in chunks. ``pairs``: multiplications for two tokens of a chunk, ``states``: for a token and the
-    state; ``per_token``: keys that a token has.
+    """Matrix products of a recurrence that is computed in chunks, over one block.
+
+    Args:
+        pairs: multiply-adds of a head for each pair of tokens in a chunk.
+        states: multiply-adds of a head for each token and the state.
+        per_token: keys of a token.
     """
     C = sizes.chunk
     chunks = sizes.window * per_token // C
@@ -239,13 +246,13 @@ def chunk_costs(sizes: Sizes, heads: int, pairs: int, states: int, per_token: in
 
 
 def initial_step_bias(heads: int) -> nn.Parameter:
-    """The bias whose softplus is a step between 0.001 and 0.1, uniform in its logarithm."""
-    step_H = torch.exp(torch.empty(heads).uniform_(-6.907755, -2.302585))
-    return nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+    """A bias for each head whose softplus is a step from 0.001 to 0.1, uniform in its logarithm."""
+    step_H = torch.exp(torch.empty(heads).uniform_(-6.907755, -2.302585))  # log 0.001, log 0.1
+    return nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))  # softplus inverted
 
 
 def initial_log_rate(heads: int) -> nn.Parameter:
-    """The logarithm of a rate of decay between 1 and 16."""
+    """For each head the logarithm of a decay rate, uniform from 1 to 16."""
     return nn.Parameter(torch.empty(heads).uniform_(1.0, 16.0).log())
 
 
